@@ -1,0 +1,178 @@
+"""What goes in: context blocks and requests, as frozen values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, NewType, TypeAlias
+
+from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
+
+BlockId: TypeAlias = str | int
+Message: TypeAlias = Mapping[str, Any]
+
+BlockKey = NewType("BlockKey", bytes)
+"""A block's identity: 16 bytes that stand for its id (type included) and its text."""
+
+_DIGEST_BYTES = 16
+
+
+def text_digest(text: str) -> bytes:
+    """Return 16 bytes that identify a text in any process, lone surrogates included."""
+    return hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
+    ).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextBlock:
+    """One retrieved document, chunk or memory.
+
+    Two blocks are the same block when id *and* text are equal: a memory that was updated under
+    its old id is another block, and the string "1" is not the integer 1.
+
+    Args:
+        text: What the model will read. Never altered.
+        id: The caller's name for the block, given back as it is. None derives it from the text.
+        tokens: Length of the text in tokens. None leaves counting to the planner.
+
+    Raises:
+        InvalidBlockError: If the id is neither a string nor an integer, the text is no string, or
+            the token count is no integer from 0.
+    """
+
+    text: str
+    id: BlockId = None  # type: ignore[assignment]  # __post_init__ replaces None
+    tokens: int | None = None
+    key: BlockKey = field(init=False, repr=False, compare=False)
+    digest: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise InvalidBlockError(
+                f"a block's text must be a string, not {describe(self.text)}; "
+                "pass ContextBlock(id=..., text='...')"
+            )
+        digest = text_digest(self.text)
+        if self.id is None:
+            object.__setattr__(self, "id", f"sha-{digest.hex()}")
+        if isinstance(self.id, str):
+            name = b"s" + self.id.encode("utf-8", "surrogatepass")
+        elif isinstance(self.id, Integral):
+            # hexadecimal: decimal conversion of integers stops at 4,300 digits
+            name = b"i" + format(int(self.id), "x").encode()
+        else:
+            raise InvalidBlockError(
+                f"a block's id must be a string or an integer, not {describe(self.id)}; "
+                "leave it out to derive it from the text"
+            )
+        if self.tokens is not None and not (
+            isinstance(self.tokens, Integral) and int(self.tokens) >= 0
+        ):
+            raise InvalidBlockError(
+                f"block {describe(self.id)} has {describe(self.tokens)} as its token count; "
+                "give an integer from 0, or None to have it counted"
+            )
+        key = hashlib.blake2b(digest + name, digest_size=_DIGEST_BYTES).digest()
+        object.__setattr__(self, "digest", digest)
+        object.__setattr__(self, "key", BlockKey(key))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ContextRequest:
+    """A ranked context with its question: what an application is about to send.
+
+    Args:
+        blocks: The retrieved blocks, best first. Plain strings become blocks with derived ids.
+        query: The question; may be empty.
+        system: The system message's text, sent before everything else.
+        history: The messages that will be sent before this turn, without the system message.
+            None plans the request on its own; an empty list is the first turn of a conversation.
+        conversation_id: Names the conversation that `history` belongs to, within the tenant.
+        tenant: Requests of different tenants never influence each other's order.
+        request_id: The engine's id of the request, for eviction; None lets the planner count.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidBlockError: If a block is.
+    """
+
+    blocks: tuple[ContextBlock, ...]
+    query: str = ""
+    system: str | None = None
+    history: tuple[Message, ...] | None = None
+    conversation_id: str | int | None = None
+    tenant: str = ""
+    request_id: str | int | None = None
+
+    def __init__(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        query: str = "",
+        *,
+        system: str | None = None,
+        history: Iterable[Message] | None = None,
+        conversation_id: str | int | None = None,
+        tenant: str = "",
+        request_id: str | int | None = None,
+    ) -> None:
+        _require("query", query, str)
+        _require("tenant", tenant, str)
+        if system is not None:
+            _require("system", system, str)
+        for name, value in (("conversation_id", conversation_id), ("request_id", request_id)):
+            if value is not None:
+                _require(name, value, (str, int))
+        put = object.__setattr__
+        put(self, "blocks", _as_blocks(blocks))
+        put(self, "query", query)
+        put(self, "system", system)
+        put(self, "history", None if history is None else _as_messages(history))
+        put(self, "conversation_id", conversation_id)
+        put(self, "tenant", tenant)
+        put(self, "request_id", request_id)
+
+    @property
+    def unique_blocks(self) -> dict[BlockKey, ContextBlock]:
+        """The blocks by identity, in the retriever's order; a repeated block counts once."""
+        unique: dict[BlockKey, ContextBlock] = {}
+        for block in self.blocks:
+            unique.setdefault(block.key, block)
+        return unique
+
+
+def _require(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join(k.__name__ for k in kinds)
+        raise InvalidRequestError(f"{name} must be {wanted}, not {describe(value)}")
+
+
+def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
+    if isinstance(blocks, (str, bytes)) or not isinstance(blocks, Iterable):
+        raise InvalidRequestError(
+            f"blocks must be a list of ContextBlock or str, not {describe(blocks)}; "
+            "a single text goes into a list of one"
+        )
+    return tuple(
+        block if isinstance(block, ContextBlock) else ContextBlock(text=block) for block in blocks
+    )
+
+
+def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
+    if isinstance(history, (str, bytes, Mapping)) or not isinstance(history, Iterable):
+        raise InvalidRequestError(
+            f"history must be a list of chat messages, not {describe(history)}; "
+            "pass [{'role': 'user', 'content': '...'}, ...], or None"
+        )
+    messages = tuple(history)
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(
+                f"a chat message in history must be a dict with 'role' and 'content', "
+                f"not {describe(message)}"
+            )
+    # copies, so that a caller who edits his list later does not change the plan
+    return tuple(dict(message) for message in messages)

@@ -1,0 +1,421 @@
+"""The context index: the tree of block sequences that were sent, so probably stand in the cache.
+
+A path from a root is a block sequence that was sent; there is a root for each system text, since
+that text comes first in the prompt. Nodes hold *runs* of blocks (a radix tree): most contexts end
+in a long tail that nothing shares, which costs one node instead of one a block.
+
+Children are found by their first block. The papers' descent (ContextPilot Algorithm 1) compares
+with every child of a node instead; `ordering.paper_order` does that, for `strategy="paper"`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ctxreuse.blocks import BlockKey
+
+_SEARCH_VISITS = 256
+
+
+class Node:
+    """A run of blocks behind the run of the parent.
+
+    A plain class with slots: a hundred thousand contexts make some two hundred thousand of these.
+    """
+
+    __slots__ = (
+        "children",
+        "edge",
+        "last_use",
+        "parent",
+        "request_ids",
+        "run",
+        "uses",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        parent: Node | None,
+        edge: Hashable,
+        run: tuple[BlockKey, ...],
+        weights: tuple[int, ...],
+    ) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.run = run
+        self.weights = weights
+        self.children: dict[Hashable, Node] = {}
+        self.request_ids: dict[str | int, None] = {}
+        self.uses = 0
+        self.last_use = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The best cached path for a context."""
+
+    path: tuple[BlockKey, ...]
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """Where a sequence ended, and how many of its blocks were there before."""
+
+    node: Node
+    blocks_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What an eviction did.
+
+    Attributes:
+        requests: How many of the given request ids were known.
+        tokens: Block tokens that left the index.
+        unknown: The given request ids that the index does not hold (any more).
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    unknown: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatistics:
+    """Size of an index.
+
+    Attributes:
+        nodes: Tree nodes, roots left out.
+        tokens: Block tokens held.
+        requests: Request ids remembered.
+    """
+
+    nodes: int = 0
+    tokens: int = 0
+    requests: int = 0
+
+
+_NO_MATCH = Match((), 0)
+
+
+class ContextIndex:
+    """The tree of sent block sequences of one tenant.
+
+    Invariants: a child's edge is its run's first block, or a mark that no context holds (a later
+    turn stands behind its history, where no other context can follow); no two children of a node
+    share an edge; `tokens` is the sum of all weights; memory is bounded by `capacity_tokens` and
+    `max_nodes`, by evicting the least recently used leaves, last blocks first, as engines do.
+
+    A weight is a block's tokens, at least 1: a block without text still costs its label.
+
+    Args:
+        capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
+        max_nodes: Bound on memory, whatever the capacity; also on the request ids remembered.
+    """
+
+    def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.max_nodes = max_nodes
+        self._roots: dict[Hashable, Node] = {}
+        self._by_request: dict[str | int, Node] = {}
+        self._tokens = 0
+        self._nodes = 0
+        self._leaves: list[tuple[int, int, Node]] = []  # heap; entries may be stale
+        self._ticket = count()
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of the index."""
+        return IndexStatistics(self._nodes, self._tokens, len(self._by_request))
+
+    def root(self, system: Hashable) -> Node:
+        """Return the root for a system text, an empty one if nothing was sent with it yet."""
+        root = self._roots.get(system)
+        if root is None:
+            root = self._roots[system] = Node(None, system, (), ())
+        return root
+
+    def holds(self, node: Node) -> bool:
+        """Return whether the node is still part of the tree."""
+        return node.parent is not None or self._roots.get(node.edge) is node
+
+    def search(self, root: Node, context: Mapping[BlockKey, int]) -> Match:
+        """Return the path of most weight that uses only blocks of the context.
+
+        Among equal weights the path that more requests share wins, then the one whose blocks the
+        retriever ranked higher. The search is exact up to a bound on the nodes it visits and
+        continues greedily from there, so its work does not grow with the tree.
+
+        Args:
+            root: Where the path starts.
+            context: Block -> weight, in the retriever's order.
+        """
+        best: tuple[int, int] = (0, 0)
+        best_end: tuple[Node, int] | None = None
+        size = len(context)
+        visits = 0
+        stack = [(root, 0)]
+        while stack:
+            node, weight = stack.pop()
+            children = node.children
+            if len(children) > size:
+                found = [children[key] for key in context if key in children]
+            else:
+                found = [child for edge, child in children.items() if edge in context]
+            visits += len(found)
+            complete: list[tuple[int, Node]] = []
+            for child in found:
+                gain, matched = weight, 0
+                for key in child.run:
+                    share = context.get(key)
+                    if share is None:
+                        break
+                    gain += share
+                    matched += 1
+                score = (gain, child.uses)
+                if score > best or (
+                    score == best
+                    and best_end is not None
+                    and _ranks(child, matched, context) < _ranks(*best_end, context)
+                ):
+                    best, best_end = score, (child, matched)
+                if child.children and matched == len(child.run):
+                    complete.append((gain, child))
+            if complete:
+                complete.sort(key=_weight)
+                if visits > _SEARCH_VISITS:
+                    stack = complete[-1:]
+                else:
+                    stack += complete  # the heaviest on top: depth first, greedy first
+        if best_end is None:
+            return _NO_MATCH
+        return Match(_path(*best_end), best[0])
+
+    def insert(
+        self,
+        root: Node,
+        path: Sequence[BlockKey],
+        weights: Sequence[int],
+        request_id: str | int,
+        now: int,
+    ) -> Inserted:
+        """Record that a block sequence was sent.
+
+        Args:
+            root: The root of its system text.
+            path: The blocks in the order in which they were sent.
+            weights: Each block's weight.
+            request_id: For eviction by request.
+            now: A clock that never goes back.
+        """
+        node, done, size = root, 0, len(path)
+        root.last_use = now
+        while done < size:
+            child = node.children.get(path[done])
+            if child is None:
+                break
+            common = 1
+            for key in child.run[1:]:
+                if done + common == size or path[done + common] != key:
+                    break
+                common += 1
+            if common < len(child.run):
+                child = self._split(child, common)
+            node = child
+            node.uses += 1
+            node.last_use = now
+            done += common
+        before = done
+        if done < size:
+            node = self._grow(node, path[done], tuple(path[done:]), tuple(weights[done:]), now)
+        self._end_request(node, request_id)
+        return Inserted(node, before)
+
+    def extend(
+        self,
+        node: Node,
+        path: Sequence[BlockKey],
+        weights: Sequence[int],
+        request_id: str | int,
+        now: int,
+    ) -> Inserted:
+        """Record a later turn of a conversation: blocks behind everything that `node` ends.
+
+        Between the two stand a question and an answer, so no other context may continue here.
+        """
+        above: Node | None = node
+        while above is not None:
+            above.last_use = now
+            above = above.parent
+        if path:
+            mark = ("turn", next(self._ticket))
+            node = self._grow(node, mark, tuple(path), tuple(weights), now)
+        self._end_request(node, request_id)
+        return Inserted(node, 0)
+
+    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+        """Forget requests that the engine dropped (ContextPilot section 4.1).
+
+        A node goes when neither a request ends in it nor another path leads through it; parents
+        left empty go with it.
+        """
+        known, before = 0, self._tokens
+        unknown = []
+        for request_id in request_ids:
+            node = self._by_request.pop(request_id, None)
+            if node is None:
+                unknown.append(request_id)
+                continue
+            known += 1
+            node.request_ids.pop(request_id, None)
+            while node.parent is not None and not node.children and not node.request_ids:
+                parent = node.parent
+                self._remove(node)
+                node = parent
+            self._note_leaf(node)
+        return Evicted(known, before - self._tokens, tuple(unknown))
+
+    def oldest_use(self) -> int | None:
+        """Return when the least recently used leaf was used; None for an empty index."""
+        leaf = self._oldest_leaf()
+        return None if leaf is None else leaf.last_use
+
+    def evict_oldest(self, tokens: int) -> int:
+        """Shorten the least recently used leaf, from its end, by at least `tokens` if it can.
+
+        Returns:
+            The tokens that left; 0 for an empty index.
+        """
+        leaf = self._oldest_leaf()
+        if leaf is None:
+            return 0
+        keep, gone = len(leaf.run), 0
+        while keep and gone < tokens:
+            keep -= 1
+            gone += leaf.weights[keep]
+        if keep:
+            self._tokens -= gone
+            leaf.run, leaf.weights = leaf.run[:keep], leaf.weights[:keep]
+            return gone
+        parent = leaf.parent
+        assert parent is not None
+        self._remove(leaf)
+        self._note_leaf(parent)
+        return gone
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node, roots included, parents first."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _grow(
+        self,
+        parent: Node,
+        edge: Hashable,
+        run: tuple[BlockKey, ...],
+        weights: tuple[int, ...],
+        now: int,
+    ) -> Node:
+        node = Node(parent, edge, run, weights)
+        node.uses = 1
+        node.last_use = now
+        parent.children[edge] = node
+        self._nodes += 1
+        self._tokens += sum(weights)
+        return node
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node's run in two; the node itself stays the lower part, where requests end."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(parent, node.edge, node.run[:length], node.weights[:length])
+        upper.uses, upper.last_use = node.uses, node.last_use
+        parent.children[node.edge] = upper
+        node.run, node.weights = node.run[length:], node.weights[length:]
+        node.edge, node.parent = node.run[0], upper
+        upper.children[node.edge] = node
+        self._nodes += 1
+        return upper
+
+    def _end_request(self, node: Node, request_id: str | int) -> None:
+        earlier = self._by_request.pop(request_id, None)
+        if earlier is not None:
+            earlier.request_ids.pop(request_id, None)
+        self._by_request[request_id] = node
+        node.request_ids[request_id] = None
+        if len(self._by_request) > self.max_nodes:
+            forgotten = next(iter(self._by_request))
+            end = self._by_request.pop(forgotten)
+            end.request_ids.pop(forgotten, None)
+            self._note_leaf(end)
+        self._note_leaf(node)
+        self._enforce_bounds()
+
+    def _enforce_bounds(self) -> None:
+        while self._nodes > self.max_nodes:
+            self.evict_oldest(self._tokens)
+        if self.capacity_tokens is not None:
+            while self._tokens > self.capacity_tokens:
+                self.evict_oldest(self._tokens - self.capacity_tokens)
+
+    def _note_leaf(self, node: Node) -> None:
+        """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
+        if node.children:
+            return
+        if node.parent is None:
+            if not node.request_ids and self._roots.get(node.edge) is node:
+                del self._roots[node.edge]
+            return
+        heapq.heappush(self._leaves, (node.last_use, next(self._ticket), node))
+        if len(self._leaves) > 64 + 4 * self._nodes:
+            self._leaves = [
+                (leaf.last_use, next(self._ticket), leaf)
+                for leaf in self.nodes()
+                if not leaf.children and leaf.parent is not None
+            ]
+            heapq.heapify(self._leaves)
+
+    def _oldest_leaf(self) -> Node | None:
+        leaves = self._leaves
+        while leaves:
+            last_use, _, node = leaves[0]
+            if node.parent is not None and not node.children and node.last_use == last_use:
+                return node
+            heapq.heappop(leaves)
+        return None
+
+    def _remove(self, node: Node) -> None:
+        assert node.parent is not None and not node.children
+        del node.parent.children[node.edge]
+        node.parent = None
+        self._nodes -= 1
+        self._tokens -= sum(node.weights)
+        for request_id in node.request_ids:
+            del self._by_request[request_id]
+        node.request_ids = {}
+
+
+def _weight(entry: tuple[int, Node]) -> int:
+    return entry[0]
+
+
+def _path(node: Node, matched: int) -> tuple[BlockKey, ...]:
+    """Return the blocks from the root to the `matched`-th block of the node's run."""
+    runs = [node.run[:matched]]
+    above = node.parent
+    while above is not None:
+        runs.append(above.run)
+        above = above.parent
+    return tuple(key for run in reversed(runs) for key in run)
+
+
+def _ranks(node: Node, matched: int, context: Mapping[BlockKey, int]) -> list[int]:
+    rank = {key: position for position, key in enumerate(context)}
+    return [rank[key] for key in _path(node, matched)]

@@ -1,0 +1,78 @@
+"""What comes out: plans, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxreuse.annotations import Templates
+from ctxreuse.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.prompts import Part, Reference, SentBlock, render_messages, render_turn
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send instead of the context as it was retrieved.
+
+    `blocks` and `references` together are exactly the request's blocks, each once.
+
+    Attributes:
+        request: The request that was planned.
+        request_id: The request's own id, or the planner's count.
+        parts: What this turn shows, in order: sent blocks and references.
+        labels: Label -> block id, for every label in the prompt, earlier turns included.
+        order_annotation: The retriever's ranking in words; None where the order did not change.
+        expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
+        templates: The words around the blocks.
+    """
+
+    request: ContextRequest
+    request_id: str | int
+    parts: tuple[Part, ...]
+    labels: Mapping[str, BlockId]
+    order_annotation: str | None
+    expected_cached_tokens: int
+    templates: Templates
+
+    @property
+    def blocks(self) -> tuple[ContextBlock, ...]:
+        """The blocks to send, in order."""
+        return tuple(part.block for part in self.parts if isinstance(part, SentBlock))
+
+    @property
+    def references(self) -> tuple[BlockId, ...]:
+        """The ids of the blocks left out, in the retriever's order."""
+        return tuple(part.id for part in self.parts if isinstance(part, Reference))
+
+    @property
+    def location_annotations(self) -> tuple[str, ...]:
+        """Where each left-out block stands, in words, in the order of `references`."""
+        return tuple(part.annotation for part in self.parts if isinstance(part, Reference))
+
+    @property
+    def content(self) -> str:
+        """This turn's user message: blocks, annotations, question."""
+        return render_turn(self.parts, self.order_annotation, self.request.query, self.templates)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the prompt as OpenAI chat messages: system, history, this turn."""
+        return render_messages(self.request.system, self.request.history, self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The plans of a batch, in the order in which they should be sent.
+
+    Attributes:
+        plans: One plan a request, in execution order.
+        order: `order[i]` is the position of `plans[i]`'s request in the input: a permutation.
+    """
+
+    plans: tuple[Plan, ...]
+    order: tuple[int, ...]
+
+    def in_input_order(self) -> tuple[Plan, ...]:
+        """Return the plans in the order of the input."""
+        plans = dict(zip(self.order, self.plans, strict=True))
+        return tuple(plans[position] for position in range(len(plans)))
