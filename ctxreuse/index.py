@@ -158,9 +158,9 @@ class ContextIndex:
         best_end: tuple[Node, int] | None = None
         size = len(context)
         visits = 0
-        stack = [(root, 0)]
+        stack = [(0, root)]
         while stack:
-            node, weight = stack.pop()
+            weight, node = stack.pop()
             children = node.children
             if len(children) > size:
                 found = [children[key] for key in context if key in children]

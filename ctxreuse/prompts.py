@@ -64,14 +64,15 @@ def render_turn(
 
 
 def render_messages(
-    system: str | None, history: Sequence[Message] | None, content: str
+    system: str | None, history: Sequence[Message] | None, content: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return OpenAI chat messages: the system text, the history as it was sent, this turn."""
+    """Return OpenAI chat messages: the system text, the history as it was sent, this turn if any."""
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})
     messages += [dict(message) for message in history or ()]
-    messages.append({"role": "user", "content": content})
+    if content is not None:
+        messages.append({"role": "user", "content": content})
     return messages
 
 

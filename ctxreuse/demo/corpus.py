@@ -37,9 +37,9 @@ def python_reference_blocks(max_characters: int = 1200) -> list[ReferenceBlock]:
 
     Neighbouring paragraphs of a topic share a block while they fit. A paragraph that is too
     long by itself is split at line ends. A block of fewer than 80 characters joins the block
-    before it, or the block after it where it opens its topic, so a block may exceed
-    ``max_characters`` by that much; a single line that is too long is kept whole as well.
-    Topics are taken in sorted order, and of topics with the same text only the first.
+    before it, or the block after it where it opens its topic, so a block may be slightly longer
+    than ``max_characters``; a single line that is too long is kept whole as well. Topics are
+    taken in sorted order, and of topics with the same text only the first.
 
     Args:
         max_characters: Size that a block is filled up to, at least 160.

@@ -1,0 +1,246 @@
+"""Building the tree for a known batch (offline).
+
+The size of the prefix tree *is* the prefill cost. If two clusters of contexts whose common blocks
+weigh `w` tokens are put under one node, exactly `w` tokens are prefilled once less. So clusters are
+merged bottom-up, a merged cluster's content being the intersection, until nothing is shared.
+
+Which pair first? The heaviest is the natural greedy choice, and average linkage on the papers'
+normalised distance approximates it. But a merge also shrinks what its two clusters could share with
+others. So among the pairs that are nearly as heavy as the heaviest, the one with the best score
+goes first: what the merge saves now, plus half of the change in what its clusters can save next,
+
+    score(i, j) = w(i, j) + (next(i, j) - other(i) - other(j)) / 2
+
+with next(i, j) the weight that the merged cluster shares with its best partner, and other(i) what i
+shares with its best partner besides j. Looking ahead like this saves 0.8% more hits on real traces
+than the weight alone; half the change does as well as the whole of it, a quarter does worse, and a
+score without the restriction to heavy pairs (a simpler loop) gains only a third as much.
+
+No N x N matrix is needed: an inverted index block -> clusters gives a cluster's partners, and a
+heap the heaviest pairs. A merge only shrinks contents, so a stale entry can only be too heavy, and
+is looked up again when its partner is gone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_NOBODY = -1
+
+_COMPARED_PAIRS = 24
+_NEARLY_AS_HEAVY = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class _Partners:
+    """The two clusters that share most with some content, and the weights that they share."""
+
+    best: int
+    weight: int
+    second: int
+    second_weight: int
+
+
+_NO_PARTNERS = _Partners(_NOBODY, 0, _NOBODY, 0)
+
+
+_Entry = tuple[int, int, int]
+"""A pair in the heap: minus its weight, a cluster, its best partner."""
+
+
+class _Clusters:
+    """Clusters of contexts by number; merging makes a new number.
+
+    `content[c]` is the blocks common to all contexts of cluster c, as sorted block numbers.
+    """
+
+    def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int]) -> None:
+        self.content = contents
+        self.children: list[tuple[int, ...]] = [()] * len(contents)
+        self.parent = [_NOBODY] * len(contents)
+        self._partners: dict[int, _Partners] = {}
+        self._following: dict[tuple[int, int], _Partners] = {}
+        self._weights = list(weights)
+        self._holders = [array("q") for _ in weights]
+        self._dead = [0] * len(weights)
+        capacity = 2 * len(contents)
+        self._alive = np.zeros(capacity, dtype=bool)
+        self._alive[: len(contents)] = True
+        self._shared = np.zeros(capacity, dtype=np.int64)  # all zero between calls
+        for cluster, content in enumerate(contents):
+            for block in content:
+                self._holders[block].append(cluster)
+
+    def is_alive(self, cluster: int) -> bool:
+        return self.parent[cluster] == _NOBODY
+
+    def partners(self, cluster: int) -> _Partners:
+        """Return the living clusters that share most with a cluster."""
+        partners = self._partners.get(cluster)
+        if partners is None or not self._still_hold(partners):
+            partners = self._partners[cluster] = self._search(self.content[cluster], (cluster,))
+        return partners
+
+    def twice_score(self, one: int, two: int) -> int:
+        """Return twice the score of merging two clusters, `two` being the best partner of `one`."""
+        mine, its = self.partners(one), self.partners(two)
+        its_other = its.second_weight if its.best == one else its.weight
+        pair = (one, two) if one < two else (two, one)
+        following = self._following.get(pair)
+        if following is None or not self._still_hold(following):
+            following = self._following[pair] = self._search(self._common(one, two), pair)
+        return 2 * mine.weight + following.weight - mine.second_weight - its_other
+
+    def merge(self, one: int, two: int) -> int:
+        """Put two clusters under a new one and return its number."""
+        merged = len(self.content)
+        content = self._common(one, two)
+        self.content.append(content)
+        self.children.append((one, two))
+        self.parent.append(_NOBODY)
+        for cluster in (one, two):
+            self.parent[cluster] = merged
+            self._alive[cluster] = False
+            self._partners.pop(cluster, None)
+            for block in self.content[cluster]:
+                self._dead[block] += 1
+        self._alive[merged] = True
+        for block in content:
+            self._holders[block].append(merged)
+            if 2 * self._dead[block] > len(self._holders[block]):
+                self._drop_dead(block)
+        return merged
+
+    def _still_hold(self, partners: _Partners) -> bool:
+        return (partners.weight == 0 or self.is_alive(partners.best)) and (
+            partners.second_weight == 0 or self.is_alive(partners.second)
+        )
+
+    def _search(self, content: Iterable[int], besides: tuple[int, ...]) -> _Partners:
+        """Find the living clusters, other than `besides`, that share most with a content."""
+        shared = self._shared
+        touched = []
+        for block in content:
+            holders = np.frombuffer(self._holders[block], dtype=np.int64)
+            shared[holders] += self._weights[block]
+            touched.append(holders)
+        if not touched:
+            return _NO_PARTNERS
+        clusters = np.concatenate(touched)
+        shared[list(besides)] = 0
+        found = shared[clusters]
+        found *= self._alive[clusters]
+        shared[clusters] = 0
+        first = found.argmax()
+        best, weight = clusters[first], found[first]
+        if not weight:
+            return _NO_PARTNERS
+        found[clusters == best] = 0
+        next_ = found.argmax()
+        return _Partners(int(best), int(weight), int(clusters[next_]), int(found[next_]))
+
+    def _common(self, one: int, two: int) -> tuple[int, ...]:
+        held = set(self.content[two])
+        return tuple(block for block in self.content[one] if block in held)
+
+    def _drop_dead(self, block: int) -> None:
+        holders = np.frombuffer(self._holders[block], dtype=np.int64)
+        self._holders[block] = array("q", holders[self._alive[holders]].tobytes())
+        self._dead[block] = 0
+
+
+def merge_heaviest(
+    contents: list[tuple[int, ...]], weights: Sequence[int]
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Merge clusters greedily by the score above until nothing is shared.
+
+    Args:
+        contents: Distinct contents, each a sorted tuple of block numbers.
+        weights: The weight of each block number.
+
+    Returns:
+        For each cluster, the given ones first, its content; and the number of the cluster that it
+        was merged into, -1 for those left at the top. A parent's number is above its children's.
+    """
+    clusters = _Clusters(list(contents), weights)
+    heap: list[_Entry] = []
+
+    def push(cluster: int) -> None:
+        partners = clusters.partners(cluster)
+        if partners.weight:
+            heapq.heappush(heap, (-partners.weight, cluster, partners.best))
+
+    def pop_heavy_pairs() -> list[_Entry]:
+        heavy: list[_Entry] = []
+        while heap and len(heavy) < _COMPARED_PAIRS:
+            bound, cluster, other = heap[0]
+            if heavy and bound > _NEARLY_AS_HEAVY * heavy[0][0]:
+                break
+            heapq.heappop(heap)
+            if not clusters.is_alive(cluster):
+                continue
+            if clusters.is_alive(other):
+                heavy.append((bound, cluster, other))
+            else:
+                push(cluster)
+        return heavy
+
+    for cluster in range(len(contents)):
+        push(cluster)
+    while heavy := pop_heavy_pairs():
+        chosen = heavy[0]
+        if len(heavy) > 1:
+            chosen = max(heavy, key=lambda pair: clusters.twice_score(pair[1], pair[2]))
+        for entry in heavy:
+            if entry is not chosen:
+                heapq.heappush(heap, entry)
+        push(clusters.merge(chosen[1], chosen[2]))
+    return clusters.content, clusters.parent
+
+
+def reuse_orders(
+    contexts: Sequence[Sequence[int]], weights: Sequence[int] | npt.NDArray[np.int64]
+) -> list[list[int]]:
+    """Order every context of a batch so that their prefix tree weighs little.
+
+    Args:
+        contexts: For each context its blocks as numbers from 0, best first, without repeats.
+        weights: The weight of each block number (tokens, at least 1).
+
+    Returns:
+        For each context a permutation of it. Blocks that clusters have in common come first, from
+        the largest cluster to the smallest; blocks shared with nobody keep the retriever's order.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    cluster_of = [
+        numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts
+    ]
+    contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])
+
+    # the earliest context of a cluster gives the order within each run of blocks
+    earliest: list[Sequence[int] | None] = [None] * len(contents)
+    for position, cluster in enumerate(cluster_of):
+        if earliest[cluster] is None:
+            earliest[cluster] = contexts[position]
+    first_seen = {cluster: position for position, cluster in reversed(list(enumerate(cluster_of)))}
+    seen = [first_seen.get(cluster, len(contexts)) for cluster in range(len(contents))]
+    for cluster, above in enumerate(parent):
+        if above != _NOBODY and seen[cluster] < seen[above]:
+            seen[above], earliest[above] = seen[cluster], earliest[cluster]
+
+    order: list[list[int]] = [[] for _ in contents]
+    for cluster in reversed(range(len(contents))):
+        above = order[parent[cluster]] if parent[cluster] != _NOBODY else []
+        held, placed = set(contents[cluster]), set(above)
+        order[cluster] = above + [
+            block
+            for block in earliest[cluster] or ()
+            if block in held and block not in placed
+        ]
+    return [list(order[cluster]) for cluster in cluster_of]

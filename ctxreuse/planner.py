@@ -1,0 +1,329 @@
+"""The one door of the core: requests in, plans out.
+
+The planner itself only calls the rest: conversations (what is shown already), ordering and
+clustering (what goes first), scheduling (what runs next), the index (what was sent).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from threading import RLock
+from typing import Any, Literal, TypeAlias, get_args
+
+from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
+from ctxreuse.batches import BatchContext, arrange
+from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest
+from ctxreuse.chat import Conversation
+from ctxreuse.conversations import EMPTY_HISTORY, History
+from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
+from ctxreuse.index import Evicted, IndexStatistics
+from ctxreuse.ordering import ENGINE_BLOCK_TOKENS, paper_order, reuse_order
+from ctxreuse.plans import BatchPlan, Plan
+from ctxreuse.prompts import Reference, SentBlock
+from ctxreuse.tenants import Tenants, TenantState
+from ctxreuse.tokens import as_token_counter
+
+Strategy: TypeAlias = Literal["reuse", "paper", "none"]
+"""This package's order, the papers' order, or the retriever's."""
+
+_REMEMBERED_COUNTS = 100_000
+
+
+class ReusePlanner:
+    """Plans what to send so that the engine's prefix cache hits.
+
+    Deterministic: the same requests in the same order give the same plans in any process. One
+    planner may be shared by threads and asyncio tasks; every call is short and never waits for
+    anything but another call.
+
+    Args:
+        alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
+        token_counter: How to count blocks without a token count: a function from text to tokens, a
+            tokenizer, or None for an estimate (`ctxreuse.tokens.estimate_tokens`).
+        capacity_tokens: Tokens that the engine's cache holds. Give it where the engine does not
+            report evictions; the index then forgets the least recently used as the engine does.
+        templates: The words of labels and annotations.
+        deduplicate: Whether blocks that a conversation shows already become references.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+
+    Example:
+        >>> planner = ReusePlanner()
+        >>> request = ContextRequest(blocks=["first text", "second text"], query="Which?")
+        >>> planner.plan(request).messages()[-1]["content"]
+        '[Doc_1] first text\\n\\n[Doc_2] second text\\n\\nWhich?'
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        token_counter: Any = None,
+        capacity_tokens: int | None = None,
+        *,
+        templates: Templates = DEFAULT_TEMPLATES,
+        deduplicate: bool = True,
+    ) -> None:
+        if not isinstance(alpha, (int, float)) or not 0 <= alpha < float("inf"):
+            raise InvalidRequestError(f"alpha must be a number from 0, not {describe(alpha)}")
+        if capacity_tokens is not None and (
+            not isinstance(capacity_tokens, int) or capacity_tokens < 0
+        ):
+            raise InvalidRequestError(
+                f"capacity_tokens must be an integer from 0 or None, not "
+                f"{describe(capacity_tokens)}"
+            )
+        if not isinstance(templates, Templates):
+            raise InvalidRequestError(
+                f"templates must be ctxreuse.Templates, not {describe(templates)}"
+            )
+        self._alpha = alpha
+        self._count_tokens = as_token_counter(token_counter)
+        self._templates = templates
+        self._deduplicate = deduplicate
+        self._tenants = Tenants(capacity_tokens)
+        self._counts: OrderedDict[BlockKey, int] = OrderedDict()
+        self._request_number = count()
+        self._clock = count(1)
+        self._lock = RLock()
+
+    def plan(self, request: ContextRequest, strategy: Strategy = "reuse") -> Plan:
+        """Plan one request that has just arrived.
+
+        Args:
+            request: What the application is about to send.
+            strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
+
+        Returns:
+            What to send. Its blocks and references are exactly the request's blocks, each once.
+
+        Raises:
+            InvalidRequestError: If `request` is no ContextRequest.
+            UnknownStrategyError: If there is no such strategy.
+        """
+        _check(request, strategy)
+        with self._lock:
+            turn = self._open_turn(request)
+            return self._send(turn, self._order(turn, strategy))
+
+    def plan_batch(
+        self, requests: Iterable[ContextRequest], strategy: Strategy = "reuse"
+    ) -> BatchPlan:
+        """Plan requests that are known together, and the order in which to send them.
+
+        Args:
+            requests: The batch; turns of one conversation in their order.
+            strategy: "reuse", "paper" (Algorithms 4 and 5) or "none" (as retrieved, in the order
+                given).
+
+        Returns:
+            The plans in execution order.
+
+        Raises:
+            InvalidRequestError: If one of them is no ContextRequest; nothing is planned then.
+            UnknownStrategyError: If there is no such strategy.
+            BatchTooLargeError: If the papers' algorithm cannot hold the batch.
+        """
+        if isinstance(requests, ContextRequest) or not isinstance(requests, Iterable):
+            raise InvalidRequestError(
+                f"requests must be a list of ContextRequest, not {describe(requests)}; "
+                "use plan() for a single one"
+            )
+        batch = list(requests)
+        for position, request in enumerate(batch):
+            _check(request, strategy, position)
+        if strategy == "none":
+            return BatchPlan(
+                tuple(self.plan(request, strategy) for request in batch), tuple(range(len(batch)))
+            )
+        with self._lock:
+            contexts = [self._batch_context(request) for request in batch]
+        # without the lock: a large batch takes seconds, and others only add to what is cached
+        arrangement = arrange(contexts, strategy, self._alpha)
+        plans = []
+        for position in arrangement.execution:
+            with self._lock:
+                turn = self._open_turn(batch[position])
+                plans.append(self._send(turn, arrangement.orders[position]))
+        return BatchPlan(tuple(plans), tuple(arrangement.execution))
+
+    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+        """Tell the planner that the engine dropped these requests from its cache.
+
+        Args:
+            request_ids: Ids as given to or returned by the planner. Unknown ones are reported.
+        """
+        if isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable):
+            raise InvalidRequestError(
+                f"request_ids must be a list of ids, not {describe(request_ids)}"
+            )
+        with self._lock:
+            return self._tenants.evict(request_ids)
+
+    def evict_tokens(self, tokens: int) -> Evicted:
+        """Tell the planner that the engine dropped this many tokens, the least recently used.
+
+        Args:
+            tokens: Block tokens, from 0. Whole blocks leave the index, so it may be a few more.
+        """
+        if not isinstance(tokens, int) or tokens < 0:
+            raise InvalidRequestError(
+                f"tokens must be an integer from 0, not {describe(tokens)}"
+            )
+        with self._lock:
+            return self._tenants.evict_tokens(tokens)
+
+    def conversation(
+        self, conversation_id: str | int, tenant: str = "", system: str | None = None
+    ) -> Conversation:
+        """Start a conversation that keeps its own messages.
+
+        Args:
+            conversation_id: Its name within the tenant.
+            tenant: Whose conversation it is.
+            system: The system message's text.
+        """
+        return Conversation(self.plan, conversation_id, tenant, system)
+
+    def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
+        """Forget what a conversation was shown; return whether it was known."""
+        with self._lock:
+            return self._tenants.state(tenant).conversations.forget(conversation_id)
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of the context index, all tenants together."""
+        with self._lock:
+            return self._tenants.statistics()
+
+    def _open_turn(self, request: ContextRequest) -> _Turn:
+        state = self._tenants.state(request.tenant)
+        history = EMPTY_HISTORY
+        if request.history:
+            history = state.conversations.read(
+                request.conversation_id, request.history, self._templates
+            )
+        blocks = request.unique_blocks
+        return _Turn(request, state, blocks, self._weights(blocks), history)
+
+    def _order(self, turn: _Turn, strategy: Strategy) -> list[BlockKey]:
+        """Return the order of an arriving turn; behind a history there is nothing to gain."""
+        if strategy == "none" or turn.request.history:
+            return list(turn.blocks)
+        root = turn.state.index.root(turn.request.system)
+        if strategy == "paper":
+            return paper_order(turn.weights, root, self._alpha)
+        return reuse_order(turn.weights, turn.state.index, root, turn.state.recent)
+
+    def _batch_context(self, request: ContextRequest) -> BatchContext:
+        weights = self._weights(request.unique_blocks)
+        cached: tuple[BlockKey, ...] = ()
+        if not request.history:
+            index = self._tenants.state(request.tenant).index
+            match = index.search(index.root(request.system), weights)
+            if match.weight >= ENGINE_BLOCK_TOKENS:
+                cached = match.path
+        return BatchContext(request, weights, cached)
+
+    def _send(self, turn: _Turn, order: list[BlockKey]) -> Plan:
+        """Make the plan for an order, and record that it is sent."""
+        request, templates = turn.request, self._templates
+        shown = turn.history.label_of if self._deduplicate else {}
+        sent = [key for key in order if key not in shown]
+        ordinals = turn.history.next_ordinals(len(sent))
+        label_of = {
+            key: templates.block_label(ordinal)
+            for ordinal, key in zip(ordinals, sent, strict=True)
+        }
+        annotation = None
+        if not request.history and order != list(turn.blocks):
+            annotation = templates.order_annotation([label_of[key] for key in turn.blocks])
+        request_id = request.request_id
+        if request_id is None:
+            request_id = f"request-{next(self._request_number)}"
+        return Plan(
+            request=request,
+            request_id=request_id,
+            parts=tuple(
+                SentBlock(label_of[key], turn.blocks[key])
+                if key in label_of
+                else Reference(
+                    shown[key], turn.blocks[key].id, templates.location_annotation(shown[key])
+                )
+                for key in order
+            ),
+            labels={
+                **turn.history.labels,
+                **{label: turn.blocks[key].id for key, label in label_of.items()},
+            },
+            order_annotation=annotation,
+            expected_cached_tokens=self._record(turn, request_id, sent, ordinals),
+            templates=templates,
+        )
+
+    def _record(
+        self, turn: _Turn, request_id: str | int, sent: list[BlockKey], ordinals: list[int]
+    ) -> int:
+        """Record what a turn sends; return how many of its block tokens were sent before."""
+        request, index, conversations = turn.request, turn.state.index, turn.state.conversations
+        now = next(self._clock)
+        weights = [turn.weights[key] for key in sent]
+        if request.history:
+            end = conversations.end_of(request.conversation_id, request.system)
+            if end is None or not index.holds(end):
+                end = index.root(request.system)
+            inserted = index.extend(end, sent, weights, request_id, now)
+        else:
+            root = index.root(request.system)
+            inserted = index.insert(root, sent, weights, request_id, now)
+            turn.state.recent.add(sent)
+        if request.conversation_id is not None:
+            blocks = [turn.blocks[key] for key in sent]
+            conversations.remember(
+                request.conversation_id,
+                zip(ordinals, blocks, strict=True),
+                inserted.node,
+                request.system,
+            )
+        return sum(self._tokens(turn.blocks[key]) for key in sent[: inserted.blocks_before])
+
+    def _weights(self, blocks: dict[BlockKey, ContextBlock]) -> dict[BlockKey, int]:
+        """Return each block's weight: its tokens, at least 1, for it has a label."""
+        return {key: self._tokens(block) or 1 for key, block in blocks.items()}
+
+    def _tokens(self, block: ContextBlock) -> int:
+        if block.tokens is not None:
+            return block.tokens
+        tokens = self._counts.get(block.key)
+        if tokens is None:
+            tokens = self._counts[block.key] = self._count_tokens(block.text)
+            if len(self._counts) > _REMEMBERED_COUNTS:
+                self._counts.popitem(last=False)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A request with what the planner knows about it."""
+
+    request: ContextRequest
+    state: TenantState
+    blocks: dict[BlockKey, ContextBlock]
+    weights: dict[BlockKey, int]
+    history: History
+
+
+def _check(request: object, strategy: object, position: int | None = None) -> None:
+    if strategy not in get_args(Strategy):
+        raise UnknownStrategyError(
+            f"there is no strategy {describe(strategy)}; "
+            f"choose one of {', '.join(map(repr, get_args(Strategy)))}"
+        )
+    if not isinstance(request, ContextRequest):
+        where = "" if position is None else f" at position {position}"
+        raise InvalidRequestError(
+            f"a request{where} must be a ContextRequest, not {describe(request)}; "
+            "build one with ContextRequest(blocks=[...], query='...')"
+        )

@@ -1,0 +1,98 @@
+"""What the planner knows about each tenant, and nothing of one tenant in another's.
+
+An order reveals what others asked, so index, recent requests and conversations are kept apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ctxreuse.conversations import Conversations
+from ctxreuse.cooccurrence import Cooccurrence
+from ctxreuse.index import ContextIndex, Evicted, IndexStatistics
+
+
+@dataclass(slots=True)
+class TenantState:
+    """One tenant's index, recent requests and conversations."""
+
+    index: ContextIndex
+    recent: Cooccurrence
+    conversations: Conversations
+
+
+class Tenants:
+    """The states of all tenants; the least recently active goes when there are too many.
+
+    Each tenant's index is bounded by the whole capacity on its own. A common bound would let one
+    tenant's requests push out another's, and so change its plans; the price is that tenants who
+    share an engine expect more to be cached than is, until the engine reports evictions.
+
+    Args:
+        capacity_tokens: What the engine's cache holds, or None.
+        max_tenants: How many tenants are remembered.
+    """
+
+    def __init__(self, capacity_tokens: int | None, max_tenants: int = 1_000) -> None:
+        self._capacity_tokens = capacity_tokens
+        self._max_tenants = max_tenants
+        self._states: OrderedDict[str, TenantState] = OrderedDict()
+
+    def state(self, tenant: str) -> TenantState:
+        """Return a tenant's state, a new one if it is not known."""
+        state = self._states.get(tenant)
+        if state is None:
+            state = self._states[tenant] = TenantState(
+                ContextIndex(self._capacity_tokens), Cooccurrence(), Conversations()
+            )
+            if len(self._states) > self._max_tenants:
+                self._states.popitem(last=False)
+        else:
+            self._states.move_to_end(tenant)
+        return state
+
+    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+        """Forget requests in whichever tenant's index they are."""
+        unknown = tuple(dict.fromkeys(request_ids))
+        known = tokens = 0
+        for index in self._indexes():
+            if not unknown:
+                break
+            evicted = index.evict(unknown)
+            known += evicted.requests
+            tokens += evicted.tokens
+            unknown = evicted.unknown
+        return Evicted(known, tokens, unknown)
+
+    def evict_tokens(self, tokens: int) -> Evicted:
+        """Shorten the least recently used leaves of all tenants: the engine's cache is one."""
+        heap = [
+            (oldest, number, index)
+            for number, index in enumerate(self._indexes())
+            if (oldest := index.oldest_use()) is not None
+        ]
+        heapq.heapify(heap)
+        gone = 0
+        while heap and gone < tokens:
+            _, number, index = heapq.heappop(heap)
+            gone += index.evict_oldest(tokens - gone)
+            oldest = index.oldest_use()
+            if oldest is not None:
+                heapq.heappush(heap, (oldest, number, index))
+        return Evicted(0, gone, ())
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of all indexes together."""
+        nodes = tokens = requests = 0
+        for index in self._indexes():
+            statistics = index.statistics()
+            nodes += statistics.nodes
+            tokens += statistics.tokens
+            requests += statistics.requests
+        return IndexStatistics(nodes, tokens, requests)
+
+    def _indexes(self) -> Iterator[ContextIndex]:
+        return (state.index for state in self._states.values())
