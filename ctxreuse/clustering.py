@@ -218,9 +218,7 @@ def reuse_orders(
         the largest cluster to the smallest; blocks shared with nobody keep the retriever's order.
     """
     numbers: dict[tuple[int, ...], int] = {}
-    cluster_of = [
-        numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts
-    ]
+    cluster_of = [numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts]
     contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])
 
     # the earliest context of a cluster gives the order within each run of blocks
@@ -239,8 +237,6 @@ def reuse_orders(
         above = order[parent[cluster]] if parent[cluster] != _NOBODY else []
         held, placed = set(contents[cluster]), set(above)
         order[cluster] = above + [
-            block
-            for block in earliest[cluster] or ()
-            if block in held and block not in placed
+            block for block in earliest[cluster] or () if block in held and block not in placed
         ]
     return [list(order[cluster]) for cluster in cluster_of]

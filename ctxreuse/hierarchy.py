@@ -100,7 +100,9 @@ def _aligned(
     stack: list[tuple[int, list[int], list[int]]] = [(root, [], [])]
     while stack:
         node, order, path = stack.pop()
-        for position, child in enumerate(_without_empty(children[node], content, len(leaves), children)):
+        for position, child in enumerate(
+            _without_empty(children[node], content, len(leaves), children)
+        ):
             placed = set(order)
             aligned = order + [
                 block

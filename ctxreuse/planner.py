@@ -170,9 +170,7 @@ class ReusePlanner:
             tokens: Block tokens, from 0. Whole blocks leave the index, so it may be a few more.
         """
         if not isinstance(tokens, int) or tokens < 0:
-            raise InvalidRequestError(
-                f"tokens must be an integer from 0, not {describe(tokens)}"
-            )
+            raise InvalidRequestError(f"tokens must be an integer from 0, not {describe(tokens)}")
         with self._lock:
             return self._tenants.evict_tokens(tokens)
 
@@ -234,8 +232,7 @@ class ReusePlanner:
         sent = [key for key in order if key not in shown]
         ordinals = turn.history.next_ordinals(len(sent))
         label_of = {
-            key: templates.block_label(ordinal)
-            for ordinal, key in zip(ordinals, sent, strict=True)
+            key: templates.block_label(ordinal) for ordinal, key in zip(ordinals, sent, strict=True)
         }
         annotation = None
         if not request.history and order != list(turn.blocks):

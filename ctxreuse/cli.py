@@ -1,0 +1,210 @@
+"""The `ctxreuse` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import ctxreuse
+from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
+from ctxreuse.errors import CtxreuseError, InputFileError
+from ctxreuse.evaluation import simulate as simulation
+from ctxreuse.evaluation.jsonl import STANDARD_STREAM, write_lines
+from ctxreuse.evaluation.planfile import read_plan
+from ctxreuse.evaluation.replay import plan_trace
+from ctxreuse.evaluation.traces import read_corpus, read_trace
+
+app = typer.Typer(
+    help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
+
+    Start with `ctxreuse demo`: it plans real retrievals in three ways and shows what each saves.
+
+    With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
+    trace with `request_id`, `query` and `blocks` (ids, best first). Then:
+
+    `ctxreuse plan --trace T.jsonl --corpus C.jsonl --mode online -o OUT.jsonl`
+
+    `ctxreuse simulate --plan OUT.jsonl --corpus C.jsonl`
+    """,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+class ModeName(StrEnum):
+    """How the requests of a trace are planned."""
+
+    online = "online"
+    offline = "offline"
+
+
+class StrategyName(StrEnum):
+    """Whose order the blocks are put in."""
+
+    reuse = "reuse"
+    paper = "paper"
+    none = "none"
+
+
+CorpusPath = Annotated[
+    str,
+    typer.Option("--corpus", help="Blocks: a JSON object a line with id, text, tokens (optional)."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(ctxreuse.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def plan(
+    trace: Annotated[
+        str,
+        typer.Option(
+            "--trace",
+            help="Retrievals in arrival order: a JSON object a line with request_id, query, "
+            "blocks; '-' reads standard input.",
+        ),
+    ],
+    corpus: CorpusPath,
+    mode: Annotated[
+        ModeName,
+        typer.Option(help="online: one request after the other; offline: all as one batch."),
+    ],
+    strategy: Annotated[
+        StrategyName,
+        typer.Option(help="reuse: this package's order; paper: ContextPilot's; none: as it is."),
+    ] = StrategyName.reuse,
+    dedup: Annotated[
+        bool,
+        typer.Option(
+            "--dedup",
+            help="Replay each conversation, answering 'OK.', and leave out what it shows already.",
+        ),
+    ] = False,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
+    ] = STANDARD_STREAM,
+) -> None:
+    """Plan the requests of a trace: one JSON line a request, in execution order."""
+    _only_one_from_standard_input(trace, corpus)
+    blocks = read_corpus(corpus)
+    requests = read_trace(trace, blocks)
+    planner = ctxreuse.ReusePlanner()
+    with _progress("planning", len(requests)) as advance:
+        planned = plan_trace(
+            requests, planner, mode.value, strategy.value, conversations=dedup, advance=advance
+        )
+    write_lines(output, (request.as_json() for request in planned))
+
+
+@app.command()
+def simulate(
+    plan: Annotated[
+        str,
+        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
+    ],
+    corpus: CorpusPath,
+    capacity_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens that the cache holds; unlimited if not given."),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens of an engine block; only with --tokenizer.")
+    ] = 16,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer.json: simulate whole prompts token by token. Without it, each block "
+            "counts as its tokens, and questions and annotations as none."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the hit ratio that an engine with a prefix cache would reach on a plan."""
+    _only_one_from_standard_input(plan, corpus)
+    blocks = read_corpus(corpus)
+    planned = read_plan(plan)
+    if tokenizer is None:
+        usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(capacity_tokens))
+    else:
+        usages = simulation.simulate_tokens(
+            planned,
+            blocks,
+            PrefixCacheSimulator(capacity_tokens, block_size),
+            simulation.load_tokenizer(str(tokenizer)),
+        )
+    with _progress("simulating", len(planned)) as advance:
+        total = simulation.total_usage(usages, advance)
+    figures: dict[str, int | float | str | None] = {
+        "requests": len(planned),
+        "prompt_tokens": total.prompt_tokens,
+        "cached_tokens": total.cached_tokens,
+        "prefilled_tokens": total.prefilled_tokens,
+        "hit_ratio": round(total.hit_ratio, 6),
+        "capacity_tokens": capacity_tokens,
+        "level": "block" if tokenizer is None else "token",
+    }
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in figures.items():
+        shown = f"{value:,}" if isinstance(value, int) else value
+        table.add_row(name.replace("_", " "), "unlimited" if value is None else str(shown))
+    Console().print(table)
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the plot and the results.")
+    ] = Path("demo-output"),
+) -> None:
+    """Plan real questions about the Python reference in several ways, and show what each saves.
+
+    Needs no server, no model and no download; takes some seconds.
+    """
+    from ctxreuse.demo.run import run_demo
+
+    run_demo(output, Console())
+
+
+def _only_one_from_standard_input(*paths: str) -> None:
+    if paths.count(STANDARD_STREAM) > 1:
+        raise InputFileError("only one file can be read from standard input ('-')")
+
+
+@contextmanager
+def _progress(task: str, total: int) -> Iterator[Callable[[], object]]:
+    """Show a progress bar on standard error, if people are looking at it."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        number = progress.add_task(task, total=total)
+        yield lambda: progress.advance(number)
+
+
+def main() -> None:
+    """Run the command; errors that the user can mend go to standard error, exit code 2."""
+    try:
+        app()
+    except CtxreuseError as error:
+        print(f"ctxreuse: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""Traces in, plans and hit ratios out: replaying real requests without an engine."""

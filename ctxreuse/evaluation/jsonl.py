@@ -1,0 +1,128 @@
+"""JSON lines, with errors that name file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ctxreuse.errors import InputFileError, describe
+
+STANDARD_STREAM = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One JSON object and where it stands."""
+
+    place: str
+    fields: Mapping[str, Any]
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise an error about this line."""
+        raise InputFileError(f"{self.place}: {problem}")
+
+    def get(self, name: str, kinds: tuple[type, ...], default: Any = ...) -> Any:
+        """Return a field's value.
+
+        Args:
+            name: The field.
+            kinds: The types that it may have; `bool` does not count as `int`.
+            default: What a missing or null field stands for; without one it is an error.
+
+        Raises:
+            InputFileError: If the field is missing or of another type.
+        """
+        value = self.fields.get(name)
+        if value is None and default is not ...:
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            problem = "is missing" if name not in self.fields else f"is {describe(value)}"
+            self.fail(f"field {name!r} {problem}; it must be {wanted}")
+        return value
+
+    def ids(self, name: str) -> list[str | int]:
+        """Return a field that is a list of block ids."""
+        values = self.get(name, (list,))
+        for value in values:
+            if not isinstance(value, (str, int)) or isinstance(value, bool):
+                self.fail(f"field {name!r} holds {describe(value)}; ids are strings or integers")
+        return list(values)
+
+
+def read_lines(path: str) -> Iterator[Line]:
+    """Yield the JSON objects of a file, one a line; blank lines are passed over.
+
+    Args:
+        path: A file's path, or "-" for standard input.
+
+    Raises:
+        InputFileError: If it cannot be read, or a line is no JSON object.
+    """
+    name = "standard input" if path == STANDARD_STREAM else path
+    number = 0
+    try:
+        # bytes, so that a broken character is this line's fault and not the file's
+        stream = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
+        with stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield Line(f"{name}:{number}", _parse(f"{name}:{number}", line))
+    except OSError as error:
+        raise InputFileError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def _parse(place: str, line: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputFileError(f"{place}: not UTF-8 (byte {error.start}); convert the file") from None
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else describe(error)
+        raise InputFileError(
+            f"{place}: broken JSON ({reason}); each line must be one complete JSON object"
+        ) from None
+    if not isinstance(value, dict):
+        raise InputFileError(f"{place}: {describe(value)} is no JSON object")
+    return value
+
+
+def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON objects, one a line: all of them or, if anything fails, none.
+
+    Args:
+        path: A file's path, replaced if it exists; or "-" for standard output.
+        objects: What to write.
+
+    Raises:
+        InputFileError: If the file cannot be written.
+    """
+    text = "".join(json.dumps(entry) + "\n" for entry in objects)
+    if path == STANDARD_STREAM:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
+            return
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
