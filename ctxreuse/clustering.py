@@ -221,22 +221,20 @@ def reuse_orders(
     cluster_of = [numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts]
     contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])
 
-    # the earliest context of a cluster gives the order within each run of blocks
-    earliest: list[Sequence[int] | None] = [None] * len(contents)
+    # the earliest context of a cluster gives the order within its run of blocks
+    earliest = [len(contexts)] * len(contents)
     for position, cluster in enumerate(cluster_of):
-        if earliest[cluster] is None:
-            earliest[cluster] = contexts[position]
-    first_seen = {cluster: position for position, cluster in reversed(list(enumerate(cluster_of)))}
-    seen = [first_seen.get(cluster, len(contexts)) for cluster in range(len(contents))]
+        earliest[cluster] = min(earliest[cluster], position)
     for cluster, above in enumerate(parent):
-        if above != _NOBODY and seen[cluster] < seen[above]:
-            seen[above], earliest[above] = seen[cluster], earliest[cluster]
+        if above != _NOBODY:
+            earliest[above] = min(earliest[above], earliest[cluster])
 
-    order: list[list[int]] = [[] for _ in contents]
-    for cluster in reversed(range(len(contents))):
-        above = order[parent[cluster]] if parent[cluster] != _NOBODY else []
-        held, placed = set(contents[cluster]), set(above)
-        order[cluster] = above + [
-            block for block in earliest[cluster] or () if block in held and block not in placed
+    orders: list[list[int]] = [[] for _ in contents]
+    for cluster in reversed(range(len(contents))):  # parents first
+        above = parent[cluster]
+        inherited = orders[above] if above != _NOBODY else []
+        held, placed = set(contents[cluster]), set(inherited)
+        orders[cluster] = inherited + [
+            block for block in contexts[earliest[cluster]] if block in held and block not in placed
         ]
-    return [list(order[cluster]) for cluster in cluster_of]
+    return [list(orders[cluster]) for cluster in cluster_of]

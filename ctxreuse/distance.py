@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ def pairwise_distances(
     return distances
 
 
-def _row_chunks(row_cost: npt.NDArray[np.float64], limit: int) -> list[tuple[int, int]]:
+def _row_chunks(row_cost: npt.NDArray[Any], limit: int) -> list[tuple[int, int]]:
     """Cut rows 0..n into runs that cost at most `limit` (a single row may cost more)."""
     chunks: list[tuple[int, int]] = []
     first, cost, n = 0, 0.0, len(row_cost)

@@ -392,7 +392,8 @@ class ContextIndex:
         return None
 
     def _remove(self, node: Node) -> None:
-        assert node.parent is not None and not node.children
+        assert node.parent is not None
+        assert not node.children
         del node.parent.children[node.edge]
         node.parent = None
         self._nodes -= 1

@@ -33,7 +33,7 @@ _REMEMBERED_COUNTS = 100_000
 
 
 class ReusePlanner:
-    """Plans what to send so that the engine's prefix cache hits.
+    r"""Plans what to send so that the engine's prefix cache hits.
 
     Deterministic: the same requests in the same order give the same plans in any process. One
     planner may be shared by threads and asyncio tasks; every call is short and never waits for
@@ -55,7 +55,7 @@ class ReusePlanner:
         >>> planner = ReusePlanner()
         >>> request = ContextRequest(blocks=["first text", "second text"], query="Which?")
         >>> planner.plan(request).messages()[-1]["content"]
-        '[Doc_1] first text\\n\\n[Doc_2] second text\\n\\nWhich?'
+        '[Doc_1] first text\n\n[Doc_2] second text\n\nWhich?'
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def render_turn(
 def render_messages(
     system: str | None, history: Sequence[Message] | None, content: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return OpenAI chat messages: the system text, the history as it was sent, this turn if any."""
+    """Return OpenAI chat messages: system text, history as it was sent, this turn if any."""
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})

@@ -39,7 +39,7 @@ def python_reference_blocks(max_characters: int = 1200) -> list[ReferenceBlock]:
     long by itself is split at line ends. A block of fewer than 80 characters joins the block
     before it, or the block after it where it opens its topic, so a block may be slightly longer
     than ``max_characters``; a single line that is too long is kept whole as well. Topics are
-    taken in sorted order, and of topics with the same text only the first.
+    taken in sorted order; a text that several of them repeat is taken once.
 
     Args:
         max_characters: Size that a block is filled up to, at least 160.
@@ -56,14 +56,11 @@ def python_reference_blocks(max_characters: int = 1200) -> list[ReferenceBlock]:
     # Imported here because the module is half a megabyte that only this demo needs.
     from pydoc_data.topics import topics
 
-    blocks: list[ReferenceBlock] = []
-    seen: set[str] = set()
+    blocks: dict[str, ReferenceBlock] = {}
     for topic in sorted(topics):
-        text = topics[topic]
-        if text not in seen:
-            seen.add(text)
-            blocks.extend(_topic_blocks(topic, text, max_characters))
-    return blocks
+        for block in _topic_blocks(topic, topics[topic], max_characters):
+            blocks.setdefault(block.text, block)
+    return list(blocks.values())
 
 
 def _topic_blocks(topic: str, text: str, max_characters: int) -> Iterator[ReferenceBlock]:

@@ -1,0 +1,1 @@
+"""The embedded demo: real documentation, real retrieval, no server and no download."""

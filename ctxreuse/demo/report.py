@@ -1,0 +1,167 @@
+"""What the demo shows: a table, one request before and after, a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from ctxreuse.cache import CacheUsage
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.evaluation.planfile import PlannedRequest
+from ctxreuse.evaluation.traces import Corpus, TraceRequest
+
+if TYPE_CHECKING:
+    from ctxreuse.demo.run import Outcome
+
+_COLOURS = ("#8c8c8c", "#e0a030", "#b06000", "#3f8fd2", "#1b4f8a")
+
+
+def print_setting(console: Console, corpus: Corpus, trace: Sequence[TraceRequest]) -> None:
+    """Say what is asked of what."""
+    conversations = {request.conversation_id for request in trace} - {None}
+    turns = sum(request.conversation_id is not None for request in trace)
+    console.print(
+        f"\n{len(trace)} questions ({turns} of them turns of {len(conversations)} conversations) "
+        f"about {len(corpus)} blocks of the Python language reference, "
+        f"{len(trace[0].blocks)} blocks a question.\n"
+    )
+
+
+def print_table(console: Console, outcomes: Sequence[Outcome], small_cache_tokens: int) -> None:
+    """Print hit ratios, prefilled tokens and planning time of all policies."""
+    table = Table(title="What the engine's prefix cache serves")
+    table.add_column("order of the blocks")
+    table.add_column("hit ratio", justify="right")
+    table.add_column("prefilled tokens", justify="right")
+    table.add_column("to as retrieved", justify="right")
+    table.add_column(f"hit ratio, {small_cache_tokens:,}", justify="right")
+    table.add_column(f"prefilled, {small_cache_tokens:,}", justify="right")
+    table.add_column("planning ms", justify="right")
+    baseline = sum(outcomes[0].unlimited, CacheUsage()).prefilled_tokens
+    deduplicated: bool | None = None
+    for outcome in outcomes:
+        if outcome.deduplicated != deduplicated:
+            deduplicated = outcome.deduplicated
+            table.add_section()
+            without = "left out" if deduplicated else "sent again"
+            table.add_row(f"[italic]blocks that a conversation shows already: {without}[/]")
+        unlimited = sum(outcome.unlimited, CacheUsage())
+        small = sum(outcome.small, CacheUsage())
+        table.add_row(
+            outcome.policy.name,
+            f"{unlimited.hit_ratio:.3f}",
+            f"{unlimited.prefilled_tokens:,}",
+            f"{unlimited.prefilled_tokens / baseline:.2f}",
+            f"{small.hit_ratio:.3f}",
+            f"{small.prefilled_tokens:,}",
+            f"{outcome.planning_ms:.3f}",
+        )
+    console.print(table)
+    console.print(
+        f"unlimited cache, and one of {small_cache_tokens:,} tokens; "
+        "hit ratio = prompt tokens served from the cache / prompt tokens"
+    )
+
+
+def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome]) -> None:
+    """Show one request as retrieved and as planned online: the one that gains most."""
+    retrieved, planned = (
+        next(
+            outcome
+            for outcome in outcomes
+            if outcome.policy.strategy == strategy
+            and outcome.policy.mode == "online"
+            and not outcome.deduplicated
+        )
+        for strategy in ("none", "reuse")
+    )
+    gains = [
+        after.cached_tokens - before.cached_tokens if plan.order_annotation else -1
+        for before, after, plan in zip(
+            retrieved.unlimited, planned.unlimited, planned.planned, strict=True
+        )
+    ]
+    position = gains.index(max(gains))
+    before, after = retrieved.planned[position], planned.planned[position]
+    console.print(f"\n[bold]One request before and after[/]: “{after.query}”\n")
+    table = Table(box=None)
+    for title, plan, usage in (
+        ("as retrieved", before, retrieved.unlimited[position]),
+        ("ctxreuse, online", after, planned.unlimited[position]),
+    ):
+        table.add_column(
+            f"{title}\n{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
+        )
+        del plan
+    cached_before, cached_after = (
+        _cached_blocks(plan, corpus, usage)
+        for plan, usage in (
+            (before, retrieved.unlimited[position]),
+            (after, planned.unlimited[position]),
+        )
+    )
+    for rank, (old, new) in enumerate(zip(before.blocks, after.blocks, strict=True)):
+        table.add_row(
+            _marked(f"{old}", rank < cached_before),
+            _marked(f"{new}  (was {before.blocks.index(new) + 1})", rank < cached_after),
+        )
+    console.print(table)
+    console.print("[green]green[/]: served from the prefix cache")
+    console.print(f"annotation: {after.order_annotation}", markup=False)
+
+
+def plot_hit_ratio(path: Path, outcomes: Sequence[Outcome], small_cache_tokens: int) -> None:
+    """Plot the hit ratio over the run, for both caches, with repeated blocks left out.
+
+    Args:
+        path: The PNG file to write.
+        outcomes: The policies' usages.
+        small_cache_tokens: Size of the small cache.
+
+    Raises:
+        MissingExtraError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("the demo's plot", "demo") from error
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2, sharey=True)
+    shown = [outcome for outcome in outcomes if outcome.deduplicated]
+    titles = ("unlimited cache", f"cache of {small_cache_tokens:,} tokens")
+    for panel, title, field in zip(panels, titles, ("unlimited", "small"), strict=True):
+        for outcome, colour in zip(shown, _COLOURS, strict=True):
+            ratios = [usage.hit_ratio for usage in accumulate(getattr(outcome, field))]
+            panel.plot(
+                range(1, len(ratios) + 1),
+                ratios,
+                label=outcome.policy.name,
+                color=colour,
+                linestyle="--" if outcome.policy.mode == "offline" else "-",
+            )
+        panel.set_title(title)
+        panel.set_xlabel("requests, in the order in which they ran")
+        panel.set_ylim(0, 1)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("hit ratio so far")
+    panels[0].legend(loc="upper left", fontsize="small")
+    figure.suptitle("Prompt tokens served from the prefix cache")
+    figure.savefig(path, dpi=110)
+
+
+def _cached_blocks(plan: PlannedRequest, corpus: Corpus, usage: CacheUsage) -> int:
+    """Return how many of the first blocks were served, to the nearest block."""
+    tokens = accumulate(corpus[block_id].tokens or 0 for block_id in plan.blocks)
+    return sum(total <= usage.cached_tokens for total in tokens)
+
+
+def _marked(text: str, cached: bool) -> str:
+    return f"[green]{text}[/]" if cached else text
