@@ -35,6 +35,7 @@ _NOBODY = -1
 
 _COMPARED_PAIRS = 24
 _NEARLY_AS_HEAVY = 0.7
+_HOLDERS_LOOKED_AT = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,18 @@ _Entry = tuple[int, int, int]
 
 
 class _Clusters:
-    """Clusters of contexts by number; merging makes a new number.
+    """Clusters of contexts by number; a merge makes a new number or keeps one of the two.
+
+    Blocks that very many contexts share would make every look-up slow. For those only the newest
+    holders are looked at as partners, and whether any other candidate holds the block is read from
+    a row of booleans. So weights are always exact; missed may be partners that share nothing but
+    such blocks, where one is as good as another.
 
     `content[c]` is the blocks common to all contexts of cluster c, as sorted block numbers.
     """
 
     def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int]) -> None:
         self.content = contents
-        self.children: list[tuple[int, ...]] = [()] * len(contents)
         self.parent = [_NOBODY] * len(contents)
         self._partners: dict[int, _Partners] = {}
         self._following: dict[tuple[int, int], _Partners] = {}
@@ -76,6 +81,12 @@ class _Clusters:
         for cluster, content in enumerate(contents):
             for block in content:
                 self._holders[block].append(cluster)
+        self._looked_at = max(_HOLDERS_LOOKED_AT, len(contents) // 16)
+        self._holds: dict[int, npt.NDArray[np.bool_]] = {}
+        for block, holders in enumerate(self._holders):
+            if len(holders) > self._looked_at:
+                self._holds[block] = np.zeros(capacity, dtype=bool)
+                self._holds[block][holders] = True
 
     def is_alive(self, cluster: int) -> bool:
         return self.parent[cluster] == _NOBODY
@@ -98,24 +109,39 @@ class _Clusters:
         return 2 * mine.weight + following.weight - mine.second_weight - its_other
 
     def merge(self, one: int, two: int) -> int:
-        """Put two clusters under a new one and return its number."""
-        merged = len(self.content)
+        """Put two clusters under one node and return its number.
+
+        A cluster whose content is part of the other's takes the other in and stays what it is, so
+        whatever names it as a partner stays right. (Else thousands of contexts around one common
+        block would each look for a new partner at every merge.)
+        """
         content = self._common(one, two)
+        if content == self.content[two]:
+            self._close(one, two)
+            return two
+        if content == self.content[one]:
+            self._close(two, one)
+            return one
+        merged = len(self.content)
         self.content.append(content)
-        self.children.append((one, two))
         self.parent.append(_NOBODY)
-        for cluster in (one, two):
-            self.parent[cluster] = merged
-            self._alive[cluster] = False
-            self._partners.pop(cluster, None)
-            for block in self.content[cluster]:
-                self._dead[block] += 1
         self._alive[merged] = True
         for block in content:
             self._holders[block].append(merged)
+            if block in self._holds:
+                self._holds[block][merged] = True
+        self._close(one, merged)
+        self._close(two, merged)
+        return merged
+
+    def _close(self, cluster: int, parent: int) -> None:
+        self.parent[cluster] = parent
+        self._alive[cluster] = False
+        self._partners.pop(cluster, None)
+        for block in self.content[cluster]:
+            self._dead[block] += 1
             if 2 * self._dead[block] > len(self._holders[block]):
                 self._drop_dead(block)
-        return merged
 
     def _still_hold(self, partners: _Partners) -> bool:
         return (partners.weight == 0 or self.is_alive(partners.best)) and (
@@ -128,22 +154,30 @@ class _Clusters:
         touched = []
         for block in content:
             holders = np.frombuffer(self._holders[block], dtype=np.int64)
-            shared[holders] += self._weights[block]
-            touched.append(holders)
+            if block in self._holds:
+                touched.append(holders[-self._looked_at :])
+            else:
+                shared[holders] += self._weights[block]
+                touched.append(holders)
         if not touched:
             return _NO_PARTNERS
         clusters = np.concatenate(touched)
+        for block in content:
+            if block in self._holds:
+                shared[clusters] += self._holds[block][clusters] * self._weights[block]
         shared[list(besides)] = 0
         found = shared[clusters]
         found *= self._alive[clusters]
         shared[clusters] = 0
-        first = found.argmax()
-        best, weight = clusters[first], found[first]
+        # among equals the newest: old ones are merged first, so it stays an answer for longest
+        weight = found.max()
         if not weight:
             return _NO_PARTNERS
+        best = clusters[found == weight].max()
         found[clusters == best] = 0
-        next_ = found.argmax()
-        return _Partners(int(best), int(weight), int(clusters[next_]), int(found[next_]))
+        second_weight = found.max()
+        second = clusters[found == second_weight].max()
+        return _Partners(int(best), int(weight), int(second), int(second_weight))
 
     def _common(self, one: int, two: int) -> tuple[int, ...]:
         held = set(self.content[two])
@@ -166,7 +200,7 @@ def merge_heaviest(
 
     Returns:
         For each cluster, the given ones first, its content; and the number of the cluster that it
-        was merged into, -1 for those left at the top. A parent's number is above its children's.
+        was put under, -1 for those left at the top.
     """
     clusters = _Clusters(list(contents), weights)
     heap: list[_Entry] = []
@@ -178,14 +212,16 @@ def merge_heaviest(
 
     def pop_heavy_pairs() -> list[_Entry]:
         heavy: list[_Entry] = []
+        seen: set[int] = set()
         while heap and len(heavy) < _COMPARED_PAIRS:
             bound, cluster, other = heap[0]
             if heavy and bound > _NEARLY_AS_HEAVY * heavy[0][0]:
                 break
             heapq.heappop(heap)
-            if not clusters.is_alive(cluster):
+            if cluster in seen or not clusters.is_alive(cluster):
                 continue
             if clusters.is_alive(other):
+                seen.add(cluster)
                 heavy.append((bound, cluster, other))
             else:
                 push(cluster)
@@ -221,20 +257,38 @@ def reuse_orders(
     cluster_of = [numbers.setdefault(tuple(sorted(context)), len(numbers)) for context in contexts]
     contents, parent = merge_heaviest(list(numbers), [int(weight) for weight in weights])
 
+    top_down = _parents_first(parent)
+
     # the earliest context of a cluster gives the order within its run of blocks
     earliest = [len(contexts)] * len(contents)
     for position, cluster in enumerate(cluster_of):
         earliest[cluster] = min(earliest[cluster], position)
-    for cluster, above in enumerate(parent):
+    for cluster in reversed(top_down):
+        above = parent[cluster]
         if above != _NOBODY:
             earliest[above] = min(earliest[above], earliest[cluster])
 
     orders: list[list[int]] = [[] for _ in contents]
-    for cluster in reversed(range(len(contents))):  # parents first
+    for cluster in top_down:
         above = parent[cluster]
         inherited = orders[above] if above != _NOBODY else []
         held, placed = set(contents[cluster]), set(inherited)
         orders[cluster] = inherited + [
-            block for block in contexts[earliest[cluster]] if block in held and block not in placed
+            block
+            for block in contexts[earliest[cluster]]
+            if block in held and block not in placed
         ]
     return [list(orders[cluster]) for cluster in cluster_of]
+
+
+def _parents_first(parent: list[int]) -> list[int]:
+    children: list[list[int]] = [[] for _ in parent]
+    order = []
+    for cluster, above in enumerate(parent):
+        if above == _NOBODY:
+            order.append(cluster)
+        else:
+            children[above].append(cluster)
+    for cluster in order:  # grows while it is walked
+        order += children[cluster]
+    return order

@@ -1,0 +1,148 @@
+"""How long planning takes: online, as a batch, and where nothing can be gained.
+
+Run with `make bench`; `python benchmarks/speed.py --small` leaves out the rows that take minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import time
+
+import numpy as np
+from generate import requests_of, topic_contexts
+from rich.console import Console
+from rich.table import Table
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cache import BlockLevelCache, CacheUsage
+from ctxreuse.planner import Strategy
+from ctxreuse.plans import Plan
+
+MEASURED = 2_000
+K = 15
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="leave out the 100,000-context rows")
+    arguments = parser.parse_args()
+    console = Console()
+    online(console, [2_000] if arguments.small else [2_000, 100_000])
+    batches(console, [12_000] if arguments.small else [12_000, 100_000])
+    special_batches(console)
+    no_overlap(console)
+
+
+def online(console: Console, sizes: list[int]) -> None:
+    """Print how long one arriving request takes with so many contexts in the index."""
+    table = Table(title=f"online, k={K}: one plan() with so many contexts in the index")
+    for column in ("contexts", "strategy", "median ms", "99th percentile ms", "hit ratio"):
+        table.add_column(column, justify="right")
+    strategies: list[Strategy] = ["reuse", "paper", "none"]
+    for size in sizes:
+        requests = requests_of(*topic_contexts(size + MEASURED, K))
+        for strategy in strategies if size <= 10_000 else strategies[::2]:
+            planner = ReusePlanner()
+            for request in requests[:size]:
+                planner.plan(request, strategy)
+            plans, times = [], []
+            gc.collect()
+            gc.freeze()  # what the set-up left alive is not collected again and again
+            for request in requests[size:]:
+                started = time.perf_counter()
+                plans.append(planner.plan(request, strategy))
+                times.append((time.perf_counter() - started) * 1000)
+            gc.unfreeze()
+            ratio = sum(plan.expected_cached_tokens for plan in plans) / sum(
+                block.tokens or 0 for plan in plans for block in plan.blocks
+            )
+            table.add_row(
+                f"{size:,}",
+                strategy,
+                f"{np.median(times):.3f}",
+                f"{np.percentile(times, 99):.3f}",
+                f"{ratio:.3f}",
+            )
+    console.print(table)
+
+
+def batches(console: Console, sizes: list[int]) -> None:
+    """Print how long a batch takes, and what it saves."""
+    table = Table(title=f"batch, k={K}: one plan_batch()")
+    for column in ("contexts", "seconds", "hit ratio", "as retrieved", "peak memory MB"):
+        table.add_column(column, justify="right")
+    for size in sizes:
+        requests = requests_of(*topic_contexts(size, K))
+        seconds, plans = _timed_batch(requests)
+        table.add_row(
+            f"{size:,}",
+            f"{seconds:.2f}",
+            f"{_hit_ratio(plans):.3f}",
+            f"{_hit_ratio(ReusePlanner().plan_batch(requests, 'none').plans):.3f}",
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024:,}",
+        )
+    console.print(table)
+
+
+def special_batches(console: Console, size: int = 5_000) -> None:
+    """Print how long batches take that have no structure, or nothing else."""
+    shapes = {
+        "all disjoint": [list(range(i * K, (i + 1) * K)) for i in range(size)],
+        "all identical": [list(range(K)) for _ in range(size)],
+        "all share one block": [[0, *range(1 + i * K, i * K + K)] for i in range(size)],
+    }
+    table = Table(title=f"special batches of {size:,}, k={K}")
+    for column in ("contexts", "batch seconds", "online seconds", "hit ratio"):
+        table.add_column(column, justify="right")
+    for name, contexts in shapes.items():
+        requests = requests_of(contexts)
+        seconds, plans = _timed_batch(requests)
+        planner = ReusePlanner()
+        started = time.perf_counter()
+        for request in requests:
+            planner.plan(request)
+        online_seconds = time.perf_counter() - started
+        table.add_row(name, f"{seconds:.2f}", f"{online_seconds:.2f}", f"{_hit_ratio(plans):.3f}")
+    console.print(table)
+
+
+def no_overlap(console: Console, size: int = 5_000) -> None:
+    """Print what planning costs a request when there is nothing to reuse."""
+    requests = requests_of([list(range(i * K, (i + 1) * K)) for i in range(size)])
+    table = Table(title=f"no overlap at all, {size:,} requests, k={K}: what planning adds")
+    for column in ("planned as", "ms a request"):
+        table.add_column(column, justify="right")
+    strategies: list[Strategy] = ["reuse", "none"]
+    for strategy in strategies:
+        planner = ReusePlanner()
+        started = time.perf_counter()
+        for request in requests:
+            planner.plan(request, strategy)
+        seconds = time.perf_counter() - started
+        table.add_row(f"online, {strategy}", f"{seconds / size * 1000:.4f}")
+    seconds, _ = _timed_batch(requests)
+    table.add_row("batch, reuse", f"{seconds / size * 1000:.4f}")
+    console.print(table)
+
+
+def _timed_batch(requests: list[ContextRequest]) -> tuple[float, tuple[Plan, ...]]:
+    planner = ReusePlanner()
+    started = time.perf_counter()
+    plans = planner.plan_batch(requests).plans
+    return time.perf_counter() - started, plans
+
+
+def _hit_ratio(plans: tuple[Plan, ...]) -> float:
+    cache, total = BlockLevelCache(), CacheUsage()
+    for plan in plans:
+        total += cache.serve(
+            [block.key for block in plan.blocks], [block.tokens or 0 for block in plan.blocks]
+        )
+    return total.hit_ratio
+
+
+if __name__ == "__main__":
+    main()
