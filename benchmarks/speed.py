@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="leave out the 100,000-context rows")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=130)
     online(console, [2_000] if arguments.small else [2_000, 100_000])
     batches(console, [12_000] if arguments.small else [12_000, 100_000])
     special_batches(console)

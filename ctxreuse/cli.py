@@ -169,7 +169,7 @@ def simulate(
     for name, value in figures.items():
         shown = f"{value:,}" if isinstance(value, int) else value
         table.add_row(name.replace("_", " "), "unlimited" if value is None else str(shown))
-    Console().print(table)
+    _output_console().print(table)
 
 
 @app.command()
@@ -184,12 +184,18 @@ def demo(
     """
     from ctxreuse.demo.run import run_demo
 
-    run_demo(output, Console())
+    run_demo(output, _output_console())
 
 
 def _only_one_from_standard_input(*paths: str) -> None:
     if paths.count(STANDARD_STREAM) > 1:
         raise InputFileError("only one file can be read from standard input ('-')")
+
+
+def _output_console() -> Console:
+    """Return a console that does not squeeze tables where no terminal sets a width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=110)
 
 
 @contextmanager

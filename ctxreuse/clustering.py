@@ -274,9 +274,7 @@ def reuse_orders(
         inherited = orders[above] if above != _NOBODY else []
         held, placed = set(contents[cluster]), set(inherited)
         orders[cluster] = inherited + [
-            block
-            for block in contexts[earliest[cluster]]
-            if block in held and block not in placed
+            block for block in contexts[earliest[cluster]] if block in held and block not in placed
         ]
     return [list(orders[cluster]) for cluster in cluster_of]
 

@@ -47,11 +47,10 @@ def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedCont
     leaves: list[Sequence[int]] = []
     positions: list[int] = []
     for context in contexts:
-        content = frozenset(context)
-        if content not in leaf_of:
-            leaf_of[content] = len(leaves)
+        leaf = leaf_of.setdefault(frozenset(context), len(leaves))
+        if leaf == len(leaves):
             leaves.append(context)
-        positions.append(leaf_of[content])
+        positions.append(leaf)
     if len(leaves) > MAX_CONTEXTS:
         raise BatchTooLargeError(
             f"strategy 'paper' compares all pairs and takes at most {MAX_CONTEXTS} distinct "

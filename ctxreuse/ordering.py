@@ -1,92 +1,104 @@
-"""The order of one new context (online): which blocks go in front, and how the rest follows."""
+"""The order of one arriving context (online): what goes in front, and how the rest follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 
 from ctxreuse.blocks import BlockKey
 from ctxreuse.cooccurrence import Cooccurrence
-from ctxreuse.distance import context_distance
 from ctxreuse.index import ContextIndex, Node
 
 ENGINE_BLOCK_TOKENS = 16
 """Engines reuse whole blocks of this many tokens; a shorter common prefix saves nothing."""
 
+_TRIED_AT_LEAST = 32
+_TRIED_ALWAYS = 256
+_TRIED_LATER = 4
+_FORGETTING = 0.998
+_SHADOW_NODES = 2_000
 
-def reuse_order(
-    context: Mapping[BlockKey, int], index: ContextIndex, root: Node, recent: Cooccurrence
-) -> list[BlockKey]:
-    """Order a context by what is cached, then by what later requests are likely to share.
+
+class OnlineOrder:
+    """Orders the arriving requests of one tenant.
 
     The best cached path comes first. The papers append the remaining blocks as retrieved; but their
-    order is what later requests can share, so here they follow by co-occurrence. A path shorter
-    than one engine block saves nothing and is no reason to move anything.
+    order is what later requests can share, and mostly more is shared if they follow by
+    co-occurrence. Not always: where similar questions get the same first blocks, the retriever's
+    order is as good and needs no annotation. So both are tried on the tenant's own requests, each
+    in a small index of its own, as if it had always been used: what it would have found cached,
+    less what its annotations would have cost. The one that is ahead orders the next request.
 
-    Args:
-        context: Block -> weight (tokens, at least 1), in the retriever's order.
-        index: The tenant's context index.
-        root: The root of the request's system text.
-        recent: The tenant's recent requests.
-
-    Returns:
-        A permutation of the context's keys.
+    Every request is tried at first, then every fourth: that halves the cost and the two stay
+    comparable, since both see the same requests.
     """
-    match = index.search(root, context)
-    placed = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
-    if len(placed) == len(context):
-        return list(placed)
-    taken = set(placed)
-    rest = {key: weight for key, weight in context.items() if key not in taken}
-    return [*placed, *recent.continuation(placed, rest)]
+
+    def __init__(self, recent: Cooccurrence) -> None:
+        self._recent = recent
+        self._requests = 0
+        self._shadows = {
+            True: ContextIndex(max_nodes=_SHADOW_NODES),
+            False: ContextIndex(max_nodes=_SHADOW_NODES),
+        }
+        self._gains = {True: 0.0, False: 0.0}
+
+    @property
+    def follows_cooccurrence(self) -> bool:
+        """Whether co-occurrence, rather than the retriever, orders what is behind a cached path."""
+        return self._requests < _TRIED_AT_LEAST or self._gains[True] >= self._gains[False]
+
+    def size(self) -> int:
+        """Return how many index nodes this holds."""
+        return sum(shadow.statistics().nodes for shadow in self._shadows.values())
+
+    def order(
+        self, context: Mapping[BlockKey, int], index: ContextIndex, root: Node
+    ) -> list[BlockKey]:
+        """Order a context.
+
+        Args:
+            context: Block -> weight (tokens, at least 1), in the retriever's order.
+            index: The tenant's context index.
+            root: The root of the request's system text.
+
+        Returns:
+            A permutation of the context's keys.
+        """
+        _, order = self._arrange(context, index, root, self.follows_cooccurrence)
+        return order
+
+    def learn(self, context: Mapping[BlockKey, int], system: Hashable) -> None:
+        """Try both continuations on a request, before it counts as a recent one."""
+        self._requests += 1
+        if self._requests > _TRIED_ALWAYS and self._requests % _TRIED_LATER:
+            return
+        annotation = _annotation_tokens(len(context))
+        for by_cooccurrence, shadow in self._shadows.items():
+            root = shadow.root(system)
+            cached, order = self._arrange(context, shadow, root, by_cooccurrence)
+            gain = cached if order == list(context) else cached - annotation
+            self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
+            weights = [context[key] for key in order]
+            shadow.insert(root, order, weights, self._requests, self._requests)
+
+    def _arrange(
+        self,
+        context: Mapping[BlockKey, int],
+        index: ContextIndex,
+        root: Node,
+        by_cooccurrence: bool,
+    ) -> tuple[int, list[BlockKey]]:
+        """Return the weight of the cached path and the order that begins with it."""
+        match = index.search(root, context)
+        # a shorter path saves nothing and is no reason to move anything
+        placed = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
+        taken = set(placed)
+        rest = {key: weight for key, weight in context.items() if key not in taken}
+        if not rest:
+            return match.weight, list(placed)
+        following = self._recent.continuation(placed, rest) if by_cooccurrence else rest
+        return match.weight, [*placed, *following]
 
 
-def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> list[BlockKey]:
-    """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
-
-    Where the paper leaves a choice, this takes what saves more:
-
-    - A node's blocks that the context lacks cannot be put in front (Algorithm 2 on a leaf match
-      would inject them), so only children whose first block is in the context are candidates, and
-      a node counts only as far as its run consists of blocks of the context.
-    - Algorithm 1 returns a leaf where the text stops above it; stopping inside its run covers both.
-    - Children at equal distance: the one that more requests share, then the older one. (The
-      paper's C6 ties C3 and C4, which two requests share.)
-
-    Args:
-        context: Block -> weight, in the retriever's order.
-        root: The root of the request's system text.
-        alpha: Weight of the ranks in the distance.
-
-    Returns:
-        A permutation of the context's keys.
-    """
-    retrieved = list(context)
-    prefix: list[BlockKey] = []
-    node = root
-    while True:
-        closest: tuple[float, int] | None = None
-        chosen: Node | None = None
-        for child in node.children.values():
-            if not child.run or child.edge not in context:
-                continue
-            distance = context_distance(retrieved, prefix + list(child.run), alpha)
-            if closest is None or (distance, -child.uses) < closest:
-                closest, chosen = (distance, -child.uses), child
-        if chosen is None:
-            break
-        matched = _leading(chosen.run, context)
-        prefix += matched
-        if len(matched) < len(chosen.run):
-            break
-        node = chosen
-    taken = set(prefix)
-    return prefix + [key for key in retrieved if key not in taken]
-
-
-def _leading(run: Sequence[BlockKey], context: Mapping[BlockKey, int]) -> list[BlockKey]:
-    leading: list[BlockKey] = []
-    for key in run:
-        if key not in context:
-            break
-        leading.append(key)
-    return leading
+def _annotation_tokens(blocks: int) -> int:
+    """Return about how long an order annotation is: some words, and a label for each block."""
+    return 20 + 6 * blocks

@@ -18,9 +18,10 @@ from ctxreuse.batches import BatchContext, arrange
 from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.chat import Conversation
 from ctxreuse.conversations import EMPTY_HISTORY, History
+from ctxreuse.descent import paper_order
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
 from ctxreuse.index import Evicted, IndexStatistics
-from ctxreuse.ordering import ENGINE_BLOCK_TOKENS, paper_order, reuse_order
+from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.plans import BatchPlan, Plan
 from ctxreuse.prompts import Reference, SentBlock
 from ctxreuse.tenants import Tenants, TenantState
@@ -213,7 +214,9 @@ class ReusePlanner:
         root = turn.state.index.root(turn.request.system)
         if strategy == "paper":
             return paper_order(turn.weights, root, self._alpha)
-        return reuse_order(turn.weights, turn.state.index, root, turn.state.recent)
+        order = turn.state.online.order(turn.weights, turn.state.index, root)
+        turn.state.online.learn(turn.weights, turn.request.system)
+        return order
 
     def _batch_context(self, request: ContextRequest) -> BatchContext:
         weights = self._weights(request.unique_blocks)
@@ -276,6 +279,7 @@ class ReusePlanner:
             root = index.root(request.system)
             inserted = index.insert(root, sent, weights, request_id, now)
             turn.state.recent.add(sent)
+        self._tenants.enforce_bounds(turn.state)
         if request.conversation_id is not None:
             blocks = [turn.blocks[key] for key in sent]
             conversations.remember(

@@ -13,19 +13,22 @@ from dataclasses import dataclass
 from ctxreuse.conversations import Conversations
 from ctxreuse.cooccurrence import Cooccurrence
 from ctxreuse.index import ContextIndex, Evicted, IndexStatistics
+from ctxreuse.ordering import OnlineOrder
 
 
 @dataclass(slots=True)
 class TenantState:
-    """One tenant's index, recent requests and conversations."""
+    """One tenant's index, recent requests, the order that suits them, and conversations."""
 
     index: ContextIndex
     recent: Cooccurrence
+    online: OnlineOrder
     conversations: Conversations
+    counted_nodes: int = 0
 
 
 class Tenants:
-    """The states of all tenants; the least recently active goes when there are too many.
+    """The states of all tenants; the least recently active goes when they become too large.
 
     Each tenant's index is bounded by the whole capacity on its own. A common bound would let one
     tenant's requests push out another's, and so change its plans; the price is that tenants who
@@ -33,26 +36,50 @@ class Tenants:
 
     Args:
         capacity_tokens: What the engine's cache holds, or None.
+        max_nodes: Bound on the index nodes of all tenants together (some 500 bytes each).
         max_tenants: How many tenants are remembered.
     """
 
-    def __init__(self, capacity_tokens: int | None, max_tenants: int = 1_000) -> None:
+    def __init__(
+        self,
+        capacity_tokens: int | None,
+        max_nodes: int = 1_000_000,
+        max_tenants: int = 1_000,
+    ) -> None:
         self._capacity_tokens = capacity_tokens
+        self._max_nodes = max_nodes
         self._max_tenants = max_tenants
+        self._nodes = 0
         self._states: OrderedDict[str, TenantState] = OrderedDict()
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known."""
         state = self._states.get(tenant)
         if state is None:
+            recent = Cooccurrence()
             state = self._states[tenant] = TenantState(
-                ContextIndex(self._capacity_tokens), Cooccurrence(), Conversations()
+                ContextIndex(self._capacity_tokens, self._max_nodes),
+                recent,
+                OnlineOrder(recent),
+                Conversations(),
             )
             if len(self._states) > self._max_tenants:
-                self._states.popitem(last=False)
+                self._forget_oldest()
         else:
             self._states.move_to_end(tenant)
         return state
+
+    def enforce_bounds(self, state: TenantState) -> None:
+        """Forget idle tenants while the active one's growth takes all together over the bound."""
+        nodes = state.index.statistics().nodes + state.online.size()
+        self._nodes += nodes - state.counted_nodes
+        state.counted_nodes = nodes
+        while self._nodes > self._max_nodes and len(self._states) > 1:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, state = self._states.popitem(last=False)
+        self._nodes -= state.counted_nodes
 
     def evict(self, request_ids: Iterable[str | int]) -> Evicted:
         """Forget requests in whichever tenant's index they are."""

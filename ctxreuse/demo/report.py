@@ -36,35 +36,37 @@ def print_table(console: Console, outcomes: Sequence[Outcome], small_cache_token
     """Print hit ratios, prefilled tokens and planning time of all policies."""
     table = Table(title="What the engine's prefix cache serves")
     table.add_column("order of the blocks")
-    table.add_column("hit ratio", justify="right")
-    table.add_column("prefilled tokens", justify="right")
-    table.add_column("to as retrieved", justify="right")
-    table.add_column(f"hit ratio, {small_cache_tokens:,}", justify="right")
-    table.add_column(f"prefilled, {small_cache_tokens:,}", justify="right")
-    table.add_column("planning ms", justify="right")
-    baseline = sum(outcomes[0].unlimited, CacheUsage()).prefilled_tokens
+    for cache in ("unlimited", f"{small_cache_tokens:,}"):
+        table.add_column(f"hit ratio\n{cache}", justify="right")
+        table.add_column(f"prefilled\n{cache}", justify="right")
+        table.add_column("to as\nretrieved", justify="right")
+    table.add_column("planning\nms", justify="right")
+    baselines = [
+        sum(usages, CacheUsage()).prefilled_tokens
+        for usages in (outcomes[0].unlimited, outcomes[0].small)
+    ]
     deduplicated: bool | None = None
     for outcome in outcomes:
         if outcome.deduplicated != deduplicated:
             deduplicated = outcome.deduplicated
             table.add_section()
-            without = "left out" if deduplicated else "sent again"
-            table.add_row(f"[italic]blocks that a conversation shows already: {without}[/]")
-        unlimited = sum(outcome.unlimited, CacheUsage())
-        small = sum(outcome.small, CacheUsage())
-        table.add_row(
-            outcome.policy.name,
-            f"{unlimited.hit_ratio:.3f}",
-            f"{unlimited.prefilled_tokens:,}",
-            f"{unlimited.prefilled_tokens / baseline:.2f}",
-            f"{small.hit_ratio:.3f}",
-            f"{small.prefilled_tokens:,}",
-            f"{outcome.planning_ms:.3f}",
-        )
+            words = "with" if deduplicated else "without"
+            table.add_row(f"[italic]{words} de-duplication[/]")
+        figures = []
+        for usages, baseline in zip((outcome.unlimited, outcome.small), baselines, strict=True):
+            total = sum(usages, CacheUsage())
+            figures += [
+                f"{total.hit_ratio:.3f}",
+                f"{total.prefilled_tokens:,}",
+                f"{total.prefilled_tokens / baseline:.2f}",
+            ]
+        table.add_row(outcome.policy.name, *figures, f"{outcome.planning_ms:.3f}")
     console.print(table)
     console.print(
-        f"unlimited cache, and one of {small_cache_tokens:,} tokens; "
-        "hit ratio = prompt tokens served from the cache / prompt tokens"
+        "hit ratio: prompt tokens served from the cache / prompt tokens\n"
+        "prefilled: tokens that the engine has to compute, so lower is better\n"
+        f"unlimited, {small_cache_tokens:,}: tokens that the cache holds\n"
+        "de-duplication: blocks that a conversation shows already are left out"
     )
 
 
@@ -90,14 +92,12 @@ def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome])
     before, after = retrieved.planned[position], planned.planned[position]
     console.print(f"\n[bold]One request before and after[/]: “{after.query}”\n")
     table = Table(box=None)
-    for title, plan, usage in (
-        ("as retrieved", before, retrieved.unlimited[position]),
-        ("ctxreuse, online", after, planned.unlimited[position]),
-    ):
+    for outcome in (retrieved, planned):
+        usage = outcome.unlimited[position]
         table.add_column(
-            f"{title}\n{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
+            f"{outcome.policy.name}\n"
+            f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
         )
-        del plan
     cached_before, cached_after = (
         _cached_blocks(plan, corpus, usage)
         for plan, usage in (

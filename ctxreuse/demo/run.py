@@ -149,15 +149,17 @@ def _replay(
         trace, planner, policy.mode, policy.strategy, conversations=True, advance=advance
     )
     planning_ms = (time.perf_counter() - started) * 1000 / len(trace)
-    usages = []
-    for capacity in (None, SMALL_CACHE_TOKENS):
-        cache = PrefixCacheSimulator(capacity)
-        served = []
-        for usage in simulate_tokens(planned, corpus, cache, tokenizer):
-            served.append(usage)
+
+    def served(capacity: int | None) -> list[CacheUsage]:
+        usages = []
+        for usage in simulate_tokens(planned, corpus, PrefixCacheSimulator(capacity), tokenizer):
+            usages.append(usage)
             advance()
-        usages.append(served)
-    return Outcome(policy, deduplicate, planned, *usages, planning_ms)
+        return usages
+
+    return Outcome(
+        policy, deduplicate, planned, served(None), served(SMALL_CACHE_TOKENS), planning_ms
+    )
 
 
 def _results(outcomes: list[Outcome]) -> list[dict[str, object]]:

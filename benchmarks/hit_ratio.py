@@ -1,0 +1,112 @@
+"""Hit ratios on public retrieval traces, next to what the published peer reaches on them.
+
+Block level: prompt tokens of blocks already in the prefix cache / all block tokens. Reads the
+folder named by CTXREUSE_DATA: for each data set `corpus.jsonl` and `trace_kN.jsonl`, and
+`peer.json` with the peer's figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache import BlockLevelCache, CacheUsage
+from ctxreuse.evaluation.replay import Mode, plan_trace
+from ctxreuse.evaluation.simulate import simulate_blocks, total_usage
+from ctxreuse.evaluation.traces import Corpus, TraceRequest, read_corpus, read_trace
+from ctxreuse.planner import Strategy
+
+TRACES = ("xquad_k5", "xquad_k15", "mtrag_k5", "mtrag_k10", "locomo_k20", "locomo_k100")
+SMALL_CACHE_TOKENS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One policy on one trace."""
+
+    unlimited: CacheUsage
+    small: CacheUsage
+    planning_ms: float
+
+
+def main() -> int:
+    """Print the tables; return 1 if there is no data."""
+    folder = os.environ.get("CTXREUSE_DATA")
+    if not folder or not (Path(folder) / "peer.json").exists():
+        print(
+            "hit_ratio: set CTXREUSE_DATA to a folder with traces and peer.json; nothing measured"
+        )
+        return 1
+    data = Path(folder)
+    peer = json.loads((data / "peer.json").read_text())
+    console = Console(width=130)
+    for mode in ("offline", "online"):
+        _compare(console, data, peer, mode)
+    return 0
+
+
+def _compare(console: Console, data: Path, peer: dict[str, dict[str, float]], mode: Mode) -> None:
+    table = Table(title=f"{mode}, unlimited cache and one of {SMALL_CACHE_TOKENS:,} tokens")
+    for column in (
+        "trace",
+        "as retrieved",
+        "peer",
+        "papers' order",
+        "ctxreuse",
+        "to peer",
+        "peer, small",
+        "ctxreuse, small",
+        "peer ms",
+        "ctxreuse ms",
+    ):
+        table.add_column(column, justify="right")
+    ratios = []
+    for name in TRACES:
+        folder, k = name.split("_")
+        corpus = read_corpus(str(data / folder / "corpus.jsonl"))
+        trace = read_trace(str(data / folder / f"trace_{k}.jsonl"), corpus)
+        none, paper, reuse = (
+            _measure(trace, corpus, mode, strategy) for strategy in ("none", "paper", "reuse")
+        )
+        figures = peer[name]
+        theirs = figures[f"contextpilot_{mode}"]
+        ratios.append(reuse.unlimited.hit_ratio / theirs)
+        table.add_row(
+            name,
+            f"{none.unlimited.hit_ratio:.4f}",
+            f"{theirs:.4f}",
+            f"{paper.unlimited.hit_ratio:.4f}",
+            f"{reuse.unlimited.hit_ratio:.4f}",
+            f"{ratios[-1]:.3f}",
+            f"{figures[f'contextpilot_{mode}_small']:.4f}",
+            f"{reuse.small.hit_ratio:.4f}",
+            f"{figures[f'contextpilot_{mode}_ms_per_request']:.3f}",
+            f"{reuse.planning_ms:.3f}",
+        )
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    console.print(table)
+    console.print(f"geometric mean of ctxreuse / peer, {mode}: {mean:.3f}\n")
+
+
+def _measure(trace: list[TraceRequest], corpus: Corpus, mode: Mode, strategy: Strategy) -> Measured:
+    started = time.perf_counter()
+    planned = plan_trace(trace, ReusePlanner(), mode, strategy)
+    planning_ms = (time.perf_counter() - started) * 1000 / len(trace)
+    unlimited, small = (
+        total_usage(simulate_blocks(planned, corpus, BlockLevelCache(capacity)))
+        for capacity in (None, SMALL_CACHE_TOKENS)
+    )
+    return Measured(unlimited, small, planning_ms)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

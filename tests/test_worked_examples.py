@@ -1,0 +1,144 @@
+"""The papers' worked examples, through the public door."""
+
+import pytest
+from planning_helpers import (
+    assistant,
+    big_request,
+    block,
+    location_words,
+    order_words,
+    request,
+    sent_ids,
+    user,
+)
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cache import BlockLevelCache
+
+BATCH = (("C1", (2, 1, 3)), ("C2", (2, 6, 1)), ("C3", (4, 1, 0)))
+ARRIVING = (("C6", (2, 1, 4)), ("C3", (4, 1, 0)), ("C7", (5, 7, 8)), ("C8", (1, 2, 9)))
+
+
+def ask(name_and_ids, make=request):
+    name, block_ids = name_and_ids
+    return make(block_ids, request_id=name)
+
+
+def reused_blocks(orders, capacity_blocks):
+    cache = BlockLevelCache(capacity_blocks)
+    return [
+        cache.serve([block(i).key for i in order], [1] * len(order)).cached_tokens
+        for order in orders
+    ]
+
+
+both_strategies = pytest.mark.parametrize("strategy", ["reuse", "paper"])
+any_length = pytest.mark.parametrize("make", [request, big_request], ids=["short", "long"])
+
+
+@both_strategies
+@any_length
+def test_the_papers_batch_is_ordered_by_what_its_contexts_share(strategy, make):
+    batch = ReusePlanner().plan_batch([ask(entry, make) for entry in BATCH], strategy)
+
+    assert batch.order == (0, 1, 2)
+    assert [plan.request_id for plan in batch.plans] == ["C1", "C2", "C3"]
+    assert [sent_ids(plan) for plan in batch.plans] == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
+    assert [plan.order_annotation for plan in batch.plans] == [
+        order_words(2, 1, 3),
+        order_words(2, 3, 1),
+        order_words(2, 1, 3),
+    ]
+
+
+@both_strategies
+@any_length
+def test_contexts_that_arrive_after_the_batch_follow_its_cached_paths(strategy, make):
+    planner = ReusePlanner()
+    planner.plan_batch([ask(entry, make) for entry in BATCH], strategy)
+
+    arriving = [(2, 1, 4), (5, 7, 8), (1, 2, 9)]
+    plans = [planner.plan(make(block_ids), strategy) for block_ids in arriving]
+
+    assert [sent_ids(plan) for plan in plans] == [[1, 2, 4], [5, 7, 8], [1, 2, 9]]
+    assert [plan.order_annotation for plan in plans] == [order_words(2, 1, 3), None, None]
+    blocks_1_and_2 = 2 * (3 if make is request else 100)
+    assert [plan.expected_cached_tokens for plan in plans] == [blocks_1_and_2, 0, blocks_1_and_2]
+
+
+@both_strategies
+@any_length
+def test_figure_7_the_scheduled_order_reuses_three_blocks_where_arrival_reuses_one(strategy, make):
+    planner = ReusePlanner()
+    planner.plan_batch([ask(entry, make) for entry in BATCH], strategy)
+    ordered = {
+        name: sent_ids(planner.plan(ask((name, block_ids), make), strategy))
+        for name, block_ids in ARRIVING
+    }
+    assert list(ordered.values()) == [[1, 2, 4], [1, 4, 0], [5, 7, 8], [1, 2, 9]]
+    assert reused_blocks(ordered.values(), capacity_blocks=3) == [0, 1, 0, 0]
+    scheduled = [ordered[name] for name in ("C6", "C8", "C3", "C7")]
+    assert reused_blocks(scheduled, capacity_blocks=3) == [0, 2, 1, 0]
+
+    batch = ReusePlanner().plan_batch([ask(entry, make) for entry in ARRIVING], strategy)
+    assert sum(reused_blocks([sent_ids(plan) for plan in batch.plans], capacity_blocks=3)) == 3
+
+
+@any_length
+def test_figure_7_this_packages_batch_runs_in_the_papers_order(make):
+    batch = ReusePlanner().plan_batch([ask(entry, make) for entry in ARRIVING])
+
+    assert [plan.request_id for plan in batch.plans] == ["C6", "C8", "C3", "C7"]
+    assert batch.order == (0, 3, 1, 2)
+    assert [sent_ids(plan) for plan in batch.plans] == [[1, 2, 4], [1, 2, 9], [1, 4, 0], [5, 7, 8]]
+
+
+@pytest.mark.parametrize("strategy", ["reuse", "paper", "none"])
+def test_the_second_turn_refers_to_what_the_first_one_showed_and_sends_the_rest(strategy):
+    planner = ReusePlanner()
+    first = planner.plan(
+        request((1, 2, 4), "First?", history=[], conversation_id="c", system="Be brief."), strategy
+    )
+    history = [*first.messages()[1:], assistant("Yes.")]
+    second = planner.plan(
+        ContextRequest(
+            [block(1), block(5), block(2)],
+            "Second?",
+            history=history,
+            conversation_id="c",
+            system="Be brief.",
+        ),
+        strategy,
+    )
+
+    assert sent_ids(second) == [5]
+    assert second.references == (1, 2)
+    assert second.location_annotations == (location_words(1), location_words(2))
+    assert second.order_annotation is None
+    assert second.labels == {"[Doc_1]": 1, "[Doc_2]": 2, "[Doc_3]": 4, "[Doc_4]": 5}
+    assert second.messages() == [
+        {"role": "system", "content": "Be brief."},
+        user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 4\n\nFirst?"),
+        assistant("Yes."),
+        user(
+            "Please refer to [Doc_1] in the previous conversation.\n\n"
+            "[Doc_4] text of 5\n\n"
+            "Please refer to [Doc_2] in the previous conversation.\n\n"
+            "Second?"
+        ),
+    ]
+
+
+def test_the_annotations_have_the_papers_words():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3)))
+    moved = planner.plan(big_request((2, 1, 3), "Which?", history=[], conversation_id="c"))
+
+    assert moved.order_annotation == (
+        "Please read the context in the following priority order: "
+        "[Doc_2] > [Doc_1] > [Doc_3] and answer the question."
+    )
+    later = planner.plan(
+        request((1,), "And?", history=moved.messages(), conversation_id="c"),
+    )
+    assert later.content == "Please refer to [Doc_1] in the previous conversation.\n\nAnd?"
