@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NewType, TypeAlias
@@ -174,5 +175,12 @@ def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
                 f"a chat message in history must be a dict with 'role' and 'content', "
                 f"not {describe(message)}"
             )
-    # copies, so that a caller who edits his list later does not change the plan
-    return tuple(dict(message) for message in messages)
+    return tuple(copied_message(message) for message in messages)
+
+
+def copied_message(message: Message) -> dict[str, Any]:
+    """Return a copy that shares nothing that can change, so that edits of one leave the other."""
+    return {
+        name: value if isinstance(value, str) else deepcopy(value)
+        for name, value in message.items()
+    }

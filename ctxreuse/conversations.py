@@ -106,7 +106,7 @@ class Conversations:
         record = None if conversation_id is None else self._records.get(conversation_id)
         recorded: dict[int, list[ShownBlock]] = {}
         if record is not None:
-            for (ordinal, _), shown in record.shown.items():
+            for (ordinal, _), shown in reversed(record.shown.items()):  # the latest is right
                 recorded.setdefault(ordinal, []).append(shown)
         labels: dict[str, BlockId] = {}
         label_of: dict[BlockKey, str] = {}
@@ -169,10 +169,13 @@ def _stands_at(
     end = first + shown.length
     after = templates.after_text
     return (
-        (start == 0 or text[start - 1] == "\n")
+        (start == 0 or text.endswith(("\n", templates.separator), 0, start))
         and text.startswith(before, start)
         and len(text) >= end + len(after)
         and text.startswith(after, end)
-        and text[end + len(after) : end + len(after) + 1] in ("", "\n")
+        and (
+            len(text) == end + len(after)
+            or text.startswith(("\n", templates.separator), end + len(after))
+        )
         and text_digest(text[first:end]) == shown.digest
     )

@@ -18,6 +18,7 @@ from itertools import count
 from ctxreuse.blocks import BlockKey
 
 _SEARCH_VISITS = 256
+_REQUESTS_A_NODE = 4
 
 
 class Node:
@@ -115,7 +116,8 @@ class ContextIndex:
 
     Args:
         capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
-        max_nodes: Bound on memory, whatever the capacity; also on the request ids remembered.
+        max_nodes: Bound on memory, whatever the capacity; four times as many request ids are
+            remembered.
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
@@ -138,6 +140,10 @@ class ContextIndex:
         if root is None:
             root = self._roots[system] = Node(None, system, (), ())
         return root
+
+    def knows(self, request_id: str | int) -> bool:
+        """Return whether a request of this id is remembered."""
+        return request_id in self._by_request
 
     def holds(self, node: Node) -> bool:
         """Return whether the node is still part of the tree."""
@@ -348,9 +354,10 @@ class ContextIndex:
         earlier = self._by_request.pop(request_id, None)
         if earlier is not None:
             earlier.request_ids.pop(request_id, None)
+            self._note_leaf(earlier)
         self._by_request[request_id] = node
         node.request_ids[request_id] = None
-        if len(self._by_request) > self.max_nodes:
+        if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
             forgotten = next(iter(self._by_request))
             end = self._by_request.pop(forgotten)
             end.request_ids.pop(forgotten, None)

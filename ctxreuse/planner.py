@@ -31,6 +31,7 @@ Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
 
 _REMEMBERED_COUNTS = 100_000
+_HEAVIEST_BLOCK = 2**40  # sums of weights stay within 64 bits
 
 
 class ReusePlanner:
@@ -105,7 +106,8 @@ class ReusePlanner:
             InvalidRequestError: If `request` is no ContextRequest.
             UnknownStrategyError: If there is no such strategy.
         """
-        _check(request, strategy)
+        _check_strategy(strategy)
+        _check_request(request)
         with self._lock:
             turn = self._open_turn(request)
             return self._send(turn, self._order(turn, strategy))
@@ -134,14 +136,15 @@ class ReusePlanner:
                 "use plan() for a single one"
             )
         batch = list(requests)
+        _check_strategy(strategy)
         for position, request in enumerate(batch):
-            _check(request, strategy, position)
+            _check_request(request, position)
+        with self._lock:  # counts all tokens too, before anything is recorded
+            contexts = [self._batch_context(request) for request in batch]
         if strategy == "none":
             return BatchPlan(
                 tuple(self.plan(request, strategy) for request in batch), tuple(range(len(batch)))
             )
-        with self._lock:
-            contexts = [self._batch_context(request) for request in batch]
         # without the lock: a large batch takes seconds, and others only add to what is cached
         arrangement = arrange(contexts, strategy, self._alpha)
         plans = []
@@ -161,8 +164,14 @@ class ReusePlanner:
             raise InvalidRequestError(
                 f"request_ids must be a list of ids, not {describe(request_ids)}"
             )
+        ids = list(request_ids)
+        for request_id in ids:
+            if not isinstance(request_id, (str, int)):
+                raise InvalidRequestError(
+                    f"a request id must be a string or an integer, not {describe(request_id)}"
+                )
         with self._lock:
-            return self._tenants.evict(request_ids)
+            return self._tenants.evict(ids)
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many tokens, the least recently used.
@@ -230,7 +239,7 @@ class ReusePlanner:
 
     def _send(self, turn: _Turn, order: list[BlockKey]) -> Plan:
         """Make the plan for an order, and record that it is sent."""
-        request, templates = turn.request, self._templates
+        request, templates, index = turn.request, self._templates, turn.state.index
         shown = turn.history.label_of if self._deduplicate else {}
         sent = [key for key in order if key not in shown]
         ordinals = turn.history.next_ordinals(len(sent))
@@ -241,7 +250,7 @@ class ReusePlanner:
         if not request.history and order != list(turn.blocks):
             annotation = templates.order_annotation([label_of[key] for key in turn.blocks])
         request_id = request.request_id
-        if request_id is None:
+        while request_id is None or (request.request_id is None and index.knows(request_id)):
             request_id = f"request-{next(self._request_number)}"
         return Plan(
             request=request,
@@ -292,7 +301,9 @@ class ReusePlanner:
 
     def _weights(self, blocks: dict[BlockKey, ContextBlock]) -> dict[BlockKey, int]:
         """Return each block's weight: its tokens, at least 1, for it has a label."""
-        return {key: self._tokens(block) or 1 for key, block in blocks.items()}
+        return {
+            key: min(self._tokens(block) or 1, _HEAVIEST_BLOCK) for key, block in blocks.items()
+        }
 
     def _tokens(self, block: ContextBlock) -> int:
         if block.tokens is not None:
@@ -316,12 +327,15 @@ class _Turn:
     history: History
 
 
-def _check(request: object, strategy: object, position: int | None = None) -> None:
+def _check_strategy(strategy: object) -> None:
     if strategy not in get_args(Strategy):
         raise UnknownStrategyError(
             f"there is no strategy {describe(strategy)}; "
             f"choose one of {', '.join(map(repr, get_args(Strategy)))}"
         )
+
+
+def _check_request(request: object, position: int | None = None) -> None:
     if not isinstance(request, ContextRequest):
         where = "" if position is None else f" at position {position}"
         raise InvalidRequestError(

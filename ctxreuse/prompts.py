@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse.annotations import Templates
-from ctxreuse.blocks import BlockId, ContextBlock, Message
+from ctxreuse.blocks import BlockId, ContextBlock, Message, copied_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def render_messages(
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})
-    messages += [dict(message) for message in history or ()]
+    messages += [copied_message(message) for message in history or ()]
     if content is not None:
         messages.append({"role": "user", "content": content})
     return messages

@@ -82,17 +82,16 @@ class Tenants:
         self._nodes -= state.counted_nodes
 
     def evict(self, request_ids: Iterable[str | int]) -> Evicted:
-        """Forget requests in whichever tenant's index they are."""
-        unknown = tuple(dict.fromkeys(request_ids))
-        known = tokens = 0
+        """Forget requests in every tenant's index that holds them."""
+        asked = tuple(dict.fromkeys(request_ids))
+        unknown, tokens = set(asked), 0
         for index in self._indexes():
-            if not unknown:
-                break
-            evicted = index.evict(unknown)
-            known += evicted.requests
+            evicted = index.evict(asked)
             tokens += evicted.tokens
-            unknown = evicted.unknown
-        return Evicted(known, tokens, unknown)
+            unknown.intersection_update(evicted.unknown)
+        return Evicted(
+            len(asked) - len(unknown), tokens, tuple(id_ for id_ in asked if id_ in unknown)
+        )
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Shorten the least recently used leaves of all tenants: the engine's cache is one."""

@@ -1,0 +1,73 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import errors
+from ctxreuse.errors import CtxreuseError, MissingExtraError, describe
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+def error_classes():
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+
+
+def test_every_error_has_the_common_base_and_the_builtin_that_fits():
+    builtin_of = {
+        name: [base.__name__ for base in value.__bases__] for name, value in error_classes().items()
+    }
+    assert builtin_of == {
+        "CtxreuseError": ["Exception"],
+        "InvalidBlockError": ["CtxreuseError", "ValueError"],
+        "InvalidRequestError": ["CtxreuseError", "ValueError"],
+        "UnknownStrategyError": ["CtxreuseError", "ValueError"],
+        "BatchTooLargeError": ["CtxreuseError", "ValueError"],
+        "ConversationError": ["CtxreuseError", "RuntimeError"],
+        "InputFileError": ["CtxreuseError", "ValueError"],
+        "MissingExtraError": ["CtxreuseError", "ImportError"],
+    }
+
+
+def test_the_tree_in_the_docstring_names_every_error():
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+    assert {"CtxreuseError", *drawn} == set(error_classes())
+
+
+def test_a_missing_extra_names_the_pip_command():
+    error = MissingExtraError("ctxreuse demo", "demo")
+    assert isinstance(error, CtxreuseError)
+    assert str(error) == "ctxreuse demo needs optional packages: pip install 'ctxreuse[demo]'"
+
+
+@pytest.mark.parametrize(
+    ("value", "description"),
+    [
+        (1, "1 (int)"),
+        ("1", "'1' (str)"),
+        (None, "None (NoneType)"),
+        ("\x1b[31m\n\ud800", r"'\x1b[31m\n\ud800' (str)"),
+        ("x" * 58, f"'{'x' * 58}' (str)"),
+        ("x" * 59, f"'{'x' * 58}… (str)"),
+        (10**5000, "a value of type int"),
+        ([10**5000], "a value of type list"),
+        (Unprintable(), "a value of type Unprintable"),
+    ],
+    ids=range(9),
+)
+def test_a_value_is_described_shortly_whatever_it_is(value, description):
+    assert describe(value) == description
+
+
+@given(st.text() | st.binary() | st.lists(st.text()))
+def test_a_description_holds_at_most_60_characters_of_the_value(value):
+    assert len(describe(value)) <= 60 + len(f" ({type(value).__name__})")
+    assert describe(value).isprintable()
