@@ -98,14 +98,14 @@ def _compare(console: Console, data: Path, peer: dict[str, dict[str, float]], mo
 
 
 def _measure(trace: list[TraceRequest], corpus: Corpus, mode: Mode, strategy: Strategy) -> Measured:
-    started = time.perf_counter()
-    planned = plan_trace(trace, ReusePlanner(), mode, strategy)
-    planning_ms = (time.perf_counter() - started) * 1000 / len(trace)
-    unlimited, small = (
-        total_usage(simulate_blocks(planned, corpus, BlockLevelCache(capacity)))
-        for capacity in (None, SMALL_CACHE_TOKENS)
-    )
-    return Measured(unlimited, small, planning_ms)
+    usages = []
+    planning_ms = []
+    for capacity in (None, SMALL_CACHE_TOKENS):
+        started = time.perf_counter()
+        planned = plan_trace(trace, ReusePlanner(capacity_tokens=capacity), mode, strategy)
+        planning_ms.append((time.perf_counter() - started) * 1000 / len(trace))
+        usages.append(total_usage(simulate_blocks(planned, corpus, BlockLevelCache(capacity))))
+    return Measured(*usages, planning_ms[0])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import Literal
 
 from ctxreuse.errors import InvalidRequestError, describe
 
+_KEPT_LABELS = 100
+
 AnnotationPosition = Literal["before_question", "after_question"]
 
 
@@ -71,7 +73,13 @@ class Templates:
 
     def block_label(self, ordinal: int) -> str:
         """Return the label of the block that was sent as the `ordinal`-th, from 1."""
+        if ordinal <= _KEPT_LABELS:
+            return self._first_labels[ordinal - 1]
         return self.label.replace("{ordinal}", str(ordinal))
+
+    @cached_property
+    def _first_labels(self) -> list[str]:
+        return [self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)]
 
     def before_text(self, label: str) -> str:
         """Return what stands in the message before a block's text."""

@@ -99,6 +99,10 @@ def plan(
             help="Replay each conversation, answering 'OK.', and leave out what it shows already.",
         ),
     ] = False,
+    capacity_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens that the engine's cache holds, if it is known."),
+    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
     ] = STANDARD_STREAM,
@@ -107,7 +111,7 @@ def plan(
     _only_one_from_standard_input(trace, corpus)
     blocks = read_corpus(corpus)
     requests = read_trace(trace, blocks)
-    planner = ctxreuse.ReusePlanner()
+    planner = ctxreuse.ReusePlanner(capacity_tokens=capacity_tokens)
     with _progress("planning", len(requests)) as advance:
         planned = plan_trace(
             requests, planner, mode.value, strategy.value, conversations=dedup, advance=advance

@@ -23,7 +23,7 @@ from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.plans import BatchPlan, Plan
-from ctxreuse.prompts import Reference, SentBlock
+from ctxreuse.prompts import Part, Reference, SentBlock
 from ctxreuse.tenants import Tenants, TenantState
 from ctxreuse.tokens import as_token_counter
 
@@ -252,21 +252,21 @@ class ReusePlanner:
         request_id = request.request_id
         while request_id is None or (request.request_id is None and index.knows(request_id)):
             request_id = f"request-{next(self._request_number)}"
+        parts: list[Part] = []
+        labels = dict(turn.history.labels)
+        for key in order:
+            block, label = turn.blocks[key], label_of.get(key)
+            if label is None:
+                words = templates.location_annotation(shown[key])
+                parts.append(Reference(shown[key], block.id, words))
+            else:
+                parts.append(SentBlock(label, block))
+                labels[label] = block.id
         return Plan(
             request=request,
             request_id=request_id,
-            parts=tuple(
-                SentBlock(label_of[key], turn.blocks[key])
-                if key in label_of
-                else Reference(
-                    shown[key], turn.blocks[key].id, templates.location_annotation(shown[key])
-                )
-                for key in order
-            ),
-            labels={
-                **turn.history.labels,
-                **{label: turn.blocks[key].id for key, label in label_of.items()},
-            },
+            parts=tuple(parts),
+            labels=labels,
             order_annotation=annotation,
             expected_cached_tokens=self._record(turn, request_id, sent, ordinals),
             templates=templates,

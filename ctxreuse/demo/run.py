@@ -54,9 +54,9 @@ class Outcome:
     Attributes:
         policy: How the blocks were ordered.
         deduplicated: Whether blocks that a conversation shows already were left out.
-        planned: The plans in execution order.
+        planned: The plans in execution order, for an unlimited cache.
         unlimited: Usage of each request with an unlimited cache.
-        small: Usage of each request with a cache of `SMALL_CACHE_TOKENS`.
+        small: Usage of each request with a cache of `SMALL_CACHE_TOKENS`, which the planner knows.
         planning_ms: Planning time a request, in milliseconds.
     """
 
@@ -91,7 +91,7 @@ def run_demo(output: Path, console: Console) -> None:
         corpus, trace = _retrieve_all()
         progress.advance(retrieving, len(QUESTIONS))
         replaying = progress.add_task(
-            "planning and replaying", total=2 * len(POLICIES) * 3 * len(trace)
+            "planning and replaying", total=2 * len(POLICIES) * 4 * len(trace)
         )
         outcomes = [
             _replay(
@@ -143,22 +143,30 @@ def _replay(
     tokenizer: WordTokenizer,
     advance: Callable[[], object],
 ) -> Outcome:
-    planner = ReusePlanner(deduplicate=deduplicate)
-    started = time.perf_counter()
-    planned = plan_trace(
-        trace, planner, policy.mode, policy.strategy, conversations=True, advance=advance
-    )
-    planning_ms = (time.perf_counter() - started) * 1000 / len(trace)
+    def planned(capacity: int | None) -> list[PlannedRequest]:
+        planner = ReusePlanner(capacity_tokens=capacity, deduplicate=deduplicate)
+        return plan_trace(
+            trace, planner, policy.mode, policy.strategy, conversations=True, advance=advance
+        )
 
-    def served(capacity: int | None) -> list[CacheUsage]:
+    def served(plans: list[PlannedRequest], capacity: int | None) -> list[CacheUsage]:
         usages = []
-        for usage in simulate_tokens(planned, corpus, PrefixCacheSimulator(capacity), tokenizer):
+        for usage in simulate_tokens(plans, corpus, PrefixCacheSimulator(capacity), tokenizer):
             usages.append(usage)
             advance()
         return usages
 
+    started = time.perf_counter()
+    for_unlimited = planned(None)
+    planning_ms = (time.perf_counter() - started) * 1000 / len(trace)
+    for_small = planned(SMALL_CACHE_TOKENS)
     return Outcome(
-        policy, deduplicate, planned, served(None), served(SMALL_CACHE_TOKENS), planning_ms
+        policy=policy,
+        deduplicated=deduplicate,
+        planned=for_unlimited,
+        unlimited=served(for_unlimited, None),
+        small=served(for_small, SMALL_CACHE_TOKENS),
+        planning_ms=planning_ms,
     )
 
 

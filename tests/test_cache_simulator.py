@@ -1,0 +1,194 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.errors import InvalidRequestError
+
+
+class ListOfBlocks:
+    """The cache that the simulator's docstring describes, written the slow way.
+
+    A queue of block numbers, the next to be taken first; beside it what each block holds: the
+    salt and all tokens from the start of the prompt to the block's end.
+    """
+
+    def __init__(self, blocks, block_size):
+        self.size = block_size
+        self.total = blocks
+        self.queue = list(range(blocks))
+        self.holds = []  # (block number, content), in the order in which they were filled
+
+    def serve(self, tokens, salt=""):
+        needed = (len(tokens) + self.size - 1) // self.size
+        if needed > self.total:
+            return 0
+        hits = []
+        for end in range(self.size, len(tokens), self.size):  # the last token is always computed
+            copies = [number for number, held in self.holds if held == (salt, tokens[:end])]
+            if not copies:
+                break
+            hits.append(copies[0])
+        for number in hits:
+            self.queue.remove(number)
+        blocks = list(hits)
+        while len(blocks) < needed:
+            number = self.queue.pop(0)
+            self.holds = [entry for entry in self.holds if entry[0] != number]
+            blocks.append(number)
+        for position in range(len(hits), len(tokens) // self.size):
+            content = (salt, tokens[: (position + 1) * self.size])
+            self.holds.append((blocks[position], content))
+        self.queue += blocks[::-1]
+        return len(hits) * self.size
+
+
+def served(cache, *prompts):
+    return [cache.serve(list(prompt)).cached_tokens for prompt in prompts]
+
+
+prompts = st.lists(
+    st.tuples(st.lists(st.integers(0, 1), max_size=12), st.sampled_from(("", "", "s"))), max_size=14
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30), st.booleans())
+def test_it_serves_what_the_slow_reference_serves(prompts, block_size, capacity, null_block):
+    cache = PrefixCacheSimulator(capacity, block_size, null_block=null_block)
+    if capacity is None:
+        blocks = sum(len(tokens) + 1 for tokens, _ in prompts)
+    else:
+        blocks = max(0, capacity // block_size - null_block)
+    reference = ListOfBlocks(blocks, block_size)
+    for tokens, salt in prompts:
+        expected = CacheUsage(len(tokens), reference.serve(tuple(tokens), salt))
+        assert cache.serve(tokens, salt) == expected
+
+
+# longer texts of few words, as conversations make them: every prompt extends or repeats another
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.integers(0, 2)), max_size=30),
+    st.integers(1, 4),
+    st.integers(4, 80),
+)
+def test_it_serves_what_the_slow_reference_serves_of_prompts_that_grow(turns, block_size, capacity):
+    cache = PrefixCacheSimulator(capacity, block_size)
+    reference = ListOfBlocks(capacity // block_size, block_size)
+    sent = [()]
+    for earlier, length, token in turns:
+        sent.append(sent[earlier % len(sent)] + (token,) * length)
+        assert cache.serve(sent[-1]).cached_tokens == reference.serve(sent[-1])
+
+
+def test_only_full_blocks_behind_equal_ones_are_served():
+    cache = PrefixCacheSimulator(block_size=4)
+    assert served(
+        cache,
+        [1, 2, 3, 4, 5, 6, 7, 8, 9],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9],  # 9 stands in a block that is not full
+        [1, 2, 3, 4, 0, 6, 7, 8, 9],  # differs in the second block
+        [1, 2, 3],
+        [5, 6, 7, 8, 9],  # the same tokens behind others are another block
+    ) == [0, 8, 4, 0, 0]
+
+
+def test_a_fully_cached_prompt_computes_its_last_block():
+    cache = PrefixCacheSimulator(block_size=4)
+    prompt = list(range(8))
+    assert served(cache, prompt, prompt, [*prompt, 8], prompt[:4], prompt[:5]) == [0, 4, 8, 0, 4]
+
+
+def test_a_prompts_last_blocks_are_evicted_first():
+    cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
+    assert served(cache, b"abc", b"xy", b"abcd") == [0, 0, 2]
+
+
+def test_the_least_recently_used_prompt_is_evicted_first():
+    cache = PrefixCacheSimulator(capacity_tokens=6, block_size=1)
+    assert served(cache, b"abc", b"def", b"abc", b"xy", b"abcz", b"def") == [0, 0, 2, 0, 3, 0]
+
+
+def test_recomputing_the_last_block_costs_another_block():
+    cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
+    assert served(cache, b"ab", b"ab", b"ab", b"xyz", b"abc") == [0, 1, 1, 0, 1]
+
+
+def test_a_block_is_not_evicted_by_the_request_that_uses_it():
+    cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
+    assert served(cache, b"ab", b"cd", b"abxy", b"abxyz") == [0, 0, 2, 0]
+    assert served(cache, b"abxy") == [3]
+
+
+def test_a_prompt_that_does_not_fit_is_computed_and_changes_nothing():
+    cache = PrefixCacheSimulator(capacity_tokens=8, block_size=4)
+    assert served(cache, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5]) == [0, 0, 4]
+
+
+def test_a_capacity_of_part_of_a_block_does_not_count():
+    assert served(PrefixCacheSimulator(7, block_size=4), [1, 2, 3, 4], [1, 2, 3, 4, 5]) == [0, 0]
+    assert served(PrefixCacheSimulator(3, block_size=4), [1], [1]) == [0, 0]
+    assert served(PrefixCacheSimulator(0), [], [1]) == [0, 0]
+
+
+def test_the_null_block_is_one_block_less():
+    prompt = list(range(8))
+    for null_block, expected in ((False, [0, 4]), (True, [0, 0])):
+        cache = PrefixCacheSimulator(8, block_size=4, null_block=null_block)
+        assert served(cache, prompt, prompt) == expected
+
+
+@pytest.mark.parametrize("salt", ["tenant", "\x00", "ü", "\ud800"])
+def test_salts_share_nothing(salt):
+    cache = PrefixCacheSimulator(block_size=2)
+    prompt = [1, 2, 3]
+    assert [cache.serve(prompt, salt=s).cached_tokens for s in ("", salt, "", salt)] == [0, 0, 2, 2]
+
+
+def test_a_prompt_may_be_any_sequence_of_any_tokens():
+    cache = PrefixCacheSimulator(block_size=2)
+    assert [cache.serve(p).cached_tokens for p in (range(5), (0, 1, 2), [0, 1, 2, 3, -1])] == [
+        0,
+        2,
+        4,
+    ]
+    assert cache.serve([2**62, 2**62, 1]) == CacheUsage(3, 0)
+    assert cache.serve([2**62, 2**62, 2]) == CacheUsage(3, 2)
+
+
+def test_an_empty_prompt_is_nothing():
+    assert PrefixCacheSimulator().serve([]) == CacheUsage(0, 0)
+
+
+def test_blocks_have_16_tokens_unless_told():
+    cache = PrefixCacheSimulator()
+    assert served(cache, range(40), range(40)) == [0, 32]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"block_size": 0}, "block_size must be an integer from 1, not 0 (int)"),
+        ({"block_size": 2.0}, "block_size must be an integer from 1, not 2.0 (float)"),
+        (
+            {"capacity_tokens": -1},
+            "capacity_tokens must be an integer from 0 or None, not -1 (int)",
+        ),
+        (
+            {"capacity_tokens": "many"},
+            "capacity_tokens must be an integer from 0 or None, not 'many' (str)",
+        ),
+    ],
+)
+def test_sizes_out_of_range_are_refused(arguments, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        PrefixCacheSimulator(**arguments)
+    assert str(caught.value) == message
+
+
+def test_usage_adds_up():
+    total = CacheUsage(10, 4) + CacheUsage(30, 6)
+    assert total == CacheUsage(40, 10)
+    assert (total.prefilled_tokens, total.hit_ratio) == (30, 0.25)
+    assert (CacheUsage().prefilled_tokens, CacheUsage().hit_ratio) == (0, 0.0)

@@ -1,0 +1,207 @@
+import pytest
+from planning_helpers import assistant, big_request, block, location_words, order_words, user
+
+from ctxreuse import ContextBlock, Conversation, ReusePlanner
+from ctxreuse.errors import ConversationError, InvalidRequestError
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def blocks(*ids):
+    return [block(i) for i in ids]
+
+
+def test_a_conversation_replays_its_messages_byte_for_byte():
+    chat = ReusePlanner().conversation("c", system="Be brief.")
+    assert isinstance(chat, Conversation)
+    assert chat.messages() == [SYSTEM]
+
+    first = chat.plan(blocks(1, 2, 4), query="First?")
+    sent = [
+        SYSTEM,
+        user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 4\n\nFirst?"),
+    ]
+    assert first.messages() == chat.messages() == sent
+    chat.record("One.")
+    sent.append(assistant("One."))
+    assert chat.messages() == sent
+
+    second = chat.plan(blocks(1, 5, 2), query="Second?")
+    sent.append(user(f"{location_words(1)}\n\n[Doc_4] text of 5\n\n{location_words(2)}\n\nSecond?"))
+    assert second.messages() == chat.messages() == sent
+    chat.record("Two.")
+    sent.append(assistant("Two."))
+
+    third = chat.plan(blocks(5, 6), query="Third?")
+    sent.append(user(f"{location_words(4)}\n\n[Doc_5] text of 6\n\nThird?"))
+    assert third.messages() == chat.messages() == sent
+    assert third.labels == {
+        "[Doc_1]": 1,
+        "[Doc_2]": 2,
+        "[Doc_3]": 4,
+        "[Doc_4]": 5,
+        "[Doc_5]": 6,
+    }
+
+
+def test_the_first_turn_is_ordered_and_its_annotation_stays_in_the_history():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)))
+    chat = planner.conversation("c")
+    first = chat.plan(big_request((2, 1)).blocks, "First?")
+    assert first.content == (
+        f"[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n{order_words(2, 1)}\n\nFirst?"
+    )
+    assert first.expected_cached_tokens == 200
+    chat.record("Yes.")
+    second = chat.plan(big_request((2, 3)).blocks, "Second?")
+    assert second.messages() == [
+        user(first.content),
+        assistant("Yes."),
+        user(f"{location_words(2)}\n\n[Doc_3] text of 3\n\nSecond?"),
+    ]
+
+
+def test_planning_again_before_the_answer_replaces_the_turn():
+    chat = ReusePlanner().conversation("c")
+    chat.plan(blocks(1, 2), "Frist?")
+    chat.plan(blocks(3), "First?")
+    assert chat.messages() == [user("[Doc_1] text of 3\n\nFirst?")]
+    chat.record("Yes.")
+    plan = chat.plan(blocks(1, 3), "Second?")
+    assert plan.content == f"[Doc_2] text of 1\n\n{location_words(1)}\n\nSecond?"
+    again = chat.plan(blocks(1, 3), "Second?")
+    assert again.messages() == plan.messages()
+
+
+def test_after_compaction_blocks_that_are_no_longer_shown_are_sent_again():
+    chat = ReusePlanner().conversation("c", system="Be brief.")
+    chat.plan(blocks(1, 2), "First?")
+    chat.record("Yes.")
+    chat.compact("They asked about 1 and 2. [Doc_2] matters.\n[Doc_2] text of 2")
+    plan = chat.plan(blocks(1, 2), "Second?")
+    assert plan.messages() == [
+        SYSTEM,
+        user("They asked about 1 and 2. [Doc_2] matters.\n[Doc_2] text of 2"),
+        user(f"[Doc_3] text of 1\n\n{location_words(2)}\n\nSecond?"),
+    ]
+    chat.record("Yes.")
+    chat.compact("Nothing of note.")
+    assert chat.plan(blocks(1, 2), "Third?").content == (
+        "[Doc_1] text of 1\n\n[Doc_2] text of 2\n\nThird?"
+    )
+
+
+def test_compaction_forgets_an_unanswered_turn():
+    chat = ReusePlanner().conversation("c")
+    plan = chat.plan(blocks(1), "First?")
+    chat.compact("They said hello.")
+    assert chat.messages() == [user("They said hello.")]
+    assert plan.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
+    with pytest.raises(ConversationError):
+        chat.record("Too late.")
+    assert chat.plan(blocks(1), "Again?").references == ()
+
+
+def test_a_forgotten_conversation_sends_its_blocks_again_under_new_labels():
+    planner = ReusePlanner()
+    chat = planner.conversation("c", tenant="t")
+    chat.plan(blocks(1, 2), "First?")
+    chat.record("Yes.")
+    assert planner.end_conversation("c") is False
+    assert planner.end_conversation("c", tenant="t") is True
+    assert chat.plan(blocks(2, 1), "Second?").content == (
+        "[Doc_3] text of 2\n\n[Doc_4] text of 1\n\nSecond?"
+    )
+    chat.record("Yes.")
+    assert chat.plan(blocks(1), "Third?").content == f"{location_words(4)}\n\nThird?"
+
+
+def test_two_conversations_of_one_name_never_refer_to_each_others_messages():
+    planner = ReusePlanner()
+    one, two = planner.conversation("c"), planner.conversation("c")
+    one.plan(blocks(1), "First?")
+    two.plan(blocks(2), "First?")
+    one.record("Yes.")
+    two.record("Yes.")
+    assert two.plan(blocks(1, 2)).content == f"[Doc_2] text of 1\n\n{location_words(1)}"
+    assert one.plan(blocks(1, 2)).content == f"{location_words(1)}\n\n[Doc_2] text of 2"
+
+
+def test_a_turn_without_blocks_or_question_is_legal():
+    chat = ReusePlanner().conversation(7)
+    assert chat.plan([]).messages() == [user("")]
+    chat.record("")
+    assert chat.plan([], "Well?").messages() == [user(""), assistant(""), user("Well?")]
+
+
+def test_a_turn_carries_its_request_id_tenant_and_conversation():
+    chat = ReusePlanner().conversation("c", "t", "Be brief.")
+    plan = chat.plan(["a text"], "Why?", request_id="engine-1")
+    assert plan.request_id == "engine-1"
+    asked = plan.request
+    assert (asked.tenant, asked.conversation_id, asked.system) == ("t", "c", "Be brief.")
+    assert asked.history == ()
+
+
+def test_the_messages_that_were_handed_out_are_copies():
+    chat = ReusePlanner().conversation("c")
+    chat.plan(blocks(1), "First?")
+    chat.record("Yes.")
+    messages = chat.messages()
+    messages[0]["content"] = "changed"
+    messages.clear()
+    assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?"), assistant("Yes.")]
+
+
+def test_an_updated_memory_is_sent_beside_its_old_text():
+    chat = ReusePlanner().conversation("c")
+    chat.plan([ContextBlock(id="m", text="Likes tea.")], "First?")
+    chat.record("Yes.")
+    plan = chat.plan([ContextBlock(id="m", text="Likes coffee.")], "Second?")
+    assert plan.content == "[Doc_2] Likes coffee.\n\nSecond?"
+    assert plan.labels == {"[Doc_1]": "m", "[Doc_2]": "m"}
+
+
+def test_recording_without_a_planned_turn_is_an_error():
+    chat = ReusePlanner().conversation("c")
+    problem = r"^conversation 'c'.* has no turn that waits for an answer; call plan\(\) first$"
+    with pytest.raises(ConversationError, match=problem):
+        chat.record("Yes.")
+    chat.plan([], "Why?")
+    chat.record("Yes.")
+    with pytest.raises(ConversationError):
+        chat.record("Yes.")
+    assert chat.messages() == [user("Why?"), assistant("Yes.")]
+
+
+def test_a_conversation_id_of_any_size_is_legal_in_errors_too():
+    with pytest.raises(ConversationError, match="call plan"):
+        ReusePlanner().conversation(10**5000).record("Yes.")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda chat: chat.plan("a text", "Why?"),
+        lambda chat: chat.plan([1], "Why?"),
+        lambda chat: chat.plan(["a text"], None),
+    ],
+)
+def test_a_turn_that_is_refused_leaves_the_conversation_as_it_was(act):
+    chat = ReusePlanner().conversation("c")
+    chat.plan(blocks(1), "First?")
+    with pytest.raises(ValueError, match="not"):
+        act(chat)
+    assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
+
+
+@pytest.mark.parametrize("text", [None, 7, [{"type": "text", "text": "Yes."}]])
+def test_an_answer_or_summary_that_is_no_text_is_refused(text):
+    chat = ReusePlanner().conversation("c")
+    chat.plan(blocks(1), "First?")
+    with pytest.raises(InvalidRequestError):
+        chat.record(text)
+    with pytest.raises(InvalidRequestError):
+        chat.compact(text)
+    assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?")]

@@ -1,0 +1,182 @@
+"""One planner, many threads and tasks: every plan is valid, and nothing is lost or counted twice."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+from planning_helpers import (
+    STRATEGIES,
+    assert_keeps_the_promises,
+    big_request,
+    location_words,
+    sent_ids,
+)
+
+from ctxreuse import ReusePlanner
+
+THREADS = 8
+ROUNDS = 60
+
+
+def context(thread, number):
+    return [(thread + number) % 7, number % 5, 20 + thread, (number * number) % 11]
+
+
+def in_threads(work):
+    """Run work(0..7) at the same time; return the results in order."""
+    start = Barrier(THREADS)
+
+    def begin(thread):
+        start.wait()
+        return work(thread)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(begin, range(THREADS)))
+
+
+def evict_everything(planner, plans):
+    planner.evict(plan.request_id for plan in plans)
+    statistics = planner.statistics()
+    assert (statistics.nodes, statistics.tokens, statistics.requests) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_eight_threads_plan_single_requests(strategy):
+    planner = ReusePlanner()
+
+    def work(thread):
+        return [
+            planner.plan(big_request(context(thread, number), "Why?"), strategy)
+            for number in range(ROUNDS)
+        ]
+
+    plans = [plan for plans in in_threads(work) for plan in plans]
+    for plan in plans:
+        assert_keeps_the_promises(plan)
+    assert {plan.request_id for plan in plans} == {
+        f"request-{number}" for number in range(THREADS * ROUNDS)
+    }
+    assert planner.statistics().requests == THREADS * ROUNDS
+    evict_everything(planner, plans)
+
+
+def test_eight_threads_plan_batches_conversations_and_evictions_together():
+    planner = ReusePlanner(capacity_tokens=3_000)
+
+    def batches(thread):
+        plans = []
+        for number in range(ROUNDS // 4):
+            contexts = [context(thread, number + i) for i in range(8)]
+            batch = planner.plan_batch(
+                [big_request(ids, "Why?") for ids in contexts], STRATEGIES[number % 3]
+            )
+            assert sorted(batch.order) == list(range(8))
+            assert [sorted(sent_ids(plan)) for plan in batch.in_input_order()] == [
+                sorted(set(ids)) for ids in contexts
+            ]
+            plans += batch.plans
+        return plans
+
+    def conversation(thread):
+        chat = planner.conversation(thread, system="Be brief.")
+        plans = []
+        for number in range(ROUNDS):
+            plans.append(chat.plan(big_request(context(thread, number)).blocks, "Why?"))
+            chat.record("Yes.")
+        # seven blocks turn up in the end; each was sent once
+        sent = [block_id for plan in plans for block_id in sent_ids(plan)]
+        assert len(sent) == len(set(sent))
+        return plans
+
+    def evictions(thread):
+        plans = []
+        for number in range(ROUNDS):
+            plans.append(planner.plan(big_request(context(thread, number))))
+            assert planner.evict([plan.request_id for plan in plans[-3:-2]]).requests in (0, 1)
+            assert planner.evict_tokens(100).tokens in (0, 100)
+            assert planner.statistics().tokens <= 3_000
+        return plans
+
+    kinds = [batches, conversation, evictions]
+    plans = [
+        plan for plans in in_threads(lambda thread: kinds[thread % 3](thread)) for plan in plans
+    ]
+    for plan in plans:
+        assert_keeps_the_promises(plan)
+    assert len({plan.request_id for plan in plans}) == len(plans)
+    evict_everything(planner, plans)
+
+
+def test_threads_of_other_tenants_do_not_change_a_tenants_plans():
+    def plans_of(planner, tenant):
+        return [
+            planner.plan(big_request(context(0, number), tenant=tenant, request_id=number))
+            for number in range(ROUNDS)
+        ]
+
+    alone = plans_of(ReusePlanner(capacity_tokens=1_500), "me")
+    shared = ReusePlanner(capacity_tokens=1_500)
+    results = in_threads(lambda thread: plans_of(shared, "me" if thread == 0 else f"{thread}"))
+    assert results[0] == alone
+
+
+def test_threads_share_one_conversation_without_losing_a_turn():
+    planner = ReusePlanner()
+    chat = planner.conversation("c")
+
+    def work(thread):
+        return [sent_ids(chat.plan(big_request((thread,)).blocks, f"{thread}")) for _ in range(20)]
+
+    assert in_threads(work) == [[[thread]] * 20 for thread in range(THREADS)]
+    last = chat.messages()[-1]["content"]
+    chat.record("Yes.")
+    assert [message["content"] for message in chat.messages()] == [last, "Yes."]
+
+
+def test_tasks_of_one_event_loop_share_a_planner():
+    planner = ReusePlanner()
+
+    async def conversation(name):
+        chat = planner.conversation(name)
+        turns = []
+        for number in range(5):
+            plan = chat.plan(big_request((1, 2, 10 + number)).blocks, "Why?")
+            await asyncio.sleep(0)
+            chat.record("Yes.")
+            turns.append(plan)
+        return turns
+
+    async def everyone():
+        return await asyncio.gather(*(conversation(name) for name in range(20)))
+
+    for turns in asyncio.run(everyone()):
+        assert [sent_ids(plan) for plan in turns] == [[1, 2, 10], [11], [12], [13], [14]]
+        assert turns[1].location_annotations == (location_words(1), location_words(2))
+        for plan in turns:
+            assert_keeps_the_promises(plan)
+    assert planner.statistics().requests == 100
+
+
+def test_tasks_may_plan_in_worker_threads():
+    planner = ReusePlanner()
+
+    async def everyone():
+        singles = (
+            asyncio.to_thread(planner.plan, big_request(context(n % 8, n), "Why?"))
+            for n in range(100)
+        )
+        batches = (
+            asyncio.to_thread(
+                planner.plan_batch, [big_request(context(n, i), "Why?") for i in range(10)]
+            )
+            for n in range(10)
+        )
+        return await asyncio.gather(*singles), await asyncio.gather(*batches)
+
+    singles, batches = asyncio.run(everyone())
+    plans = [*singles, *(plan for batch in batches for plan in batch.plans)]
+    for plan in plans:
+        assert_keeps_the_promises(plan)
+    assert len({plan.request_id for plan in plans}) == 200
+    evict_everything(planner, plans)
