@@ -47,24 +47,22 @@ class Templates:
 
     def __post_init__(self) -> None:
         for name, fields in (
-            ("label", ("{ordinal}",)),
-            ("block", ("{label}", "{text}")),
-            ("order", ("{order}",)),
-            ("location", ("{label}",)),
+            ("label", ["{ordinal}"]),
+            ("block", ["{label}", "{text}"]),
+            ("order", ["{order}"]),
+            ("location", ["{label}"]),
         ):
             template = getattr(self, name)
-            rest = template
-            for field in fields:
-                before, found, rest = rest.partition(field)
-                if not found or "{" in before or "}" in before:
-                    break
-            else:
-                if "{" not in rest and "}" not in rest:
-                    continue
-            raise InvalidRequestError(
-                f"template {name} is {describe(template)}; it must hold {' then '.join(fields)}, "
-                "each once, and no other braces"
-            )
+            if not isinstance(template, str) or re.findall(r"\{[^{}]*\}?|\}", template) != fields:
+                raise InvalidRequestError(
+                    f"template {name} is {describe(template)}; it must hold "
+                    f"{' then '.join(fields)}, each once, and no other braces"
+                )
+        for name in ("order_separator", "separator"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidRequestError(
+                    f"template {name} is {describe(getattr(self, name))}; it must be a string"
+                )
         if self.order_position not in ("before_question", "after_question"):
             raise InvalidRequestError(
                 f"order_position is {describe(self.order_position)}; "
@@ -95,7 +93,8 @@ class Templates:
         """A pattern that finds every label in a text; group 1 is the ordinal."""
         before, _, after = self.label.partition("{ordinal}")
         # no ordinal of ours is longer, and int() of a hostile million digits would be slow
-        return re.compile(re.escape(before) + r"([1-9][0-9]{0,17})(?![0-9])" + re.escape(after))
+        ordinal = re.escape(before) + r"([1-9][0-9]{0,17})" + re.escape(after)
+        return re.compile(ordinal if after and not after[-1].isdigit() else ordinal + r"(?![0-9])")
 
     def order_annotation(self, labels: Sequence[str]) -> str:
         """Return the retriever's ranking in words.

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any
 
 from ctxreuse.blocks import ContextBlock, ContextRequest
-from ctxreuse.errors import ConversationError
+from ctxreuse.errors import ConversationError, InvalidRequestError, describe
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import render_messages
 
@@ -82,10 +82,11 @@ class Conversation:
         Raises:
             ConversationError: If no turn waits for an answer.
         """
+        _require_text("answer", answer)
         with self._lock:
             if self._unanswered is None:
                 raise ConversationError(
-                    f"conversation {self.conversation_id!r} has no turn that waits for an answer; "
+                    f"conversation {describe(self.conversation_id)} has no turn that waits for an answer; "
                     "call plan() first"
                 )
             self._history.append({"role": "user", "content": self._unanswered.content})
@@ -101,6 +102,12 @@ class Conversation:
         Args:
             summary: What to keep of the conversation; becomes its first message.
         """
+        _require_text("summary", summary)
         with self._lock:
             self._history = [{"role": "user", "content": summary}]
             self._unanswered = None
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} must be a string, not {describe(value)}")

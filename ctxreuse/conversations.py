@@ -9,6 +9,7 @@ reuse, never content.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,19 +109,22 @@ class Conversations:
         if record is not None:
             for (ordinal, _), shown in reversed(record.shown.items()):  # the latest is right
                 recorded.setdefault(ordinal, []).append(shown)
-        labels: dict[str, BlockId] = {}
-        label_of: dict[BlockKey, str] = {}
+        standing: dict[str, ShownBlock] = {}
         used: set[int] = set()
         for message in messages:
             for text in message_texts(message):
                 for found in templates.label_pattern.finditer(text):
                     ordinal = int(found[1])
                     used.add(ordinal)
-                    for shown in recorded.get(ordinal, ()):
-                        if _stands_at(shown, text, found.start(), found[0], templates):
-                            labels.setdefault(found[0], shown.id)
-                            label_of.setdefault(shown.key, found[0])
-        return History(labels, label_of, frozenset(used))
+                    if ordinal in recorded and found[0] not in standing:
+                        block = _standing(recorded[ordinal], text, found, templates)
+                        if block is not None:
+                            standing[found[0]] = block
+        return History(
+            labels={label: shown.id for label, shown in standing.items()},
+            label_of={shown.key: label for label, shown in reversed(standing.items())},
+            used=frozenset(used),
+        )
 
     def remember(
         self,
@@ -159,23 +163,30 @@ class Conversations:
         return self._records.pop(conversation_id, None) is not None
 
 
-def _stands_at(
-    shown: ShownBlock, text: str, label_start: int, label: str, templates: Templates
-) -> bool:
-    """Return whether the block, rendered under the label found at `label_start`, stands there."""
-    before = templates.before_text(label)
-    start = label_start - before.index(label)
+def _standing(
+    candidates: Iterable[ShownBlock], text: str, label: re.Match[str], templates: Templates
+) -> ShownBlock | None:
+    """Return which of the blocks stands in a text under a label, if one does.
+
+    A block ends where the separator or the text ends; failing that, where the line ends, for users
+    who join blocks in their own way.
+    """
+    before = templates.before_text(label[0])
+    start = label.start() - before.index(label[0])
     first = start + len(before)
-    end = first + shown.length
-    after = templates.after_text
-    return (
-        (start == 0 or text.endswith(("\n", templates.separator), 0, start))
-        and text.startswith(before, start)
-        and len(text) >= end + len(after)
-        and text.startswith(after, end)
-        and (
-            len(text) == end + len(after)
-            or text.startswith(("\n", templates.separator), end + len(after))
-        )
-        and text_digest(text[first:end]) == shown.digest
-    )
+    if start < 0 or not text.startswith(before, start):
+        return None
+    if start > 0 and not text.endswith(("\n", templates.separator), 0, start):
+        return None
+    here = [
+        shown
+        for shown in candidates
+        if text.startswith(templates.after_text, first + shown.length)
+        and text_digest(text[first : first + shown.length]) == shown.digest
+    ]
+    for ending in (templates.separator, "\n"):
+        for shown in here:
+            end = first + shown.length + len(templates.after_text)
+            if end == len(text) or text.startswith(ending, end):
+                return shown
+    return None

@@ -18,7 +18,6 @@ from itertools import count
 from ctxreuse.blocks import BlockKey
 
 _SEARCH_VISITS = 256
-_REQUESTS_A_NODE = 4
 
 
 class Node:
@@ -116,8 +115,7 @@ class ContextIndex:
 
     Args:
         capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
-        max_nodes: Bound on memory, whatever the capacity; four times as many request ids are
-            remembered.
+        max_nodes: Bound on memory, whatever the capacity; also on the request ids remembered.
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
@@ -357,7 +355,7 @@ class ContextIndex:
             self._note_leaf(earlier)
         self._by_request[request_id] = node
         node.request_ids[request_id] = None
-        if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
+        if len(self._by_request) > self.max_nodes:
             forgotten = next(iter(self._by_request))
             end = self._by_request.pop(forgotten)
             end.request_ids.pop(forgotten, None)

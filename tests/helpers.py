@@ -109,7 +109,7 @@ def check_index(index: ContextIndex) -> None:
 
     size = index.statistics()
     assert size.nodes == len(inner) <= index.max_nodes
-    assert size.requests == len(ends) <= index.max_nodes
+    assert size.requests == len(ends) <= 4 * index.max_nodes
     assert size.tokens == sum(sum(node.weights) for node in inner)
     assert index.capacity_tokens is None or size.tokens <= index.capacity_tokens
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -171,3 +173,12 @@ first_turns = st.builds(
     conversation_id=st.sampled_from((None, 1, "1")),
     tenant=st.sampled_from(("", "", "t")),
 )
+
+
+def write_jsonl(path: Path, *lines: Mapping[str, Any] | str | bytes) -> str:
+    """Write lines, objects as JSON and texts and bytes as they are; return the path."""
+    with open(path, "wb") as file:
+        for line in lines:
+            text = json.dumps(line) if isinstance(line, Mapping) else line
+            file.write((text.encode() if isinstance(text, str) else text) + b"\n")
+    return str(path)

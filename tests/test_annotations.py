@@ -8,6 +8,7 @@ from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 
 plain_words = st.text(st.characters(exclude_characters="{}"), max_size=5)
+no_digit_first = plain_words.filter(lambda words: not words[:1].isdigit())
 
 
 def test_the_default_words_are_the_papers():
@@ -23,6 +24,11 @@ def test_the_default_words_are_the_papers():
     assert (words.before_text("[Doc_1]"), words.after_text) == ("[Doc_1] ", "")
     assert words.separator == "\n\n"
     assert words.order_position == "before_question"
+
+
+@given(st.integers(1, 300))
+def test_a_label_holds_its_ordinal(ordinal):
+    assert DEFAULT_TEMPLATES.block_label(ordinal) == f"[Doc_{ordinal}]"
 
 
 def test_every_template_can_be_replaced():
@@ -113,9 +119,14 @@ def test_the_label_pattern_finds_ordinals_of_at_most_18_digits(text, found):
     assert DEFAULT_TEMPLATES.label_pattern.findall(text) == found
 
 
-@given(plain_words, plain_words, st.integers(1, 10**18 - 1))
+@given(plain_words, no_digit_first, st.integers(1, 10**18 - 1))
 def test_the_label_pattern_finds_every_label_whatever_the_template(before, after, ordinal):
     words = Templates(label=before + "{ordinal}" + after)
     found = words.label_pattern.search(words.block_label(ordinal))
     assert found
     assert (found.group(), int(found[1])) == (words.block_label(ordinal), ordinal)
+
+
+def test_the_label_pattern_finds_a_label_with_a_digit_behind_its_ordinal():
+    words = Templates(label="D{ordinal}0")
+    assert words.label_pattern.findall("D10 and D20") == ["1", "2"]

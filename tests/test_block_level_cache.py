@@ -60,7 +60,12 @@ def test_a_block_is_served_if_everything_before_it_is():
 def test_the_last_blocks_of_the_least_recently_used_prompt_go_first():
     assert served(BlockLevelCache(4), "abc", "xy", "abcd") == [0, 0, 2]
     assert served(BlockLevelCache(6), "abc", "def", "abc", "xy", "abcz", "def") == [
-        0, 0, 3, 0, 3, 0,
+        0,
+        0,
+        3,
+        0,
+        3,
+        0,
     ]
 
 
@@ -76,7 +81,12 @@ def test_groups_share_nothing():
     cache = BlockLevelCache()
     groups = [None, "", ("t", None), ("t", "s"), None, ("t", "s")]
     assert [cache.serve([block_key("a")], [7], group).cached_tokens for group in groups] == [
-        0, 0, 0, 0, 7, 7,
+        0,
+        0,
+        0,
+        0,
+        7,
+        7,
     ]
 
 

@@ -159,6 +159,13 @@ def test_a_request_id_that_is_used_again_names_the_later_request():
     check_index(sender.index)
 
 
+def test_an_empty_context_that_is_sent_again_under_its_id_stays_at_the_root():
+    sender = Sender("")
+    sender.send("", 0)
+    assert shape(sender.index) == {"": [0]}
+    check_index(sender.index)
+
+
 def test_request_ids_of_different_types_are_different_requests():
     sender = Sender()
     sender.send("a", 1)
@@ -340,18 +347,22 @@ def test_too_many_nodes_push_out_the_least_recently_used_leaves():
     sender = Sender("a", "b", "c", max_nodes=3)
     sender.send("a", 3)
     sender.send("d", 4)
-    assert shape(sender.index) == {
-        "d": [4],
-        "c": [2],
-        "a": [3],
-    }  # 0 and 1 were forgotten: ids are bounded too
+    assert shape(sender.index) == {"d": [4], "c": [2], "a": [0, 3]}
 
 
-def test_too_many_request_ids_push_out_the_oldest_ids_but_not_their_blocks():
-    sender = Sender("a", "a", "a", "b", max_nodes=3)
-    assert shape(sender.index) == {"b": [3], "a": [1, 2]}
-    assert sender.index.evict([0, 1, 2]) == Evicted(2, 1, (0,))
+def test_more_than_four_request_ids_a_node_push_out_the_oldest_ids_but_not_their_blocks():
+    sender = Sender("ab", "c", "c", "c", "c", "c", "c", "c", max_nodes=2)
+    assert shape(sender.index) == {"ab": [0], "c": [1, 2, 3, 4, 5, 6, 7]}
+    sender.send("c", 8)
+    assert shape(sender.index) == {"ab": [], "c": [1, 2, 3, 4, 5, 6, 7, 8]}
+    assert sender.index.evict([0]) == Evicted(0, 0, (0,))
     check_index(sender.index)
+
+
+def test_request_ids_are_known_until_they_are_evicted():
+    sender = Sender("a", "b")
+    sender.index.evict([0])
+    assert [sender.index.knows(request_id) for request_id in (0, 1, "1")] == [False, True, False]
 
 
 # consistency

@@ -282,7 +282,7 @@ def test_a_block_that_was_edited_in_the_history_is_sent_again(old, new):
 
 def test_a_block_that_moved_within_the_history_is_found_where_it_stands():
     planner = ReusePlanner()
-    _, history = first_turn(planner, (1, 2))
+    first_turn(planner, (1, 2))
     moved = [user("Earlier."), assistant("[Doc_2] text of 2"), user("So?\n[Doc_1] text of 1")]
     assert later_turn(planner, (1, 2), moved).references == (1, 2)
     assert later_turn(planner, (1, 2), moved[:2]).references == (2,)
@@ -609,6 +609,17 @@ def test_token_evictions_take_from_all_tenants_for_the_engines_cache_is_one():
     ]
     assert cached == [0, 0]
     assert planner.statistics().tokens == 500
+
+
+def test_a_request_that_lost_its_last_blocks_can_still_be_evicted():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3), request_id="a"))
+    planner.plan(big_request((1, 2, 4), request_id="b"))
+    assert planner.evict_tokens(200) == Evicted(0, 200, ())
+    assert planner.statistics().tokens == 200
+    planner.evict(["a", "b"])
+    assert planner.statistics() == IndexStatistics(0, 0, 0)
+    assert planner.plan(big_request((1, 2))).expected_cached_tokens == 0
 
 
 def test_a_planner_with_a_capacity_forgets_the_least_recently_used():

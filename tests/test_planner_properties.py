@@ -272,10 +272,12 @@ DETERMINISM = """
     random.seed(7)
     texts = [f"text of {i} " * random.randint(1, 30) for i in range(40)]
     blocks = [ContextBlock(id=i if i % 3 else f"id {i}", text=t) for i, t in enumerate(texts)]
+    def block():
+        return blocks[min(int(random.expovariate(0.1)), 39)]
     def some(n):
         return [
             ContextRequest(
-                [blocks[min(int(random.expovariate(0.1)), 39)] for _ in range(random.randint(0, 8))],
+                [block() for _ in range(random.randint(0, 8))],
                 "Why?",
                 system=random.choice((None, "S")),
                 tenant=random.choice(("", "a", "b")),

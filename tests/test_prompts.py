@@ -67,8 +67,8 @@ def test_messages_are_system_then_history_then_this_turn():
         *before,
         {"role": "user", "content": "Why?"},
     ]
-    messages[1]["name"] = "bob"
-    messages.clear()
+    messages[1]["content"].append({"type": "text", "text": "More."})
+    messages[2]["tool_calls"][0]["id"] = "2"
     assert history == before
 
 
@@ -106,7 +106,7 @@ def test_only_what_is_none_is_left_out_of_the_messages(system, history, content,
             ["one", "two"],
         ),
         ({"content": ({"type": "text", "text": "one"},)}, ["one"]),
-        (MappingProxyType({"content": [MappingProxyType({"text": "one"})]}), ["one"]),
+        (MappingProxyType({"content": [{"type": "text", "text": "one"}]}), ["one"]),
     ],
     ids=range(8),
 )

@@ -114,7 +114,7 @@ class PrefixCacheSimulator:
     def _content_hashes(self, tokens: Sequence[int], salt: str) -> list[ContentHash]:
         """Return the chained hashes of the prompt's full blocks."""
         chain: list[ContentHash] = []
-        parent = hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        parent = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             block = array("q", tokens[end - self.block_size : end]).tobytes()
             parent = hashlib.blake2b(block, digest_size=16, key=parent).digest()

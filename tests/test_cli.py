@@ -1,0 +1,507 @@
+"""The `ctxreuse` command, called as a user calls it."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from planning_helpers import block, location_words, order_words, write_jsonl
+
+import ctxreuse
+from ctxreuse.cli import main
+
+PLAN_KEYS = [
+    "request_id",
+    "blocks",
+    "references",
+    "order_annotation",
+    "parts",
+    "query",
+    "system",
+    "tenant",
+    "conversation_id",
+    "turn",
+    "after",
+    "expected_cached_tokens",
+]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Return a function that runs the command and returns exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run_command(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["ctxreuse", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return run_command
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    lines = [{"id": i, "text": block(i).text, "tokens": 100} for i in range(1, 10)]
+    return write_jsonl(tmp_path / "corpus.jsonl", *lines)
+
+
+TRACE = [
+    {"request_id": "a0", "query": "A?", "blocks": [1, 2], "conversation_id": "a", "turn": 0},
+    {"request_id": "x", "query": "X?", "blocks": [3, 2, 1], "conversation_id": None, "turn": 0},
+    {"request_id": "y", "query": "Y?", "blocks": [7, 8]},
+    {"request_id": "a1", "query": "B?", "blocks": [2, 1, 5], "conversation_id": "a", "turn": 1},
+    {"request_id": 4, "query": "Z?", "blocks": [8, 9, 7]},
+]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write_jsonl(tmp_path / "trace.jsonl", *TRACE)
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def orders(text):
+    return [(line["request_id"], line["blocks"]) for line in lines(text)]
+
+
+def words(text):
+    """Return the text without colours, frames and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[^\x00-\x7f]", " ", text).split())
+
+
+# ctxreuse plan
+
+
+def test_plan_writes_a_line_a_request_to_standard_output(run, trace, corpus):
+    code, out, err = run("plan", "--trace", trace, "--corpus", corpus, "--mode", "online")
+    assert (code, err) == (0, "")
+    assert [list(line) for line in lines(out)] == [PLAN_KEYS] * 5
+    assert orders(out) == [
+        ("a0", [1, 2]),
+        ("x", [1, 2, 3]),
+        ("y", [7, 8]),
+        ("a1", [1, 2, 5]),
+        (4, [7, 8, 9]),
+    ]
+    assert lines(out)[3] == {
+        "request_id": "a1",
+        "blocks": [1, 2, 5],
+        "references": [],
+        "order_annotation": order_words(2, 1, 3),
+        "parts": [["[Doc_1]", 1], ["[Doc_2]", 2], ["[Doc_3]", 5]],
+        "query": "B?",
+        "system": None,
+        "tenant": "",
+        "conversation_id": None,
+        "turn": 1,
+        "after": None,
+        "expected_cached_tokens": 200,
+    }
+    assert (
+        run("plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "-o", "-")[1] == out
+    )
+
+
+def test_plan_offline_writes_the_execution_order(run, trace, corpus):
+    _, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", "offline")
+    assert orders(out) == [
+        ("a0", [1, 2]),
+        ("x", [1, 2, 3]),
+        ("a1", [1, 2, 5]),
+        ("y", [7, 8]),
+        (4, [7, 8, 9]),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_plan_takes_other_strategies(run, trace, corpus, mode):
+    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", mode, "--strategy")
+    _, out, _ = run(*arguments, "none")
+    assert orders(out) == [(line["request_id"], line["blocks"]) for line in TRACE]
+    _, out, _ = run(*arguments, "paper")
+    assert sorted((str(name), sorted(ids)) for name, ids in orders(out)) == sorted(
+        (str(line["request_id"]), sorted(line["blocks"])) for line in TRACE
+    )
+    assert lines(run(*arguments, "reuse")[1]) == lines(run(*arguments[:-1])[1])
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_plan_dedup_replays_conversations(run, trace, corpus, mode):
+    _, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", mode, "--dedup")
+    later = next(line for line in lines(out) if line["request_id"] == "a1")
+    assert later == {
+        "request_id": "a1",
+        "blocks": [5],
+        "references": [2, 1],
+        "order_annotation": None,
+        "parts": [
+            ["[Doc_2]", 2, location_words(2)],
+            ["[Doc_1]", 1, location_words(1)],
+            ["[Doc_3]", 5],
+        ],
+        "query": "B?",
+        "system": None,
+        "tenant": "",
+        "conversation_id": "a",
+        "turn": 1,
+        "after": "a0",
+        "expected_cached_tokens": 0,
+    }
+
+
+def test_plan_takes_the_size_of_the_engines_cache(run, trace, corpus):
+    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", "online")
+    expected = {
+        size: [
+            line["expected_cached_tokens"]
+            for line in lines(run(*arguments, "--capacity-tokens", size)[1])
+        ]
+        for size in (0, 300, 10_000)
+    }
+    assert expected[0] == [0, 0, 0, 0, 0]
+    assert expected[300] == [0, 200, 0, 100, 0]
+    assert expected[10_000] == [0, 200, 0, 200, 200]
+
+
+def test_plan_reads_the_trace_or_the_corpus_from_standard_input(run, trace, corpus):
+    arguments = ("--mode", "online")
+    _, expected, _ = run("plan", "--trace", trace, "--corpus", corpus, *arguments)
+    for path, option, other in ((trace, "--trace", "--corpus"), (corpus, "--corpus", "--trace")):
+        file = trace if other == "--trace" else corpus
+        with open(path) as stdin:
+            code, out, _ = run("plan", option, "-", other, file, *arguments, stdin=stdin.read())
+        assert (code, out) == (0, expected)
+
+
+def test_plan_writes_and_replaces_a_file(run, trace, corpus, tmp_path):
+    output = tmp_path / "out.jsonl"
+    output.write_text("old")
+    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", "online")
+    assert run(*arguments, "-o", output) == (0, "", "")
+    assert output.read_text() == run(*arguments)[1]
+    assert run(*arguments, "--strategy", "none", "--output", output)[0] == 0
+    assert orders(output.read_text())[1] == ("x", [3, 2, 1])
+    assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "out.jsonl", "trace.jsonl"]
+
+
+def test_plan_of_an_empty_trace_is_an_empty_file(run, corpus, tmp_path):
+    empty, output = write_jsonl(tmp_path / "empty.jsonl"), tmp_path / "out.jsonl"
+    for mode in ("online", "offline"):
+        arguments = ("plan", "--trace", empty, "--corpus", corpus, "--mode", mode, "-o", output)
+        assert run(*arguments) == (0, "", "")
+        assert output.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"request_id": "z", "blo', "broken JSON"),
+        (b"\xff", "not UTF-8 (byte 0); convert the file"),
+        ("[]", "[] (list) is no JSON object"),
+        ('{"request_id": "z"}', "field 'blocks' is missing; it must be list"),
+        (
+            '{"request_id": "z", "blocks": [true]}',
+            "field 'blocks' holds True (bool); ids are strings or integers",
+        ),
+        (
+            '{"request_id": "z", "blocks": ["ghost"]}',
+            "block 'ghost' (str) is not in the corpus; "
+            "add it there, or pass the corpus that the trace was made with",
+        ),
+        (
+            '{"request_id": "a0", "blocks": []}',
+            "request_id 'a0' (str) was there before; ids must be unique",
+        ),
+        ('{"request_id": ' + "9" * 5000 + ', "blocks": []}', "broken JSON"),
+    ],
+    ids=["truncated", "bytes", "list", "missing", "bool", "unknown block", "repeated", "digits"],
+)
+@pytest.mark.parametrize("existing", [None, "old\n"])
+def test_plan_of_a_broken_trace_exits_with_2_and_writes_nothing(
+    run, corpus, tmp_path, line, problem, existing
+):
+    trace = write_jsonl(tmp_path / "trace.jsonl", *TRACE, line)
+    output = tmp_path / "out.jsonl"
+    if existing is not None:
+        output.write_text(existing)
+    code, out, err = run(
+        "plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "-o", output
+    )
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ctxreuse: {trace}:6: {problem}")
+    assert err.count("\n") == 1
+    assert (output.read_text() if output.exists() else None) == existing
+    assert len(os.listdir(tmp_path)) == (2 if existing is None else 3)
+
+
+def test_plan_of_a_corpus_with_two_texts_for_one_id_exits_with_2(run, trace, tmp_path):
+    corpus = write_jsonl(
+        tmp_path / "corpus.jsonl", *({"id": "a", "text": text} for text in ("one", "one", "two"))
+    )
+    assert run("plan", "--trace", trace, "--corpus", corpus, "--mode", "online") == (
+        2,
+        "",
+        f"ctxreuse: {corpus}:3: id 'a' (str) has had another text before; "
+        "give every text its own id\n",
+    )
+
+
+def test_plan_names_standard_input_and_files_that_are_missing(run, trace, corpus, tmp_path):
+    arguments = ("--mode", "offline")
+    code, _, err = run("plan", "--trace", "-", "--corpus", corpus, *arguments, stdin="\n{}\n")
+    assert (code, err) == (
+        2,
+        "ctxreuse: standard input:2: field 'request_id' is missing; it must be str or int\n",
+    )
+    missing = tmp_path / "missing.jsonl"
+    code, _, err = run("plan", "--trace", missing, "--corpus", corpus, *arguments)
+    assert (code, err) == (2, f"ctxreuse: {missing}: cannot be read: No such file or directory\n")
+    output = tmp_path / "no" / "out.jsonl"
+    code, out, err = run("plan", "--trace", trace, "--corpus", corpus, *arguments, "-o", output)
+    assert (code, out, err) == (
+        2,
+        "",
+        f"ctxreuse: {output}: cannot be written: No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--trace", "-", "--corpus", "-", "--mode", "online"),
+        ("simulate", "--plan", "-", "--corpus", "-"),
+    ],
+)
+def test_only_one_file_comes_from_standard_input(run, arguments):
+    assert run(*arguments) == (
+        2,
+        "",
+        "ctxreuse: only one file can be read from standard input ('-')\n",
+    )
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_plan_takes_token_counts_of_any_size(run, tmp_path, mode):
+    blocks = [{"id": i, "text": f"text {i}", "tokens": 10**20} for i in range(3)]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", *blocks)
+    requests = [{"request_id": n, "blocks": ids} for n, ids in enumerate(([0, 1], [1, 0], [2, 1]))]
+    trace = write_jsonl(tmp_path / "trace.jsonl", *requests)
+    code, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", mode)
+    assert code == 0
+    assert sorted(sorted(ids) for _, ids in orders(out)) == [[0, 1], [0, 1], [1, 2]]
+
+
+# ctxreuse simulate
+
+
+@pytest.fixture
+def plan(run, trace, corpus, tmp_path):
+    path = tmp_path / "plan.jsonl"
+    run("plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "-o", path)
+    return str(path)
+
+
+def test_simulate_prints_the_hit_ratio_as_json(run, plan, corpus):
+    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "requests": 5,
+        "prompt_tokens": 1300,
+        "cached_tokens": 600,
+        "prefilled_tokens": 700,
+        "hit_ratio": 0.461538,
+        "capacity_tokens": None,
+        "level": "block",
+    }
+
+
+def test_simulate_prints_a_table_for_people(run, plan, corpus):
+    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus)
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["requests", "5"],
+        ["prompt", "tokens", "1,300"],
+        ["cached", "tokens", "600"],
+        ["prefilled", "tokens", "700"],
+        ["hit", "ratio", "0.461538"],
+        ["capacity", "tokens", "unlimited"],
+        ["level", "block"],
+    ]
+
+
+def test_simulate_takes_a_capacity(run, plan, corpus):
+    arguments = ("simulate", "--plan", plan, "--corpus", corpus, "--json", "--capacity-tokens")
+    results = {size: json.loads(run(*arguments, size)[1]) for size in (0, 300, 10_000)}
+    assert {size: result["cached_tokens"] for size, result in results.items()} == {
+        0: 0,
+        300: 300,
+        10_000: 600,
+    }
+    assert [result["capacity_tokens"] for result in results.values()] == [0, 300, 10_000]
+
+
+def test_simulate_counts_the_turns_of_a_replayed_conversation(run, trace, corpus, tmp_path):
+    plan = tmp_path / "plan.jsonl"
+    arguments = ("--trace", trace, "--corpus", corpus, "--mode", "offline", "--dedup", "-o", plan)
+    run("plan", *arguments)
+    result = json.loads(run("simulate", "--plan", plan, "--corpus", corpus, "--json")[1])
+    # a0 2 blocks, x 3, y 2, a1 its history and one more: 3, and 4: 3
+    assert (result["prompt_tokens"], result["cached_tokens"]) == (1300, 600)
+
+
+def test_simulate_reads_a_plan_from_standard_input(run, plan, corpus):
+    with open(plan) as file:
+        text = file.read()
+    expected = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
+    assert run("simulate", "--plan", "-", "--corpus", corpus, "--json", stdin=text) == expected
+
+
+def test_simulate_of_an_empty_plan_has_no_hits(run, corpus, tmp_path):
+    empty = write_jsonl(tmp_path / "empty.jsonl")
+    code, out, _ = run("simulate", "--plan", empty, "--corpus", corpus, "--json")
+    assert code == 0
+    assert json.loads(out)["hit_ratio"] == 0
+
+
+def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, corpus, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    text = "<|im_start|>user <|im_start|>assistant text of in : > [Doc_1] [Doc_2] [Doc_3]"
+    vocabulary = ["[UNK]", *text.split(), *map(str, range(10))]
+    model = tokenizers.models.WordLevel(
+        {word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]"
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = str(tmp_path / "tokenizer.json")
+    tokenizer.save(path)
+
+    arguments = ("simulate", "--plan", plan, "--corpus", corpus, "--json", "--tokenizer", path)
+    result = json.loads(run(*arguments, "--block-size", "1")[1])
+    # user 1, blocks of 4, question 1, assistant 1; x, a1 and 4 have an annotation of 18 words
+    prompts = [11, 15 + 18, 11, 15 + 18, 15 + 18]
+    # user 1, two blocks of 4; y shares the first words of a block, a1 those of the third one
+    cached = [0, 9, 4, 12, 9]
+    assert (result["level"], result["requests"]) == ("token", 5)
+    assert (result["prompt_tokens"], result["cached_tokens"]) == (sum(prompts), sum(cached))
+
+    result = json.loads(run(*arguments)[1])
+    assert result["cached_tokens"] == 0  # the shared parts are shorter than 16 tokens
+    result = json.loads(run(*arguments, "--block-size", "4")[1])
+    assert result["cached_tokens"] == 0 + 8 + 4 + 12 + 8
+    result = json.loads(run(*arguments, "--block-size", "4", "--capacity-tokens", "0")[1])
+    assert (result["cached_tokens"], result["capacity_tokens"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"request_id": 1', "broken JSON"),
+        ('{"blocks": []}', "field 'request_id' is missing; it must be str or int"),
+        (
+            '{"request_id": 1, "blocks": ["ghost"]}',
+            "block 'ghost' (str) is not in the corpus; pass the corpus that the plan was made with",
+        ),
+        (
+            '{"request_id": 1, "blocks": [], "after": "ghost"}',
+            "it continues request 'ghost', which does not stand before it",
+        ),
+    ],
+)
+def test_simulate_of_a_broken_plan_exits_with_2(run, corpus, tmp_path, line, problem):
+    plan = write_jsonl(tmp_path / "plan.jsonl", {"request_id": 0, "blocks": [1]}, line)
+    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ctxreuse: {plan}:2: {problem}")
+
+
+def test_simulate_with_a_file_that_is_no_tokenizer_exits_with_2(run, plan, corpus):
+    pytest.importorskip("tokenizers")
+    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--tokenizer", corpus)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ctxreuse: {corpus}: not a tokenizer.json (")
+
+
+# usage
+
+
+@pytest.mark.parametrize(
+    ("command", "mentioned"),
+    [
+        ((), ["--version", "plan", "simulate", "demo", "--trace T.jsonl", "`request_id`"]),
+        (
+            ("plan",),
+            ["--trace", "--corpus", "--mode", "online", "offline", "--strategy", "reuse", "paper",
+             "none", "--dedup", "--capacity-tokens", "--output", "-o", "standard input"],
+        ),
+        (
+            ("simulate",),
+            ["--plan", "--corpus", "--capacity-tokens", "--block-size", "16", "--tokenizer",
+             "--json", "standard input"],
+        ),
+        (("demo",), ["--output", "-o", "no server"]),
+    ],
+)  # fmt: skip
+def test_help_mentions_every_option(run, command, mentioned):
+    code, out, err = run(*command, "--help")
+    assert (code, err) == (0, "")
+    for text in mentioned:
+        assert text.strip("`") in words(out)
+
+
+def test_the_command_alone_shows_its_help(run):
+    code, out, err = run()
+    assert code in (0, 2)
+    assert "ctxreuse [OPTIONS] COMMAND" in words(out + err)
+
+
+def test_the_version_is_the_packages(run):
+    assert run("--version") == (0, f"{ctxreuse.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentioned"),
+    [
+        (("plan", "--corpus", "c", "--mode", "online"), "--trace"),
+        (("plan", "--trace", "t", "--mode", "online"), "--corpus"),
+        (("plan", "--trace", "t", "--corpus", "c"), "--mode"),
+        (("plan", "--trace", "t", "--corpus", "c", "--mode", "batch"), "'batch'"),
+        (("plan", "--trace", "t", "--corpus", "c", "--mode", "online", "--strategy", "x"), "'x'"),
+        (("simulate", "--plan", "p"), "--corpus"),
+        (
+            ("simulate", "--plan", "p", "--corpus", "c", "--capacity-tokens", "-1"),
+            "--capacity-tokens",
+        ),
+        (("simulate", "--plan", "p", "--corpus", "c", "--block-size", "0"), "--block-size"),
+        (("reorder",), "reorder"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_is_wrong(run, arguments, mentioned):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert mentioned in words(err)
+
+
+def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corpus):
+    command = [sys.executable, "-W", "error", "-m", "ctxreuse"]
+    plan = subprocess.run(
+        [*command, "plan", "--trace", trace, "--corpus", corpus, "--mode", "offline"],
+        capture_output=True,
+        check=True,
+    )
+    simulate = subprocess.run(
+        [*command, "simulate", "--plan", "-", "--corpus", corpus, "--json"],
+        input=plan.stdout,
+        capture_output=True,
+        check=True,
+    )
+    assert (plan.stderr, simulate.stderr) == (b"", b"")
+    assert json.loads(simulate.stdout)["hit_ratio"] == 0.461538
