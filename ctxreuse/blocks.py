@@ -152,7 +152,7 @@ def _require(name: str, value: object, kind: type | tuple[type, ...]) -> None:
 
 
 def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
-    if isinstance(blocks, (str, bytes)) or not isinstance(blocks, Iterable):
+    if isinstance(blocks, (str, bytes, Mapping)) or not isinstance(blocks, Iterable):
         raise InvalidRequestError(
             f"blocks must be a list of ContextBlock or str, not {describe(blocks)}; "
             "a single text goes into a list of one"

@@ -18,6 +18,7 @@ from itertools import count
 from ctxreuse.blocks import BlockKey
 
 _SEARCH_VISITS = 256
+_REQUESTS_A_NODE = 4
 
 
 class Node:
@@ -115,7 +116,8 @@ class ContextIndex:
 
     Args:
         capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
-        max_nodes: Bound on memory, whatever the capacity; also on the request ids remembered.
+        max_nodes: Bound on memory, whatever the capacity; four times as many request ids are
+            remembered.
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
@@ -307,6 +309,11 @@ class ContextIndex:
             return gone
         parent = leaf.parent
         assert parent is not None
+        if parent.parent is not None:
+            # what is left of its requests ends above
+            parent.request_ids.update(leaf.request_ids)
+            self._by_request.update(dict.fromkeys(leaf.request_ids, parent))
+            leaf.request_ids = {}
         self._remove(leaf)
         self._note_leaf(parent)
         return gone
@@ -351,11 +358,12 @@ class ContextIndex:
     def _end_request(self, node: Node, request_id: str | int) -> None:
         earlier = self._by_request.pop(request_id, None)
         if earlier is not None:
-            earlier.request_ids.pop(request_id, None)
-            self._note_leaf(earlier)
+            del earlier.request_ids[request_id]
         self._by_request[request_id] = node
         node.request_ids[request_id] = None
-        if len(self._by_request) > self.max_nodes:
+        if earlier is not None:
+            self._note_leaf(earlier)
+        if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
             forgotten = next(iter(self._by_request))
             end = self._by_request.pop(forgotten)
             end.request_ids.pop(forgotten, None)

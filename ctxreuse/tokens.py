@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from ctxreuse.errors import InvalidRequestError, describe
@@ -28,6 +29,11 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
+def well_formed(text: str) -> str:
+    """Return a text that tokenizers take: lone surrogates, which UTF-8 lacks, become '?'."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def as_token_counter(counter: Any) -> TokenCounter:
     """Turn what users have at hand into a function from text to tokens.
 
@@ -43,9 +49,9 @@ def as_token_counter(counter: Any) -> TokenCounter:
     """
     if counter is None:
         return estimate_tokens
-    encode = getattr(counter, "encode", None)
+    encode = None if isinstance(counter, (str, bytes)) else getattr(counter, "encode", None)
     if callable(encode):
-        return lambda text: _length(encode(text, add_special_tokens=False))
+        return lambda text: _length(encode(well_formed(text), add_special_tokens=False))
     if callable(counter):
         return lambda text: _checked(counter(text))
     raise InvalidRequestError(
@@ -61,8 +67,8 @@ def _length(encoded: Any) -> int:
 
 
 def _checked(count: Any) -> int:
-    if not isinstance(count, int) or count < 0:
+    if not isinstance(count, Integral) or int(count) < 0:
         raise InvalidRequestError(
             f"token_counter returned {describe(count)}; it must return an integer from 0"
         )
-    return count
+    return int(count)

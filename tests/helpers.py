@@ -25,7 +25,7 @@ def context(letters: str, weights: Mapping[str, int] | None = None) -> dict[Bloc
 
 
 def weights_of(letters: str, weights: Mapping[str, int] | None = None) -> list[int]:
-    return [weights[letter] if weights else 1 for letter in letters]
+    return [1 if weights is None else weights[letter] for letter in letters]
 
 
 def tree_weight(orders: Iterable[Sequence[int]], weights: Sequence[int]) -> int:

@@ -487,6 +487,22 @@ def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy):
     assert sorted(batch.order) == [0, 1, 2, 3, 4, 5]
 
 
+@all_strategies
+def test_a_conversations_turns_keep_their_order_where_a_larger_group_runs_first(strategy):
+    batch = ReusePlanner().plan_batch(
+        [
+            big_request((1,), "1", history=[], conversation_id="c"),
+            big_request((9,), "2", history=[], conversation_id="c"),
+            *[big_request((9, 8), "x")] * 3,
+            big_request((1,), "3", history=[user("Hello.")], conversation_id="c"),
+        ],
+        strategy,
+    )
+    queries = [plan.request.query for plan in batch.plans]
+    assert [query for query in queries if query != "x"] == ["1", "2", "3"]
+    assert sorted(queries) == ["1", "2", "3", "x", "x", "x"]
+
+
 def test_a_later_turn_in_a_batch_refers_to_what_its_history_shows():
     planner = ReusePlanner()
     _, history = first_turn(planner, (1, 2))
@@ -629,6 +645,17 @@ def test_a_planner_with_a_capacity_forgets_the_least_recently_used():
     assert planner.statistics().tokens == 400
     assert sent_ids(planner.plan(big_request((2, 1), system="other"))) == [2, 1]
     assert planner.statistics().tokens == 400
+    assert planner.plan(big_request((3, 4)), "none").expected_cached_tokens == 100
+
+
+def test_a_later_turn_keeps_its_conversations_first_turn_in_the_cache():
+    planner = ReusePlanner(capacity_tokens=500)
+    plan = planner.plan(big_request((1, 2), history=[], conversation_id="c"))
+    planner.plan(big_request((3, 4)))
+    planner.plan(big_request((5,), history=plan.messages(), conversation_id="c"))
+    planner.plan(big_request((6,)))
+    assert planner.statistics().tokens == 500
+    assert planner.plan(big_request((1, 2)), "none").expected_cached_tokens == 200
     assert planner.plan(big_request((3, 4)), "none").expected_cached_tokens == 100
 
 

@@ -1,6 +1,7 @@
 """One planner, many threads and tasks: every plan is valid, nothing is lost or counted twice."""
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -17,6 +18,14 @@ from ctxreuse import ReusePlanner
 
 THREADS = 8
 ROUNDS = 60
+
+
+@pytest.fixture(autouse=True)
+def threads_change_all_the_time():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def context(thread, number):

@@ -80,7 +80,7 @@ def read_lines(path: str) -> Iterator[Line]:
 
 def _parse(place: str, line: bytes) -> Mapping[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8"))
+        value = json.loads(line.rstrip(b"\r\n").decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputFileError(f"{place}: not UTF-8 (byte {error.start}); convert the file") from None
     except (ValueError, RecursionError) as error:
@@ -108,8 +108,8 @@ def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    target = Path(path)
     try:
+        target = Path(path).resolve()  # a link stays one
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
             return

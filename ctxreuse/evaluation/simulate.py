@@ -15,7 +15,7 @@ from ctxreuse.evaluation.planfile import PlannedRequest
 from ctxreuse.evaluation.replay import ANSWER
 from ctxreuse.evaluation.traces import Corpus
 from ctxreuse.prompts import Reference, SentBlock, render_turn
-from ctxreuse.tokens import estimate_tokens
+from ctxreuse.tokens import estimate_tokens, well_formed
 
 
 class Encoding(Protocol):
@@ -93,7 +93,7 @@ def simulate_tokens(
 
     def encode(role: str, content: str) -> list[int]:
         text = f"<|im_start|>{role}\n{content}<|im_end|>\n"
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
 
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
     for request in planned:
