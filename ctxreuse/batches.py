@@ -141,9 +141,8 @@ def _with_later_turns(batch: Sequence[BatchContext], execution: list[int]) -> li
     for position, context in enumerate(batch):
         if context.is_later_turn:
             conversation = context.conversation
-            followers.setdefault(first_turn.get(conversation, ("none", conversation)), []).append(
-                position
-            )
+            leader = first_turn.get(conversation, ("not here", conversation))
+            followers.setdefault(position if conversation is None else leader, []).append(position)
     order: list[int] = []
     for position in execution:
         order.append(position)

@@ -184,6 +184,7 @@ def _standing(
         if text.startswith(templates.after_text, first + shown.length)
         and text_digest(text[first : first + shown.length]) == shown.digest
     ]
+    here.sort(key=lambda shown: shown.length, reverse=True)  # "a\n\nb" holds "a", too
     for ending in (templates.separator, "\n"):
         for shown in here:
             end = first + shown.length + len(templates.after_text)

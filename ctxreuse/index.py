@@ -309,8 +309,8 @@ class ContextIndex:
             return gone
         parent = leaf.parent
         assert parent is not None
-        if parent.parent is not None:
-            # what is left of its requests ends above
+        if parent.parent is not None and leaf.edge == leaf.run[0]:
+            # what is left of its requests ends above; of a later turn's own blocks nothing is
             parent.request_ids.update(leaf.request_ids)
             self._by_request.update(dict.fromkeys(leaf.request_ids, parent))
             leaf.request_ids = {}

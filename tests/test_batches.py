@@ -12,9 +12,9 @@ STRATEGIES = ["reuse", "paper"]
 LATER = ({"role": "user", "content": "Before?"},)
 
 
-def asked(letters, *, cached="", **fields):
+def asked(letters, *, cached="", weights=None, **fields):
     request = ContextRequest([], **fields)
-    return BatchContext(request, context(letters), tuple(keys(cached)))
+    return BatchContext(request, context(letters, weights), tuple(keys(cached)))
 
 
 def first_turn(letters, conversation_id, **fields):
@@ -60,16 +60,13 @@ def test_contexts_behind_different_cached_paths_are_not_merged():
     assert arranged(batch) == (["axp", "axq", "bxr"], [0, 1, 2])
 
 
-def test_weights_decide_what_is_shared():
-    batch = [asked("abc"), asked("cab"), asked("bd")]
-    heavy_b = [
-        BatchContext(
-            one.request, {**one.weights, **{k: 9 for k in keys("b") if k in one.weights}}, ()
-        )
-        for one in batch
-    ]
-    assert arranged(batch)[0] == ["abc", "abc", "bd"] or arranged(batch)[0] == ["bac", "bac", "bd"]
-    assert arranged(heavy_b)[0] == ["bac", "bac", "bd"]
+@pytest.mark.parametrize(
+    ("heavy", "orders"), [("a", ["abx", "ay", "zb"]), ("b", ["bax", "ya", "bz"])]
+)
+def test_weights_decide_what_is_shared(heavy, orders):
+    weights = {**dict.fromkeys("abxyz", 1), heavy: 9}
+    batch = [asked(letters, weights=weights) for letters in ("abx", "ya", "zb")]
+    assert arranged(batch)[0] == orders
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -135,6 +132,13 @@ def test_later_turns_without_their_first_turn_run_at_the_end_conversation_by_con
         later_turn("ef", None),
     ]
     assert arranged(batch) == (["ba", "dc", "fe", "cd", "x", "ef"], [4, 0, 3, 1, 2, 5])
+
+
+def test_other_tenants_do_not_decide_when_later_turns_without_their_first_run():
+    own = [later_turn("a", 1), later_turn("b", None)]
+    assert arranged(own)[1] == [0, 1]
+    _, execution = arranged([later_turn("c", None, tenant="t"), *own])
+    assert [position - 1 for position in execution if position] == [0, 1]
 
 
 def test_turns_of_a_conversation_run_in_input_order_even_where_the_tree_says_otherwise():

@@ -308,6 +308,32 @@ def test_a_later_turn_keeps_everything_before_it_in_use():
     assert shape(sender.index) == {"ab": [0]}
 
 
+def test_a_request_whose_last_blocks_left_ends_where_the_rest_of_it_ends():
+    sender = Sender("abc", "abd", "abe")
+    assert sender.index.evict_oldest(1) == 1
+    assert shape(sender.index) == {"ab": [0], "ab.d": [1], "ab.e": [2]}
+    assert sender.index.evict_oldest(1) == 1
+    assert sender.index.evict([2, 0]) == Evicted(2, 1, ())
+    assert shape(sender.index) == {"ab": [1]}
+    assert sender.index.evict([1, 0]) == Evicted(1, 2, (0,))
+
+
+def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left():
+    sender = Sender()
+    first = sender.send("ab", 0)
+    sender.extend(first.node, "cd", 1)
+    assert sender.index.evict_oldest(1) == 1
+    assert shape(sender.index) == {"ab": [0], "ab.|c": [1]}
+    assert sender.index.evict_oldest(1) == 1
+    assert shape(sender.index) == {"ab": [0]}
+    assert sender.index.evict([1]) == Evicted(0, 0, (1,))
+
+
+def ends(index):
+    """Return the block sequence at whose end each request stands."""
+    return {id_: path.replace(".", "") for path, ids in shape(index).items() for id_ in ids}
+
+
 def least_recently_used(held_since, capacity, weights):
     """Drop one block after the other, always from the sequence whose last use is the oldest."""
     while sum(weights[path[-1]] for path in held_since) > capacity:
@@ -319,13 +345,20 @@ def least_recently_used(held_since, capacity, weights):
 @given(st.lists(words, max_size=12), letter_weights, st.integers(0, 20))
 def test_a_bounded_index_evicts_block_by_block_like_a_naive_cache(sent, weights, capacity):
     sender = Sender(weights=weights, capacity_tokens=capacity)
-    naive = {}
+    naive, end_of = {}, {}
     for number, letters in enumerate(sent):
         hits = [path for path in prefixes(letters) if path in naive]
         assert sender.send(letters, number).blocks_before == len(hits)
         naive |= dict.fromkeys(prefixes(letters), number)
+        end_of[number] = letters
         least_recently_used(naive, capacity, weights)
+        for earlier, end in end_of.items():
+            end_of[earlier] = max((path for path in prefixes(end) if path in naive), default="")
         assert held(sender.index) == set(naive)
+        # a request whose last blocks left ends where the rest of it ends
+        assert ends(sender.index) == {
+            earlier: end for earlier, end in end_of.items() if end or not sent[earlier]
+        }
         check_index(sender.index)
 
 

@@ -91,10 +91,10 @@ def test_every_order_is_a_permutation_that_begins_with_the_best_cached_path(
 LIGHT_PAIRS = ["ac", "ba", "ad", "ba"] * 8
 
 
-def scattered_pairs(number):
-    """Return requests for a and b, in any order and with a block of their own between."""
+def scattered_pairs(number, one="a", two="b"):
+    """Return requests for two blocks, in any order and with a block of their own between."""
     fillers = [chr(0x4E00 + i) for i in range(number)]
-    return [f"a{own}b" if i % 2 else f"{own}ba" for i, own in enumerate(fillers)]
+    return [one + own + two if i % 2 else own + two + one for i, own in enumerate(fillers)]
 
 
 def learn(online, recent, sent, weights):
@@ -138,7 +138,7 @@ def test_a_tenant_who_comes_to_ask_otherwise_gets_the_other_continuation():
     recent = Cooccurrence()
     online = OnlineOrder(recent)
     follows = []
-    for sent, weights in ((LIGHT_PAIRS, LIGHT), (scattered_pairs(40), HEAVY)):
+    for sent, weights in ((LIGHT_PAIRS, LIGHT), (scattered_pairs(40, *"xy"), HEAVY)):
         learn(online, recent, sent, weights)
         follows.append(online.follows_cooccurrence)
     assert follows == [False, True]

@@ -1,6 +1,7 @@
 """One planner, many threads and tasks: every plan is valid, nothing is lost or counted twice."""
 
 import asyncio
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -12,9 +13,11 @@ from planning_helpers import (
     big_request,
     location_words,
     sent_ids,
+    texts_of,
 )
 
 from ctxreuse import ReusePlanner
+from ctxreuse.errors import ConversationError
 
 THREADS = 8
 ROUNDS = 60
@@ -142,6 +145,30 @@ def test_threads_share_one_conversation_without_losing_a_turn():
     last = chat.messages()[-1]["content"]
     chat.record("Yes.")
     assert [message["content"] for message in chat.messages()] == [last, "Yes."]
+
+
+def test_threads_that_plan_and_record_in_one_conversation_keep_it_whole():
+    chat = ReusePlanner().conversation("c")
+
+    def work(thread):
+        recorded = 0
+        for number in range(40):
+            chat.plan(big_request((thread, number % 9)).blocks, "Why?")
+            try:
+                chat.record("Yes.")
+            except ConversationError:
+                continue  # another thread has recorded this turn
+            recorded += 1
+        return recorded
+
+    turns = sum(in_threads(work))
+    messages = chat.messages()
+    assert [message["role"] for message in messages] == ["user", "assistant"] * turns
+    shown = re.findall(
+        r"^\[Doc_(\d+)\] text of (\d+)$", "\n".join(texts_of(messages)), re.MULTILINE
+    )
+    assert [int(ordinal) for ordinal, _ in shown] == list(range(1, len(shown) + 1))
+    assert len({block_id for _, block_id in shown}) == len(shown) == 9
 
 
 def test_tasks_of_one_event_loop_share_a_planner():

@@ -26,8 +26,9 @@ from planning_helpers import (
     without_id,
 )
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import BlockLevelCache
+from ctxreuse.prompts import Reference, SentBlock
 
 strategies = st.sampled_from(STRATEGIES)
 capacities = st.sampled_from((None, None, 0, 30, 120))
@@ -153,6 +154,46 @@ def test_references_stand_in_the_messages_whatever_happens_to_the_history(turns,
             history = [user([{"type": "text", "text": text}]) for text in texts_of(history)]
         elif fate == "forget":
             planner.end_conversation("c")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            Templates(separator=" | "),
+            Templates(label="{ordinal}", block="{label}{text}", separator=""),
+            Templates(label="({ordinal})", block="Source {label}\n{text}\n---", separator="\n"),
+            Templates(label="<{ordinal}>", block="<{label}>{text}</>", location="See {label}."),
+            Templates(order="{order}", order_separator="\n", order_position="after_question"),
+        ]
+    ),
+    st.lists(odd_contexts, max_size=5),
+)
+def test_references_stand_in_the_messages_under_any_templates(templates, contexts):
+    chat = ReusePlanner(templates=templates).conversation("c")
+    for blocks in contexts:
+        before = texts_of(chat.messages())
+        plan = chat.plan(blocks, "1")
+        sent = [part for part in plan.parts if isinstance(part, SentBlock)]
+        references = [part for part in plan.parts if isinstance(part, Reference)]
+        unique = {identity(one): one for one in reversed(plan.request.blocks)}
+        left_out = [unique[one] for one in unique.keys() - {identity(part.block) for part in sent}]
+        assert len(left_out) == len(references)
+        for part in references:
+            rendered = [
+                templates.before_text(part.label) + one.text + templates.after_text
+                for one in left_out
+                if (type(one.id), one.id) == (type(part.id), part.id)
+            ]
+            assert any(block in text for block in rendered for text in before)
+            assert plan.labels[part.label] == part.id
+        assert len({part.label for part in sent} | {part.label for part in references}) == len(
+            plan.parts
+        )
+        assert {part.label: plan.labels[part.label] for part in sent} == {
+            part.label: part.block.id for part in sent
+        }
+        chat.record("2")
 
 
 @lively
