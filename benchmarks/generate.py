@@ -1,4 +1,4 @@
-"""Generated retrievals: users ask about topics, some topics and some blocks far more than others."""
+"""Generated retrievals: some topics, and some blocks of each, come up far more than others."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class Conversation:
         with self._lock:
             if self._unanswered is None:
                 raise ConversationError(
-                    f"conversation {describe(self.conversation_id)} has no turn that waits for an answer; "
-                    "call plan() first"
+                    f"conversation {describe(self.conversation_id)} has no turn that waits for an "
+                    "answer; call plan() first"
                 )
             self._history.append({"role": "user", "content": self._unanswered.content})
             self._history.append({"role": "assistant", "content": answer})
