@@ -111,7 +111,7 @@ def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome])
             _marked(f"{new}  (was {before.blocks.index(new) + 1})", rank < cached_after),
         )
     console.print(table)
-    console.print("[green]green[/]: served from the prefix cache")
+    console.print("[green]●[/] served from the prefix cache")
     console.print(f"annotation: {after.order_annotation}", markup=False)
 
 
@@ -164,4 +164,4 @@ def _cached_blocks(plan: PlannedRequest, corpus: Corpus, usage: CacheUsage) -> i
 
 
 def _marked(text: str, cached: bool) -> str:
-    return f"[green]{text}[/]" if cached else text
+    return f"[green]● {text}[/]" if cached else f"○ {text}"
