@@ -28,6 +28,8 @@ class Templates:
         order: The order annotation; `{order}` is the labels from best to worst.
         order_separator: What stands between the labels in `{order}`.
         location: The location annotation; `{label}` is the left-out block's label.
+        overlap: What replaces the beginning of a block that repeats the end of an earlier one;
+            `{label}` is the earlier one's.
         separator: What stands between the parts of the message.
         order_position: Whether the order annotation comes before or after the question.
 
@@ -42,6 +44,7 @@ class Templates:
     )
     order_separator: str = " > "
     location: str = "Please refer to {label} in the previous conversation."
+    overlap: str = "(continues {label}) "
     separator: str = "\n\n"
     order_position: AnnotationPosition = "before_question"
 
@@ -51,6 +54,7 @@ class Templates:
             ("block", ["{label}", "{text}"]),
             ("order", ["{order}"]),
             ("location", ["{label}"]),
+            ("overlap", ["{label}"]),
         ):
             template = getattr(self, name)
             if not isinstance(template, str) or re.findall(r"\{[^{}]*\}?|\}", template) != fields:
@@ -107,6 +111,10 @@ class Templates:
     def location_annotation(self, label: str) -> str:
         """Return the words that stand in place of a block that the conversation shows already."""
         return self.location.replace("{label}", label)
+
+    def overlap_annotation(self, label: str) -> str:
+        """Return the words that stand for the beginning of a block that repeats an earlier one."""
+        return self.overlap.replace("{label}", label)
 
 
 DEFAULT_TEMPLATES = Templates()

@@ -41,11 +41,13 @@ class History:
         labels: Label -> block id, for the recorded blocks that really stand there.
         label_of: Block -> its label, for the same blocks.
         used: Every ordinal that stands in a label anywhere in the messages.
+        texts: Label -> text, for the blocks of `labels`.
     """
 
     labels: Mapping[str, BlockId]
     label_of: Mapping[BlockKey, str]
     used: frozenset[int]
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def next_ordinals(self, number: int) -> list[int]:
         """Return the ordinals of the next blocks: those that follow the ones in use.
@@ -110,6 +112,7 @@ class Conversations:
             for (ordinal, _), shown in reversed(record.shown.items()):  # the latest is right
                 recorded.setdefault(ordinal, []).append(shown)
         standing: dict[str, ShownBlock] = {}
+        texts: dict[str, str] = {}
         used: set[int] = set()
         for message in messages:
             for text in message_texts(message):
@@ -120,10 +123,13 @@ class Conversations:
                         block = _standing(recorded[ordinal], text, found, templates)
                         if block is not None:
                             standing[found[0]] = block
+                            first = _text_start(found, templates)
+                            texts[found[0]] = text[first : first + block.length]
         return History(
             labels={label: shown.id for label, shown in standing.items()},
             label_of={shown.key: label for label, shown in reversed(standing.items())},
             used=frozenset(used),
+            texts=texts,
         )
 
     def remember(
@@ -163,6 +169,12 @@ class Conversations:
         return self._records.pop(conversation_id, None) is not None
 
 
+def _text_start(label: re.Match[str], templates: Templates) -> int:
+    """Return where the text of a block begins whose label was found."""
+    before = templates.before_text(label[0])
+    return label.start() - before.index(label[0]) + len(before)
+
+
 def _standing(
     candidates: Iterable[ShownBlock], text: str, label: re.Match[str], templates: Templates
 ) -> ShownBlock | None:
@@ -172,8 +184,8 @@ def _standing(
     who join blocks in their own way.
     """
     before = templates.before_text(label[0])
-    start = label.start() - before.index(label[0])
-    first = start + len(before)
+    first = _text_start(label, templates)
+    start = first - len(before)
     if start < 0 or not text.startswith(before, start):
         return None
     if start > 0 and not text.endswith(("\n", templates.separator), 0, start):

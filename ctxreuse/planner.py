@@ -22,6 +22,7 @@ from ctxreuse.descent import paper_order
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
+from ctxreuse.overlaps import replace_overlaps
 from ctxreuse.plans import BatchPlan, Plan
 from ctxreuse.prompts import Part, Reference, SentBlock
 from ctxreuse.tenants import Tenants, TenantState
@@ -49,6 +50,8 @@ class ReusePlanner:
             report evictions; the index then forgets the least recently used as the engine does.
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
+        trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
+            of a block before it, as splitters with an overlap make them. Blocks stay whole.
 
     Raises:
         InvalidRequestError: If an argument is of the wrong kind.
@@ -68,6 +71,7 @@ class ReusePlanner:
         *,
         templates: Templates = DEFAULT_TEMPLATES,
         deduplicate: bool = True,
+        trim_overlaps: bool = False,
     ) -> None:
         if not isinstance(alpha, (int, float)) or not 0 <= alpha < float("inf"):
             raise InvalidRequestError(f"alpha must be a number from 0, not {describe(alpha)}")
@@ -86,6 +90,7 @@ class ReusePlanner:
         self._count_tokens = as_token_counter(token_counter)
         self._templates = templates
         self._deduplicate = deduplicate
+        self._trim_overlaps = trim_overlaps
         self._tenants = Tenants(capacity_tokens)
         self._counts: OrderedDict[BlockKey, int] = OrderedDict()
         self._request_number = count()
@@ -262,22 +267,26 @@ class ReusePlanner:
             else:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
+        if self._trim_overlaps:
+            parts = replace_overlaps(parts, turn.history.texts)
         return Plan(
             request=request,
             request_id=request_id,
             parts=tuple(parts),
             labels=labels,
             order_annotation=annotation,
-            expected_cached_tokens=self._record(turn, request_id, sent, ordinals),
+            expected_cached_tokens=self._record(turn, request_id, parts, ordinals),
             templates=templates,
         )
 
     def _record(
-        self, turn: _Turn, request_id: str | int, sent: list[BlockKey], ordinals: list[int]
+        self, turn: _Turn, request_id: str | int, parts: list[Part], ordinals: list[int]
     ) -> int:
         """Record what a turn sends; return how many of its block tokens were sent before."""
         request, index, conversations = turn.request, turn.state.index, turn.state.conversations
         now = next(self._clock)
+        shown = [part for part in parts if isinstance(part, SentBlock)]
+        sent = [part.block.key for part in shown]
         weights = [turn.weights[key] for key in sent]
         if request.history:
             end = conversations.end_of(request.conversation_id, request.system)
@@ -290,13 +299,12 @@ class ReusePlanner:
             turn.state.recent.add(sent)
         self._tenants.enforce_bounds(turn.state)
         if request.conversation_id is not None:
-            blocks = [turn.blocks[key] for key in sent]
-            conversations.remember(
-                request.conversation_id,
-                zip(ordinals, blocks, strict=True),
-                inserted.node,
-                request.system,
-            )
+            whole = [
+                (ordinal, part.block)
+                for ordinal, part in zip(ordinals, shown, strict=True)
+                if not part.repeated
+            ]
+            conversations.remember(request.conversation_id, whole, inserted.node, request.system)
         return sum(self._tokens(turn.blocks[key]) for key in sent[: inserted.blocks_before])
 
     def _weights(self, blocks: dict[BlockKey, ContextBlock]) -> dict[BlockKey, int]:

@@ -16,10 +16,19 @@ from ctxreuse.blocks import BlockId, ContextBlock, Message, copied_message
 
 @dataclass(frozen=True, slots=True)
 class SentBlock:
-    """A block that this turn's message shows, under its label."""
+    """A block that this turn's message shows, under its label.
+
+    Attributes:
+        label: Its label.
+        block: The block, whole.
+        repeated: Characters at its start that the rendering leaves out, for they stand before.
+        repeats: The label under which they stand.
+    """
 
     label: str
     block: ContextBlock
+    repeated: int = 0
+    repeats: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,12 @@ def render_block(label: str, text: str, templates: Templates) -> str:
     return templates.before_text(label) + text + templates.after_text
 
 
+def _shown_text(part: SentBlock, templates: Templates) -> str:
+    if not part.repeated:
+        return part.block.text
+    return templates.overlap_annotation(part.repeats) + part.block.text[part.repeated :]
+
+
 def render_turn(
     parts: Iterable[Part], order_annotation: str | None, query: str, templates: Templates
 ) -> str:
@@ -51,7 +66,7 @@ def render_turn(
         templates: The words around all this.
     """
     pieces = [
-        render_block(part.label, part.block.text, templates)
+        render_block(part.label, _shown_text(part, templates), templates)
         if isinstance(part, SentBlock)
         else part.annotation
         for part in parts

@@ -116,7 +116,7 @@ class PrefixCacheSimulator:
         chain: list[ContentHash] = []
         parent = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
-            block = array("q", tokens[end - self.block_size : end]).tobytes()
+            block = array("q", list(tokens[end - self.block_size : end])).tobytes()
             parent = hashlib.blake2b(block, digest_size=16, key=parent).digest()
             chain.append(ContentHash(parent))
         return chain
