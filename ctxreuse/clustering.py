@@ -34,6 +34,7 @@ import numpy.typing as npt
 _NOBODY = -1
 
 _COMPARED_PAIRS = 24
+_AFFORDABLE_LOOKUP = 20_000
 _NEARLY_AS_HEAVY = 0.7
 _HOLDERS_LOOKED_AT = 4_096
 
@@ -63,7 +64,8 @@ class _Clusters:
     a row of booleans. So weights are always exact; missed may be partners that share nothing but
     such blocks, where one is as good as another.
 
-    `content[c]` is the blocks common to all contexts of cluster c, as sorted block numbers.
+    `content[c]` is the blocks common to all contexts of cluster c, as sorted block numbers;
+    `lookup_cost` is how many entries of the inverted index a look-up reads on average at first.
     """
 
     def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int]) -> None:
@@ -81,6 +83,8 @@ class _Clusters:
         for cluster, content in enumerate(contents):
             for block in content:
                 self._holders[block].append(cluster)
+        entries = sum(len(holders) ** 2 for holders in self._holders)
+        self.lookup_cost = entries // max(len(contents), 1)
         self._looked_at = max(_HOLDERS_LOOKED_AT, len(contents) // 16)
         self._holds: dict[int, npt.NDArray[np.bool_]] = {}
         for block, holders in enumerate(self._holders):
@@ -203,6 +207,9 @@ def merge_heaviest(
         was put under, -1 for those left at the top.
     """
     clusters = _Clusters(list(contents), weights)
+    # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
+    compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
+    compared = min(compared, _COMPARED_PAIRS)
     heap: list[_Entry] = []
 
     def push(cluster: int) -> None:
@@ -213,7 +220,7 @@ def merge_heaviest(
     def pop_heavy_pairs() -> list[_Entry]:
         heavy: list[_Entry] = []
         seen: set[int] = set()
-        while heap and len(heavy) < _COMPARED_PAIRS:
+        while heap and len(heavy) < compared:
             bound, cluster, other = heap[0]
             if heavy and bound > _NEARLY_AS_HEAVY * heavy[0][0]:
                 break

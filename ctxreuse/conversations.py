@@ -77,7 +77,7 @@ class Conversations:
 
     Args:
         max_conversations: How many are remembered; the least recently used goes first.
-        max_idle: A conversation unused for this many of the tenant's requests is forgotten.
+        max_idle: A conversation unused for this many requests of others is forgotten.
         max_blocks: How many blocks of one conversation are remembered, the oldest going first.
     """
 

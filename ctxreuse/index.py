@@ -11,6 +11,7 @@ with every child of a node instead; `descent.paper_order` does that, for `strate
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -124,7 +125,7 @@ class ContextIndex:
         self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
         self._roots: dict[Hashable, Node] = {}
-        self._by_request: dict[str | int, Node] = {}
+        self._by_request: OrderedDict[str | int, Node] = OrderedDict()
         self._tokens = 0
         self._nodes = 0
         self._leaves: list[tuple[int, int, Node]] = []  # heap; entries may be stale
@@ -135,11 +136,8 @@ class ContextIndex:
         return IndexStatistics(self._nodes, self._tokens, len(self._by_request))
 
     def root(self, system: Hashable) -> Node:
-        """Return the root for a system text, an empty one if nothing was sent with it yet."""
-        root = self._roots.get(system)
-        if root is None:
-            root = self._roots[system] = Node(None, system, (), ())
-        return root
+        """Return the root for a system text; a new one is kept once something is sent with it."""
+        return self._roots.get(system) or Node(None, system, (), ())
 
     def knows(self, request_id: str | int) -> bool:
         """Return whether a request of this id is remembered."""
@@ -218,7 +216,8 @@ class ContextIndex:
             request_id: For eviction by request.
             now: A clock that never goes back.
         """
-        node, done, size = root, 0, len(path)
+        node = root = self._roots.setdefault(root.edge, root)
+        done, size = 0, len(path)
         root.last_use = now
         while done < size:
             child = node.children.get(path[done])
@@ -253,6 +252,8 @@ class ContextIndex:
 
         Between the two stand a question and an answer, so no other context may continue here.
         """
+        if node.parent is None:
+            node = self._roots.setdefault(node.edge, node)
         above: Node | None = node
         while above is not None:
             above.last_use = now
@@ -364,8 +365,7 @@ class ContextIndex:
         if earlier is not None:
             self._note_leaf(earlier)
         if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
-            forgotten = next(iter(self._by_request))
-            end = self._by_request.pop(forgotten)
+            forgotten, end = self._by_request.popitem(last=False)
             end.request_ids.pop(forgotten, None)
             self._note_leaf(end)
         self._note_leaf(node)

@@ -6,7 +6,7 @@ prefix cache stops at the first token that differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,5 +98,5 @@ def message_texts(message: Message) -> list[str]:
         return [content]
     if not isinstance(content, (list, tuple)):
         return []
-    texts = (part.get("text") for part in content if isinstance(part, dict))
+    texts = (part.get("text") for part in content if isinstance(part, Mapping))
     return [text for text in texts if isinstance(text, str)]
