@@ -7,15 +7,13 @@ prefix cache stops at the first token that differs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxreuse.annotations import Templates
 from ctxreuse.blocks import BlockId, ContextBlock, Message, copied_message
 
 
-@dataclass(frozen=True, slots=True)
-class SentBlock:
+class SentBlock(NamedTuple):
     """A block that this turn's message shows, under its label.
 
     Attributes:
@@ -31,8 +29,7 @@ class SentBlock:
     repeats: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A block that is left out because an earlier message shows it under `label`."""
 
     label: str
