@@ -52,7 +52,7 @@ class Cooccurrence:
         self,
         placed: Iterable[BlockKey],
         rest: Mapping[BlockKey, int],
-        first_choices: int = 8,
+        first_choices: int = 4,
     ) -> list[BlockKey]:
         """Order the blocks behind `placed` so that later requests find the longest prefix.
 
