@@ -192,3 +192,9 @@ def test_usage_adds_up():
     assert total == CacheUsage(40, 10)
     assert (total.prefilled_tokens, total.hit_ratio) == (30, 0.25)
     assert (CacheUsage().prefilled_tokens, CacheUsage().hit_ratio) == (0, 0.0)
+
+
+def test_bytes_are_token_ids_like_any_other():
+    cache = PrefixCacheSimulator(block_size=4)
+    assert cache.serve(list(b"abcdefgh")).cached_tokens == 0
+    assert cache.serve(b"abcdefghi").cached_tokens == 8

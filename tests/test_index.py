@@ -467,3 +467,9 @@ def test_the_queue_of_leaves_does_not_outgrow_the_most_nodes_ever_held():
     sender.send("a", 0)
     sender.send("b", 1)
     assert len(sender.index._leaves) <= 64 + 4 * 2
+
+
+def test_looking_at_a_root_keeps_nothing():
+    index = ContextIndex()
+    assert index.search(index.root("a system text"), context("ab")).weight == 0
+    assert list(index.nodes()) == []

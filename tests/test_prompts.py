@@ -107,8 +107,9 @@ def test_only_what_is_none_is_left_out_of_the_messages(system, history, content,
         ),
         ({"content": ({"type": "text", "text": "one"},)}, ["one"]),
         (MappingProxyType({"content": [{"type": "text", "text": "one"}]}), ["one"]),
+        ({"content": [MappingProxyType({"type": "text", "text": "one"})]}, ["one"]),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_the_texts_of_a_message_are_its_content_or_its_text_parts(message, texts):
     assert message_texts(message) == texts
