@@ -9,8 +9,8 @@
     ├── InputFileError         a trace, corpus or plan file that cannot be read as one
     └── MissingExtraError      an optional dependency that is not installed
 
-Every message names the value at fault and the remedy. Values are shortened by `describe`, so that
-no document text ends up in a log.
+Every message names the value at fault and the remedy. `describe` cuts a value after 60 characters,
+so that no whole document ends up in a log.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class OnlineOrder:
     in a small index of its own, as if it had always been used: what it would have found cached,
     less what its annotations would have cost. The one that is ahead orders the next request.
 
-    Every request is tried at first, then every fourth: that halves the cost and the two stay
-    comparable, since both see the same requests.
+    Every request is tried at first, then every fourth, which is cheaper; the two stay comparable,
+    since both see the same requests.
     """
 
     def __init__(self, recent: Cooccurrence) -> None:

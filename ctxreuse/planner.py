@@ -39,8 +39,8 @@ class ReusePlanner:
     r"""Plans what to send so that the engine's prefix cache hits.
 
     Deterministic: the same requests in the same order give the same plans in any process. One
-    planner may be shared by threads and asyncio tasks; every call is short and never waits for
-    anything but another call.
+    planner may be shared by threads and asyncio tasks: a call never waits for anything but a short
+    step of another call. A large `plan_batch` takes seconds; run it in a thread of its own.
 
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".

@@ -98,13 +98,7 @@ def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome])
             f"{outcome.policy.name}\n"
             f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
         )
-    cached_before, cached_after = (
-        _cached_blocks(plan, corpus, usage)
-        for plan, usage in (
-            (before, retrieved.unlimited[position]),
-            (after, planned.unlimited[position]),
-        )
-    )
+    cached_before, cached_after = (_cached_blocks(plan, corpus) for plan in (before, after))
     for rank, (old, new) in enumerate(zip(before.blocks, after.blocks, strict=True)):
         table.add_row(
             _marked(f"{old}", rank < cached_before),
@@ -157,10 +151,10 @@ def plot_hit_ratio(path: Path, outcomes: Sequence[Outcome], small_cache_tokens: 
     figure.savefig(path, dpi=110)
 
 
-def _cached_blocks(plan: PlannedRequest, corpus: Corpus, usage: CacheUsage) -> int:
-    """Return how many of the first blocks were served, to the nearest block."""
+def _cached_blocks(plan: PlannedRequest, corpus: Corpus) -> int:
+    """Return how many of the first blocks an earlier prompt had in front in the same order."""
     tokens = accumulate(corpus[block_id].tokens or 0 for block_id in plan.blocks)
-    return sum(total <= usage.cached_tokens for total in tokens)
+    return sum(total <= plan.expected_cached_tokens for total in tokens)
 
 
 def _marked(text: str, cached: bool) -> str:

@@ -66,7 +66,6 @@ def read_lines(path: str) -> Iterator[Line]:
         InputFileError: If it cannot be read, or a line is no JSON object.
     """
     name = "standard input" if path == STANDARD_STREAM else path
-    number = 0
     try:
         # bytes, so that a broken character is this line's fault and not the file's
         stream = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115

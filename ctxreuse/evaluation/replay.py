@@ -54,8 +54,7 @@ def plan_trace(
 class _Replay:
     """The histories of the conversations that are replayed."""
 
-    def __init__(self, planner: ReusePlanner, conversations: bool) -> None:
-        self._planner = planner
+    def __init__(self, conversations: bool) -> None:
         self._conversations = conversations
         self._history: dict[object, list[dict[str, Any]]] = {}
         self._last: dict[object, str | int] = {}
@@ -96,7 +95,7 @@ def _online(
     strategy: Strategy,
     conversations: bool,
 ) -> Iterator[PlannedRequest]:
-    replay = _Replay(planner, conversations)
+    replay = _Replay(conversations)
     for traced in trace:
         yield replay.answer(traced, planner.plan(replay.request(traced), strategy))
 
@@ -107,7 +106,7 @@ def _offline(
     strategy: Strategy,
     conversations: bool,
 ) -> Iterator[PlannedRequest]:
-    replay = _Replay(planner, conversations)
+    replay = _Replay(conversations)
     first_turns: list[TraceRequest] = []
     later_turns: dict[object, list[TraceRequest]] = {}
     for traced in trace:
