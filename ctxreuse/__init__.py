@@ -7,6 +7,7 @@ from ctxreuse.errors import CtxreuseError
 from ctxreuse.index import Evicted
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import BatchPlan, Plan
+from ctxreuse.request_scope import request_context
 
 __version__ = "0.1.0"
 
@@ -20,4 +21,5 @@ __all__ = [
     "Plan",
     "ReusePlanner",
     "Templates",
+    "request_context",
 ]

@@ -28,6 +28,8 @@ class Templates:
         order: The order annotation; `{order}` is the labels from best to worst.
         order_separator: What stands between the labels in `{order}`.
         location: The location annotation; `{label}` is the left-out block's label.
+        legend: Which labels the documents before it have, where these are shown without; `{labels}`
+            is the labels in order.
         overlap: What replaces the beginning of a block that repeats the end of an earlier one;
             `{label}` is the earlier one's.
         separator: What stands between the parts of the message.
@@ -44,6 +46,7 @@ class Templates:
     )
     order_separator: str = " > "
     location: str = "Please refer to {label} in the previous conversation."
+    legend: str = "The documents above are {labels}, in this order."
     overlap: str = "(continues {label}) "
     separator: str = "\n\n"
     order_position: AnnotationPosition = "before_question"
@@ -54,6 +57,7 @@ class Templates:
             ("block", ["{label}", "{text}"]),
             ("order", ["{order}"]),
             ("location", ["{label}"]),
+            ("legend", ["{labels}"]),
             ("overlap", ["{label}"]),
         ):
             template = getattr(self, name)
@@ -111,6 +115,10 @@ class Templates:
     def location_annotation(self, label: str) -> str:
         """Return the words that stand in place of a block that the conversation shows already."""
         return self.location.replace("{label}", label)
+
+    def legend_annotation(self, labels: Sequence[str]) -> str:
+        """Return the words that say which labels the documents before them have, in order."""
+        return self.legend.replace("{labels}", ", ".join(labels))
 
     def overlap_annotation(self, label: str) -> str:
         """Return the words that stand for the beginning of a block that repeats an earlier one."""

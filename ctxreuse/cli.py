@@ -19,6 +19,12 @@ import ctxreuse
 from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
 from ctxreuse.errors import CtxreuseError, InputFileError
 from ctxreuse.evaluation import simulate as simulation
+from ctxreuse.evaluation.explain import (
+    explain_plan,
+    explanation_json,
+    explanation_tables,
+    in_words,
+)
 from ctxreuse.evaluation.jsonl import STANDARD_STREAM, write_lines
 from ctxreuse.evaluation.planfile import read_plan
 from ctxreuse.evaluation.replay import plan_trace
@@ -35,6 +41,8 @@ app = typer.Typer(
     `ctxreuse plan --trace T.jsonl --corpus C.jsonl --mode online -o OUT.jsonl`
 
     `ctxreuse simulate --plan OUT.jsonl --corpus C.jsonl`
+
+    `ctxreuse explain --plan OUT.jsonl --corpus C.jsonl`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -174,6 +182,56 @@ def simulate(
         shown = f"{value:,}" if isinstance(value, int) else value
         table.add_row(name.replace("_", " "), "unlimited" if value is None else str(shown))
     _output_console().print(table)
+
+
+@app.command()
+def explain(
+    plan: Annotated[
+        str,
+        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
+    ],
+    corpus: CorpusPath,
+    request: Annotated[
+        str | None, typer.Option(help="Explain this request only, in words; its request_id.")
+    ] = None,
+    worst: Annotated[
+        int, typer.Option(min=0, help="How many of the requests that lost most to list.")
+    ] = 10,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json: also say at which token of the prompt two part."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a request instead.")
+    ] = False,
+) -> None:
+    """Say why requests hit or miss the prefix cache.
+
+    Each request is compared with those before it: the closest earlier prompt, the block at which
+    they part, the tokens that are computed again, and the cause.
+    """
+    _only_one_from_standard_input(plan, corpus)
+    blocks = read_corpus(corpus)
+    planned = read_plan(plan)
+    if request is not None and request not in {str(one.request_id) for one in planned}:
+        raise InputFileError(f"{plan}: there is no request {request!r}; see its request_id fields")
+    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
+    with _progress("comparing", len(planned)) as advance:
+        explained = []
+        for one in explain_plan(planned, blocks, encoder):
+            explained.append(one)
+            advance()
+    if request is not None:
+        explained = [one for one in explained if str(one.explanation.request_id) == request]
+    if as_json:
+        for one in explained:
+            typer.echo(json.dumps(explanation_json(one)))
+    elif request is not None:
+        for one in explained:
+            typer.echo(in_words(one))
+    else:
+        for table in explanation_tables(explained, worst):
+            _output_console().print(table)
 
 
 @app.command()

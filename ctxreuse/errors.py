@@ -7,6 +7,7 @@
     ├── BatchTooLargeError     a batch that the papers' algorithm cannot hold in memory
     ├── ConversationError      conversation calls in an order that makes no sense
     ├── InputFileError         a trace, corpus or plan file that cannot be read as one
+    ├── EngineError            a request that the engine did not answer
     └── MissingExtraError      an optional dependency that is not installed
 
 Every message names the value at fault and the remedy. `describe` cuts a value after 60 characters,
@@ -44,6 +45,20 @@ class ConversationError(CtxreuseError, RuntimeError):
 
 class InputFileError(CtxreuseError, ValueError):
     """A trace, corpus or plan file is broken; the message names the file and the line."""
+
+
+class EngineError(CtxreuseError, RuntimeError):
+    """The engine did not answer a request; the client's own error is the cause.
+
+    Attributes:
+        status: The HTTP status that it answered; None where no answer came at all.
+        attempts: How often the request was sent.
+    """
+
+    def __init__(self, message: str, status: int | None = None, attempts: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+        self.attempts = attempts
 
 
 class MissingExtraError(CtxreuseError, ImportError):

@@ -7,7 +7,7 @@ clustering (what goes first), scheduling (what runs next), the index (what was s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from threading import RLock
@@ -20,6 +20,7 @@ from ctxreuse.chat import Conversation
 from ctxreuse.conversations import EMPTY_HISTORY, History
 from ctxreuse.descent import paper_order
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
+from ctxreuse.explanations import LoggedPrompt, PromptLog, SentPrompt
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.overlaps import replace_overlaps
@@ -95,14 +96,28 @@ class ReusePlanner:
         self._counts: OrderedDict[BlockKey, int] = OrderedDict()
         self._request_number = count()
         self._clock = count(1)
+        self._log = PromptLog()
         self._lock = RLock()
 
-    def plan(self, request: ContextRequest, strategy: Strategy = "reuse") -> Plan:
+    @property
+    def templates(self) -> Templates:
+        """The words of labels and annotations."""
+        return self._templates
+
+    def plan(
+        self,
+        request: ContextRequest,
+        strategy: Strategy = "reuse",
+        *,
+        deduplicate: bool | None = None,
+    ) -> Plan:
         """Plan one request that has just arrived.
 
         Args:
             request: What the application is about to send.
             strategy: "reuse", "paper" (Algorithms 1 and 2) or "none" (as retrieved).
+            deduplicate: Whether blocks that the conversation shows already become references; None
+                is what the planner was made with.
 
         Returns:
             What to send. Its blocks and references are exactly the request's blocks, each once.
@@ -111,14 +126,18 @@ class ReusePlanner:
             InvalidRequestError: If `request` is no ContextRequest.
             UnknownStrategyError: If there is no such strategy.
         """
-        _check_strategy(strategy)
+        check_strategy(strategy)
         _check_request(request)
         with self._lock:
-            turn = self._open_turn(request)
+            turn = self._open_turn(request, deduplicate)
             return self._send(turn, self._order(turn, strategy))
 
     def plan_batch(
-        self, requests: Iterable[ContextRequest], strategy: Strategy = "reuse"
+        self,
+        requests: Iterable[ContextRequest],
+        strategy: Strategy = "reuse",
+        *,
+        deduplicate: bool | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together, and the order in which to send them.
 
@@ -126,6 +145,7 @@ class ReusePlanner:
             requests: The batch; turns of one conversation in their order.
             strategy: "reuse", "paper" (Algorithms 4 and 5) or "none" (as retrieved, in the order
                 given).
+            deduplicate: As in `plan`.
 
         Returns:
             The plans in execution order.
@@ -141,21 +161,22 @@ class ReusePlanner:
                 "use plan() for a single one"
             )
         batch = list(requests)
-        _check_strategy(strategy)
+        check_strategy(strategy)
         for position, request in enumerate(batch):
             _check_request(request, position)
         with self._lock:  # counts all tokens too, before anything is recorded
             contexts = [self._batch_context(request) for request in batch]
         if strategy == "none":
             return BatchPlan(
-                tuple(self.plan(request, strategy) for request in batch), tuple(range(len(batch)))
+                tuple(self.plan(request, strategy, deduplicate=deduplicate) for request in batch),
+                tuple(range(len(batch))),
             )
         # without the lock: a large batch takes seconds, and others only add to what is cached
         arrangement = arrange(contexts, strategy, self._alpha)
         plans = []
         for position in arrangement.execution:
             with self._lock:
-                turn = self._open_turn(batch[position])
+                turn = self._open_turn(batch[position], deduplicate)
                 plans.append(self._send(turn, arrangement.orders[position]))
         return BatchPlan(tuple(plans), tuple(arrangement.execution))
 
@@ -211,7 +232,7 @@ class ReusePlanner:
         with self._lock:
             return self._tenants.statistics()
 
-    def _open_turn(self, request: ContextRequest) -> _Turn:
+    def _open_turn(self, request: ContextRequest, deduplicate: bool | None) -> _Turn:
         state = self._tenants.state(request.tenant)
         history = EMPTY_HISTORY
         if request.history:
@@ -219,7 +240,10 @@ class ReusePlanner:
                 request.conversation_id, request.history, self._templates
             )
         blocks = request.unique_blocks
-        return _Turn(request, state, blocks, self._weights(blocks), history)
+        shown = history.label_of
+        if not (self._deduplicate if deduplicate is None else deduplicate):
+            shown = {}
+        return _Turn(request, state, blocks, self._weights(blocks), history, shown)
 
     def _order(self, turn: _Turn, strategy: Strategy) -> list[BlockKey]:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
@@ -245,7 +269,7 @@ class ReusePlanner:
     def _send(self, turn: _Turn, order: list[BlockKey]) -> Plan:
         """Make the plan for an order, and record that it is sent."""
         request, templates, index = turn.request, self._templates, turn.state.index
-        shown = turn.history.label_of if self._deduplicate else {}
+        shown = turn.shown
         sent = [key for key in order if key not in shown]
         ordinals = turn.history.next_ordinals(len(sent))
         label_of = {
@@ -269,29 +293,33 @@ class ReusePlanner:
                 labels[label] = block.id
         if self._trim_overlaps:
             parts = replace_overlaps(parts, turn.history.texts)
+        logged, cached = self._record(turn, request_id, parts, ordinals)
         return Plan(
             request=request,
             request_id=request_id,
             parts=tuple(parts),
             labels=labels,
             order_annotation=annotation,
-            expected_cached_tokens=self._record(turn, request_id, parts, ordinals),
+            expected_cached_tokens=cached,
             templates=templates,
+            logged=logged,
         )
 
     def _record(
         self, turn: _Turn, request_id: str | int, parts: list[Part], ordinals: list[int]
-    ) -> int:
-        """Record what a turn sends; return how many of its block tokens were sent before."""
+    ) -> tuple[LoggedPrompt, int]:
+        """Record what a turn sends; return the record, and block tokens that were sent before."""
         request, index, conversations = turn.request, turn.state.index, turn.state.conversations
         now = next(self._clock)
         shown = [part for part in parts if isinstance(part, SentBlock)]
         sent = [part.block.key for part in shown]
         weights = [turn.weights[key] for key in sent]
+        after: str | int | None = None
         if request.history:
             end = conversations.end_of(request.conversation_id, request.system)
             if end is None or not index.holds(end):
                 end = index.root(request.system)
+            after = next(reversed(end.request_ids), None)
             inserted = index.extend(end, sent, weights, request_id, now)
         else:
             root = index.root(request.system)
@@ -305,7 +333,18 @@ class ReusePlanner:
                 if not part.repeated
             ]
             conversations.remember(request.conversation_id, whole, inserted.node, request.system)
-        return sum(self._tokens(turn.blocks[key]) for key in sent[: inserted.blocks_before])
+        tokens = tuple(self._tokens(part.block) for part in shown)
+        prompt = SentPrompt(
+            request_id=request_id,
+            tenant=request.tenant,
+            system=request.system,
+            is_later_turn=bool(request.history),
+            after=after,
+            keys=tuple(sent),
+            ids=tuple(part.block.id for part in shown),
+            tokens=tokens,
+        )
+        return self._log.add(prompt), sum(tokens[: inserted.blocks_before])
 
     def _weights(self, blocks: dict[BlockKey, ContextBlock]) -> dict[BlockKey, int]:
         """Return each block's weight: its tokens, at least 1, for it has a label."""
@@ -333,9 +372,11 @@ class _Turn:
     blocks: dict[BlockKey, ContextBlock]
     weights: dict[BlockKey, int]
     history: History
+    shown: Mapping[BlockKey, str]
 
 
-def _check_strategy(strategy: object) -> None:
+def check_strategy(strategy: object) -> None:
+    """Raise UnknownStrategyError if there is no such strategy."""
     if strategy not in get_args(Strategy):
         raise UnknownStrategyError(
             f"there is no strategy {describe(strategy)}; "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctxreuse.annotations import Templates
 from ctxreuse.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.explanations import Explanation, LoggedPrompt, explain
 from ctxreuse.prompts import Part, Reference, SentBlock, render_messages, render_turn
 
 
@@ -25,6 +27,7 @@ class Plan:
         order_annotation: The retriever's ranking in words; None where the order did not change.
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
+        logged: The planner's record of it, for `explain`.
     """
 
     request: ContextRequest
@@ -34,6 +37,7 @@ class Plan:
     order_annotation: str | None
     expected_cached_tokens: int
     templates: Templates
+    logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:
@@ -58,6 +62,29 @@ class Plan:
     def messages(self) -> list[dict[str, Any]]:
         """Return the prompt as OpenAI chat messages: system, history, this turn."""
         return render_messages(self.request.system, self.request.history, self.content)
+
+    def explain(self, *, across_tenants: bool = False) -> Explanation:
+        """Return why this prompt hits or misses the cache, compared with those planned before it.
+
+        The planner remembers its latest 1,000 prompts.
+
+        Args:
+            across_tenants: Whether other tenants' prompts are looked at, too. That reveals that
+                another tenant sent the same blocks: for operators only.
+
+        Raises:
+            InvalidRequestError: If no planner made this plan.
+        """
+        if self.logged is None:
+            raise InvalidRequestError(
+                "this plan was made by hand; only a planner knows what was sent before it"
+            )
+        return explain(
+            self.logged.prompt,
+            self.logged.earlier(),
+            self.expected_cached_tokens,
+            across_tenants=across_tenants,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class PlannedRequest:
     conversation_id: str | int | None
     turn: int
     after: str | int | None
-    expected_cached_tokens: int
+    expected_cached_tokens: int | None
     place: str = "plan"
 
     @classmethod
@@ -120,7 +120,7 @@ def read_plan(path: str) -> list[PlannedRequest]:
             conversation_id=line.get("conversation_id", (str, int), None),
             turn=line.get("turn", (int,), 0),
             after=line.get("after", (str, int), None),
-            expected_cached_tokens=line.get("expected_cached_tokens", (int,), 0),
+            expected_cached_tokens=line.get("expected_cached_tokens", (int,), None),
             place=line.place,
         )
         if request.after is not None and request.after not in known:

@@ -60,7 +60,7 @@ def simulate_blocks(
             keys = [*earlier_keys, block_key(f"turn {number}")]
             tokens = [*earlier_tokens, 0]
         for block_id in request.blocks:
-            block = _block(corpus, block_id, request)
+            block = corpus_block(corpus, block_id, request)
             keys.append(block.key)
             tokens.append(estimate_tokens(block.text) if block.tokens is None else block.tokens)
         if request.request_id in continued:
@@ -76,13 +76,33 @@ def simulate_tokens(
 ) -> Iterator[CacheUsage]:
     """Yield each request's usage at token level, everything in the prompt counted.
 
-    Messages are laid out as ChatML (`<|im_start|>role ... <|im_end|>`); other chat templates differ
-    by a few tokens a message. Turns are answered "OK.", tenants do not share.
+    Tenants do not share.
 
     Args:
         planned: The requests in execution order.
         corpus: The blocks' texts.
         cache: Where the prompts are served from.
+        tokenizer: Turns text into token ids.
+
+    Raises:
+        InputFileError: If a plan names a block that the corpus lacks.
+    """
+    prompts = prompt_tokens(planned, corpus, tokenizer)
+    for request, prompt in zip(planned, prompts, strict=True):
+        yield cache.serve(prompt, salt=request.tenant)
+
+
+def prompt_tokens(
+    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
+) -> Iterator[list[int]]:
+    """Yield each request's whole prompt as token ids.
+
+    Messages are laid out as ChatML (`<|im_start|>role ... <|im_end|>`); other chat templates differ
+    by a few tokens a message. Turns are answered "OK.".
+
+    Args:
+        planned: The requests in execution order.
+        corpus: The blocks' texts.
         tokenizer: Turns text into token ids.
 
     Raises:
@@ -104,7 +124,7 @@ def simulate_tokens(
         prompt = before + encode("user", _content(request, corpus))
         if request.request_id in continued:
             prompts[request.request_id] = prompt + encode("assistant", ANSWER)
-        yield cache.serve(prompt + opening, salt=request.tenant)
+        yield prompt + opening
 
 
 def total_usage(
@@ -142,7 +162,7 @@ def load_tokenizer(path: str) -> Any:
 
 def _content(request: PlannedRequest, corpus: Corpus) -> str:
     parts = [
-        SentBlock(label, _block(corpus, block_id, request))
+        SentBlock(label, corpus_block(corpus, block_id, request))
         if annotation is None
         else Reference(label, block_id, annotation)
         for label, block_id, annotation in request.parts
@@ -150,7 +170,12 @@ def _content(request: PlannedRequest, corpus: Corpus) -> str:
     return render_turn(parts, request.order_annotation, request.query, DEFAULT_TEMPLATES)
 
 
-def _block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
+def corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
+    """Return a block of a plan.
+
+    Raises:
+        InputFileError: If the corpus lacks it.
+    """
     block = corpus.get(block_id)
     if block is None:
         raise InputFileError(

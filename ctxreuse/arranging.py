@@ -1,0 +1,220 @@
+"""Retrieved things into their planned order: what every adapter for documents shares.
+
+An adapter says how a thing of its framework becomes a context block; here it is planned, and comes
+back with its rank and label. Failing open happens here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+
+from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest
+from ctxreuse.calls import checked_planner
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.fail_open import FailOpen
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.plans import Plan
+from ctxreuse.prompts import Reference
+from ctxreuse.request_scope import RequestScope
+
+AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
+"""Where annotations go: an own document at the end, the metadata only, or nowhere."""
+
+METADATA_KEY = "ctxreuse"
+"""Under this key an adapter's documents carry rank, label and plan in their metadata."""
+
+_Thing = TypeVar("_Thing")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[_Thing]):
+    """A retrieved thing in its place.
+
+    Attributes:
+        thing: What was retrieved, untouched.
+        rank: Its position as retrieved, from 0.
+        label: The label of its block, such as "[Doc_1]"; None where planning failed.
+    """
+
+    thing: _Thing
+    rank: int
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged(Generic[_Thing]):
+    """Retrieved things in the order in which to send them.
+
+    `placed` and `left_out` together hold every thing once; only one that is equal to another in
+    every respect is not repeated.
+
+    Attributes:
+        placed: What to send, in order.
+        left_out: What the conversation shows already; its label says where.
+        plan: The plan; None where planning failed and `placed` is as retrieved.
+        annotation: What an own document at the end says about order and places; None if nothing
+            needs saying or the annotation mode is another.
+    """
+
+    placed: tuple[Placed[_Thing], ...]
+    left_out: tuple[Placed[_Thing], ...] = ()
+    plan: Plan | None = None
+    annotation: str | None = None
+
+
+class Arranger(Generic[_Thing]):
+    """Plans what an adapter retrieves.
+
+    Args:
+        planner: Plans the contexts.
+        block_of: How a thing becomes a block.
+        annotation: Where annotations go. With "off" nothing is left out either, for nothing would
+            point to it.
+        component: The adapter's name, for the log.
+
+    Raises:
+        InvalidRequestError: If the planner or the annotation mode is none.
+    """
+
+    def __init__(
+        self,
+        planner: ReusePlanner,
+        block_of: Callable[[_Thing], ContextBlock],
+        annotation: AnnotationMode,
+        component: str,
+    ) -> None:
+        self._planner = checked_planner(planner)
+        self._annotation = checked_annotation(annotation)
+        self._block_of = block_of
+        self._fail_open = FailOpen(component)
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and things went through as retrieved."""
+        return self._fail_open.faults
+
+    def arrange(
+        self, things: Sequence[_Thing], query: str, scope: RequestScope
+    ) -> Arranged[_Thing]:
+        """Return what was retrieved for one query in its planned order."""
+        return self.arrange_batch([(things, query)], scope)[0]
+
+    def arrange_batch(
+        self, retrieved: Sequence[tuple[Sequence[_Thing], str]], scope: RequestScope
+    ) -> list[Arranged[_Thing]]:
+        """Return what was retrieved for some queries, each in its planned order.
+
+        Args:
+            retrieved: Things, best first, and the query, for each.
+            scope: Whose requests they are.
+
+        Returns:
+            One arrangement a query, in the order given.
+        """
+        return self._fail_open.attempt(
+            lambda: self._arrange_batch(retrieved, scope),
+            lambda: [as_retrieved(things) for things, _ in retrieved],
+        )
+
+    def _arrange_batch(
+        self, retrieved: Sequence[tuple[Sequence[_Thing], str]], scope: RequestScope
+    ) -> list[Arranged[_Thing]]:
+        blocks = [[self._block_of(thing) for thing in things] for things, _ in retrieved]
+        requests = [
+            ContextRequest(
+                context,
+                query,
+                history=scope.history,
+                conversation_id=scope.conversation_id,
+                tenant=scope.tenant or "",
+            )
+            for context, (_, query) in zip(blocks, retrieved, strict=True)
+        ]
+        deduplicate = False if self._annotation == "off" else None
+        if len(requests) == 1:
+            plans = [self._planner.plan(requests[0], deduplicate=deduplicate)]
+        else:
+            batch = self._planner.plan_batch(requests, deduplicate=deduplicate)
+            plans = list(batch.in_input_order())
+        return [
+            self._placed(things, context, plan)
+            for (things, _), context, plan in zip(retrieved, blocks, plans, strict=True)
+        ]
+
+    def _placed(
+        self, things: Sequence[_Thing], blocks: Sequence[ContextBlock], plan: Plan
+    ) -> Arranged[_Thing]:
+        ranks_of: dict[BlockKey, list[int]] = {}
+        for rank, block in enumerate(blocks):
+            ranks = ranks_of.setdefault(block.key, [])
+            if not any(things[rank] == things[other] for other in ranks):
+                ranks.append(rank)
+        placed: list[Placed[_Thing]] = []
+        left_out: list[Placed[_Thing]] = []
+        sent = {block.key for block in plan.blocks}
+        references = iter([key for key in ranks_of if key not in sent])
+        for part in plan.parts:
+            if isinstance(part, Reference):
+                ranks, target = ranks_of[next(references)], left_out
+            else:
+                ranks, target = ranks_of[part.block.key], placed
+            target += [Placed(things[rank], rank, part.label) for rank in ranks]
+        annotation = appended_annotation(plan) if self._annotation == "append" else None
+        return Arranged(tuple(placed), tuple(left_out), plan, annotation)
+
+
+def as_retrieved(things: Sequence[_Thing]) -> Arranged[_Thing]:
+    """Return things in the order in which they were retrieved."""
+    return Arranged(tuple(Placed(thing, rank, None) for rank, thing in enumerate(things)))
+
+
+def appended_annotation(plan: Plan) -> str | None:
+    """Return what a document behind the planned ones says, or None if there is nothing to say.
+
+    The documents before it may be shown without their labels, so it says which they are.
+    """
+    said = list(plan.location_annotations)
+    if plan.order_annotation is not None:
+        labels = [part.label for part in plan.parts if not isinstance(part, Reference)]
+        said += [plan.templates.legend_annotation(labels), plan.order_annotation]
+    return " ".join(said) or None
+
+
+def plan_metadata(plan: Plan) -> dict[str, Any]:
+    """Return a plan as JSON-compatible metadata, without any text of documents or messages.
+
+    Returns:
+        `request_id`, `blocks` (ids to send, in order), `references` (ids left out),
+        `order_annotation`, `parts` (`[label, id]`, or `[label, id, words]` for one left out) and
+        `expected_cached_tokens`.
+    """
+    return {
+        "request_id": plan.request_id,
+        "blocks": [block.id for block in plan.blocks],
+        "references": list(plan.references),
+        "order_annotation": plan.order_annotation,
+        "parts": [
+            [part.label, part.id, part.annotation]
+            if isinstance(part, Reference)
+            else [part.label, part.block.id]
+            for part in plan.parts
+        ],
+        "expected_cached_tokens": plan.expected_cached_tokens,
+    }
+
+
+def checked_annotation(annotation: object) -> AnnotationMode:
+    """Return the annotation mode if it is one.
+
+    Raises:
+        InvalidRequestError: If there is no such mode.
+    """
+    for mode in get_args(AnnotationMode):
+        if annotation == mode:
+            return mode  # type: ignore[no-any-return]
+    raise InvalidRequestError(
+        f"there is no annotation mode {describe(annotation)}; "
+        f"choose one of {', '.join(map(repr, get_args(AnnotationMode)))}"
+    )

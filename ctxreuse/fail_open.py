@@ -1,0 +1,61 @@
+"""Failing open, in one place: a fault of ours never fails a user's call.
+
+It is logged once, without any text of documents or questions, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+_log = logging.getLogger("ctxreuse")
+_Result = TypeVar("_Result")
+
+
+class FailOpen:
+    """Runs the work of one component, and something plain instead when that fails.
+
+    Args:
+        component: What the log line names, as users know it: "ReuseRetriever".
+        instead: What happens instead, for the log line: "documents go through as retrieved".
+    """
+
+    def __init__(self, component: str, instead: str = "documents go through as retrieved") -> None:
+        self._component = component
+        self._instead = instead
+        self._faults = 0
+        self._lock = Lock()
+
+    @property
+    def faults(self) -> int:
+        """How often the work has failed."""
+        return self._faults
+
+    def attempt(self, work: Callable[[], _Result], instead: Callable[[], _Result]) -> _Result:
+        """Return what `work` returns or, if it raises, what `instead` does."""
+        try:
+            return work()
+        except Exception as error:
+            self.note(error)
+            return instead()
+
+    def note(self, error: Exception) -> None:
+        """Count a fault; log the first one: its kind and place, for its message may hold a text."""
+        with self._lock:
+            self._faults += 1
+            first = self._faults == 1
+        if first:
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+            _log.warning(
+                "%s: planning failed with %s at %s; %s. Further faults are counted in `faults`, "
+                "not logged.",
+                self._component,
+                type(error).__name__,
+                place,
+                self._instead,
+            )

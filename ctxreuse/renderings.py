@@ -1,0 +1,218 @@
+"""Contexts as they were rendered into text, and how to find them again inside a prompt.
+
+A model wrapper gets finished prompts. To plan the context in one it has to know, for certain, that
+a piece of text *is* a context and where its blocks begin. Nothing in the text can say so, since a
+document may hold any text; so what was rendered is remembered, by its digest, and only a piece of
+text that is equal to a rendering as a whole is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
+from ctxreuse.blocks import BlockId, ContextBlock, ContextRequest, text_digest
+from ctxreuse.prompts import SentBlock, render_block, render_turn
+
+_HEAD = 64
+_SHORTEST_OPENING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpan:
+    """Where a block's text stands in a rendering.
+
+    Attributes:
+        id: The block's id.
+        start: Its first character.
+        end: The character behind its last one.
+        tokens: Its token count, if it is known.
+    """
+
+    id: BlockId
+    start: int
+    end: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A rendered context, without its text.
+
+    Attributes:
+        length: In characters.
+        digest: Of the whole text.
+        opening: The characters before the first block's text: a label.
+        spans: The blocks, in order.
+    """
+
+    length: int
+    digest: bytes
+    opening: str
+    spans: tuple[BlockSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundContext:
+    """A remembered context inside a text.
+
+    Attributes:
+        start: Where it begins in the text.
+        end: Where it ends.
+        digest: Of the context as it stands there.
+        blocks: Its blocks, in the order in which they stand there.
+    """
+
+    start: int
+    end: int
+    digest: bytes
+    blocks: tuple[ContextBlock, ...]
+
+
+class Renderings:
+    """Remembers rendered contexts, the latest ones, and finds them in prompts.
+
+    Keeps digests, spans and the first 64 characters of each, not the texts. Threads may share it.
+
+    Args:
+        max_renderings: How many are remembered; the least recently seen goes first.
+        max_spans: How many blocks they may have together.
+    """
+
+    def __init__(self, max_renderings: int = 10_000, max_spans: int = 200_000) -> None:
+        self._max_renderings = max_renderings
+        self._max_spans = max_spans
+        self._spans = 0
+        self._by_digest: OrderedDict[bytes, tuple[str, Rendering]] = OrderedDict()
+        self._by_head: dict[str, dict[bytes, Rendering]] = {}
+        self._head_lengths: Counter[int] = Counter()
+        self._openings: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def render(
+        self, blocks: Iterable[ContextBlock], templates: Templates = DEFAULT_TEMPLATES
+    ) -> str:
+        """Return the blocks as a context in the order given, labels counted from 1; remember it.
+
+        Args:
+            blocks: The blocks; the same id and text twice is shown once.
+            templates: The words around them.
+        """
+        unique = ContextRequest(blocks).unique_blocks.values()
+        parts = [
+            SentBlock(templates.block_label(ordinal), block)
+            for ordinal, block in enumerate(unique, start=1)
+        ]
+        text = render_turn(parts, None, "", templates)
+        if parts:
+            self._remember(text, tuple(_spans(parts, templates)))
+        return text
+
+    def find(self, text: str) -> list[FoundContext]:
+        """Return the remembered contexts that stand in a text, from left to right.
+
+        Of two that overlap the one that begins first counts, and of those the longest: a document
+        that repeats a whole context is a document, not a context.
+        """
+        if not self._by_digest:
+            return []
+        found: list[FoundContext] = []
+        with self._lock:
+            behind = 0
+            for start in self._candidates(text):
+                if start < behind:
+                    continue
+                rendering = self._standing_at(text, start)
+                if rendering is not None:
+                    self._by_digest.move_to_end(rendering.digest)
+                    behind = start + rendering.length
+                    found.append(_found(text, start, rendering))
+        return found
+
+    def _candidates(self, text: str) -> list[int]:
+        pattern = "|".join(re.escape(opening) for opening in self._openings)
+        # looking ahead finds openings that overlap
+        return [match.start() for match in re.finditer(f"(?=(?:{pattern}))", text)]
+
+    def _standing_at(self, text: str, start: int) -> Rendering | None:
+        candidates: dict[bytes, Rendering] = {}
+        for length in self._head_lengths:
+            candidates.update(self._by_head.get(text[start : start + length], {}))
+        digests: dict[int, bytes] = {}
+        for rendering in sorted(candidates.values(), key=lambda one: one.length, reverse=True):
+            if start + rendering.length > len(text):
+                continue
+            digest = digests.get(rendering.length)
+            if digest is None:
+                digest = text_digest(text[start : start + rendering.length])
+                digests[rendering.length] = digest
+            if digest == rendering.digest:
+                return rendering
+        return None
+
+    def _remember(self, text: str, spans: tuple[BlockSpan, ...]) -> None:
+        opening = text[: max(spans[0].start, _SHORTEST_OPENING)]
+        rendering = Rendering(len(text), text_digest(text), opening, spans)
+        head = text[:_HEAD]
+        with self._lock:
+            self._forget(rendering.digest)
+            self._by_digest[rendering.digest] = (head, rendering)
+            self._by_head.setdefault(head, {})[rendering.digest] = rendering
+            self._head_lengths[len(head)] += 1
+            self._openings[opening] += 1
+            self._spans += len(spans)
+            while len(self._by_digest) > self._max_renderings or (
+                self._spans > self._max_spans and len(self._by_digest) > 1
+            ):
+                self._forget(next(iter(self._by_digest)))
+
+    def _forget(self, digest: bytes) -> None:
+        head, rendering = self._by_digest.pop(digest, (None, None))
+        if head is None or rendering is None:
+            return
+        same_head = self._by_head[head]
+        del same_head[digest]
+        if not same_head:
+            del self._by_head[head]
+        _take_one(self._head_lengths, len(head))
+        _take_one(self._openings, rendering.opening)
+        self._spans -= len(rendering.spans)
+
+
+RENDERED = Renderings()
+"""What this process rendered. Shared, so that plain functions and model wrappers need no handle."""
+
+
+def _spans(parts: Sequence[SentBlock], templates: Templates) -> Iterable[BlockSpan]:
+    start = 0
+    for label, block, *_ in parts:
+        first = start + len(templates.before_text(label))
+        yield BlockSpan(block.id, first, first + len(block.text), block.tokens)
+        start += len(render_block(label, block.text, templates)) + len(templates.separator)
+
+
+def _found(text: str, start: int, rendering: Rendering) -> FoundContext:
+    return FoundContext(
+        start,
+        start + rendering.length,
+        rendering.digest,
+        tuple(
+            ContextBlock(
+                id=span.id, text=text[start + span.start : start + span.end], tokens=span.tokens
+            )
+            for span in rendering.spans
+        ),
+    )
+
+
+def _take_one(counter: Counter[str] | Counter[int], key: str | int) -> None:
+    counter[key] -= 1  # type: ignore[index]
+    if not counter[key]:  # type: ignore[index]
+        del counter[key]
