@@ -21,6 +21,9 @@ def test_the_default_words_are_the_papers():
     assert words.location_annotation("[Doc_1]") == (
         "Please refer to [Doc_1] in the previous conversation."
     )
+    assert words.legend_annotation(["[Doc_1]", "[Doc_2]"]) == (
+        "The documents above are [Doc_1], [Doc_2], in this order."
+    )
     assert (words.before_text("[Doc_1]"), words.after_text) == ("[Doc_1] ", "")
     assert words.separator == "\n\n"
     assert words.order_position == "before_question"
@@ -38,11 +41,15 @@ def test_every_template_can_be_replaced():
         order="Best first: {order}.",
         order_separator=", ",
         location="See {label}.",
+        legend="({labels})",
+        overlap="... {label} ",
     )
     assert words.block_label(12) == "#12"
     assert (words.before_text("#1"), words.after_text) == ("<doc #1>", "</doc>")
     assert words.order_annotation(["#2", "#1"]) == "Best first: #2, #1."
     assert words.location_annotation("#2") == "See #2."
+    assert words.legend_annotation(["#1", "#2", "#3"]) == "(#1, #2, #3)"
+    assert words.overlap_annotation("#2") == "... #2 "
 
 
 def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
@@ -52,6 +59,9 @@ def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
     assert words.order_annotation(["{order}", "{label}"]) == (
         "Please read the context in the following priority order: "
         "{order} > {label} and answer the question."
+    )
+    assert words.legend_annotation(["{labels}", "%s"]) == (
+        "The documents above are {labels}, %s, in this order."
     )
 
 
@@ -71,6 +81,10 @@ def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
         ("order", "Read in order.", "{order}"),
         ("order", "{{order}}", "{order}"),
         ("location", "Please refer to {ordinal}.", "{label}"),
+        ("legend", "Above: {label}.", "{labels}"),
+        ("legend", "Above.", "{labels}"),
+        ("legend", "{labels} and {labels}", "{labels}"),
+        ("overlap", "(continued) ", "{label}"),
     ],
 )
 def test_a_template_without_its_fields_or_with_others_is_refused(name, template, fields):
@@ -82,7 +96,7 @@ def test_a_template_without_its_fields_or_with_others_is_refused(name, template,
     )
 
 
-@pytest.mark.parametrize("name", ["label", "block", "order", "location"])
+@pytest.mark.parametrize("name", ["label", "block", "order", "location", "legend"])
 def test_a_template_that_is_no_string_is_refused(name):
     with pytest.raises(InvalidRequestError, match=rf"template {name} is None \(NoneType\)"):
         Templates(**{name: None})

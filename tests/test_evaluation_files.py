@@ -296,6 +296,22 @@ def test_a_plan_from_elsewhere_needs_ids_only(tmp_path):
     assert (request.request_id, request.blocks, request.references) == (1, ["b", 7], [])
     assert request.parts == (("[Doc_1]", "b", None), ("[Doc_2]", 7, None))
     assert (request.query, request.tenant, request.turn, request.after) == ("", "", 0, None)
+    assert request.expected_cached_tokens is None
+
+
+def test_what_a_plan_expects_to_be_cached_may_be_unknown(tmp_path):
+    lines = [
+        {"request_id": 1, "blocks": []},
+        {"request_id": 2, "blocks": [], "expected_cached_tokens": None},
+        {"request_id": 3, "blocks": [], "expected_cached_tokens": 0},
+        {"request_id": 4, "blocks": [], "expected_cached_tokens": 10**20},
+    ]
+    planned = read_plan(write_jsonl(tmp_path / "plan.jsonl", *lines))
+    assert [request.expected_cached_tokens for request in planned] == [None, None, 0, 10**20]
+    path = str(tmp_path / "again.jsonl")
+    write_lines(path, (request.as_json() for request in planned))
+    again = read_plan(path)
+    assert [request.expected_cached_tokens for request in again] == [None, None, 0, 10**20]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +325,10 @@ def test_a_plan_from_elsewhere_needs_ids_only(tmp_path):
         (
             {"expected_cached_tokens": "7"},
             "field 'expected_cached_tokens' is '7' (str); it must be int",
+        ),
+        (
+            {"expected_cached_tokens": True},
+            "field 'expected_cached_tokens' is True (bool); it must be int",
         ),
         (
             {"after": 9},

@@ -392,6 +392,68 @@ def test_deduplication_can_be_switched_off():
     assert plan.content == "[Doc_3] text of 2\n\n[Doc_4] text of 3\n\nThen?"
 
 
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("deduplicate", [None, True, False])
+def test_one_call_may_leave_out_repeated_blocks_or_not(default, batch, strategy, deduplicate):
+    planner = ReusePlanner(deduplicate=default)
+    _, history = first_turn(planner, (1, 2))
+    asked = request((2, 3, 1), "Then?", history=history, conversation_id="c")
+    options = {} if deduplicate is None else {"deduplicate": deduplicate}
+    if batch:
+        plans = planner.plan_batch([asked, request((7,))], strategy, **options).in_input_order()
+        assert sent_ids(plans[1]) == [7]
+    else:
+        plans = [planner.plan(asked, strategy, **options)]
+    assert_keeps_the_promises(plans[0])
+    if default if deduplicate is None else deduplicate:
+        assert plans[0].references == (2, 1)
+        assert plans[0].content == (
+            f"{location_words(2)}\n\n[Doc_3] text of 3\n\n{location_words(1)}\n\nThen?"
+        )
+    else:
+        assert plans[0].references == ()
+        assert plans[0].content == (
+            "[Doc_3] text of 2\n\n[Doc_4] text of 3\n\n[Doc_5] text of 1\n\nThen?"
+        )
+        assert plans[0].labels == {
+            "[Doc_1]": 1,
+            "[Doc_2]": 2,
+            "[Doc_3]": 2,
+            "[Doc_4]": 3,
+            "[Doc_5]": 1,
+        }
+
+
+def test_a_call_that_repeats_blocks_changes_nothing_for_the_next_one():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    asked = request((2, 1), "Then?", history=history, conversation_id="c")
+    repeated = planner.plan(asked, deduplicate=False)
+    assert (sent_ids(repeated), repeated.references) == ([2, 1], ())
+    assert planner.plan(asked).references == (2, 1)
+    assert later_turn(planner, (1, 2), [*repeated.messages(), assistant("Yes.")]).references == (
+        1,
+        2,
+    )
+
+
+@all_strategies
+def test_without_a_history_there_is_nothing_to_leave_out_either_way(strategy):
+    asked = [big_request(ids, "?") for ids in ((1, 2), (2, 1, 3), (3, 1))]
+    plans = [
+        [planner.plan(one, strategy, deduplicate=deduplicate).messages() for one in asked]
+        for planner, deduplicate in ((ReusePlanner(), True), (ReusePlanner(), False))
+    ]
+    assert plans[0] == plans[1]
+    batches = [
+        ReusePlanner().plan_batch(asked, strategy, deduplicate=deduplicate)
+        for deduplicate in (None, True, False)
+    ]
+    assert batches[0] == batches[1] == batches[2]
+
+
 @pytest.mark.parametrize(
     "templates",
     [

@@ -15,6 +15,7 @@ from ctxreuse import (
     Plan,
     ReusePlanner,
     errors,
+    request_context,
 )
 from ctxreuse.distance import context_distance
 
@@ -30,6 +31,7 @@ def test_the_package_exports_these_names():
         "Plan",
         "ReusePlanner",
         "Templates",
+        "request_context",
     ]
     for name in ctxreuse.__all__:
         assert inspect.getdoc(getattr(ctxreuse, name)), name
@@ -60,8 +62,21 @@ def test_the_fixed_signatures():
         "tenant": "",
         "request_id": None,
     }
-    assert parameters(ReusePlanner.plan) == {"request": EMPTY, "strategy": "reuse"}
-    assert parameters(ReusePlanner.plan_batch) == {"requests": EMPTY, "strategy": "reuse"}
+    assert parameters(ReusePlanner.plan) == {
+        "request": EMPTY,
+        "strategy": "reuse",
+        "deduplicate": None,
+    }
+    assert parameters(ReusePlanner.plan_batch) == {
+        "requests": EMPTY,
+        "strategy": "reuse",
+        "deduplicate": None,
+    }
+    for function in (ReusePlanner.plan, ReusePlanner.plan_batch):
+        kind = inspect.signature(function).parameters["deduplicate"].kind
+        assert kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters(Plan.explain) == {"across_tenants": False}
+    assert parameters(request_context) == {"tenant": None, "conversation_id": None, "history": None}
     assert parameters(ReusePlanner.evict) == {"request_ids": EMPTY}
     assert parameters(ReusePlanner.evict_tokens) == {"tokens": EMPTY}
     assert parameters(ReusePlanner.conversation) == {
@@ -102,6 +117,11 @@ def test_the_example_of_the_design_runs_as_written():
     assert planner.evict([plan.request_id, "unknown"]).unknown == ("unknown",)
     assert planner.evict_tokens(1).tokens == 1
 
+    assert str(plan.explain()) == plan.explain().words
+
+    with ctxreuse.request_context(tenant="t", conversation_id="c1", history=[]) as scope:
+        assert (scope.tenant, scope.conversation_id, scope.history) == ("t", "c1", ())
+
     chat = planner.conversation("c1", tenant="", system=None)
     chat.plan(["a text"], query="...")
     chat.record("the answer")
@@ -120,6 +140,7 @@ def test_every_error_is_one_small_tree():
         "BatchTooLargeError",
         "ConversationError",
         "CtxreuseError",
+        "EngineError",
         "InputFileError",
         "InvalidBlockError",
         "InvalidRequestError",
