@@ -6,11 +6,11 @@ back with its rank and label. Failing open happens here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest
+from ctxreuse.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.calls import checked_planner
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.fail_open import FailOpen
@@ -122,6 +122,10 @@ class Arranger(Generic[_Thing]):
         self, retrieved: Sequence[tuple[Sequence[_Thing], str]], scope: RequestScope
     ) -> list[Arranged[_Thing]]:
         blocks = [[self._block_of(thing) for thing in things] for things, _ in retrieved]
+        ranks = [
+            _ranks_of(things, context)
+            for (things, _), context in zip(retrieved, blocks, strict=True)
+        ]
         requests = [
             ContextRequest(
                 context,
@@ -139,18 +143,13 @@ class Arranger(Generic[_Thing]):
             batch = self._planner.plan_batch(requests, deduplicate=deduplicate)
             plans = list(batch.in_input_order())
         return [
-            self._placed(things, context, plan)
-            for (things, _), context, plan in zip(retrieved, blocks, plans, strict=True)
+            self._placed(things, ranks_of, plan)
+            for (things, _), ranks_of, plan in zip(retrieved, ranks, plans, strict=True)
         ]
 
     def _placed(
-        self, things: Sequence[_Thing], blocks: Sequence[ContextBlock], plan: Plan
+        self, things: Sequence[_Thing], ranks_of: Mapping[BlockKey, list[int]], plan: Plan
     ) -> Arranged[_Thing]:
-        ranks_of: dict[BlockKey, list[int]] = {}
-        for rank, block in enumerate(blocks):
-            ranks = ranks_of.setdefault(block.key, [])
-            if not any(things[rank] == things[other] for other in ranks):
-                ranks.append(rank)
         placed: list[Placed[_Thing]] = []
         left_out: list[Placed[_Thing]] = []
         sent = {block.key for block in plan.blocks}
@@ -161,7 +160,9 @@ class Arranger(Generic[_Thing]):
             else:
                 ranks, target = ranks_of[part.block.key], placed
             target += [Placed(things[rank], rank, part.label) for rank in ranks]
-        annotation = appended_annotation(plan) if self._annotation == "append" else None
+        annotation = None
+        if self._annotation == "append":
+            annotation = appended_annotation(plan, [one.label or "" for one in placed])
         return Arranged(tuple(placed), tuple(left_out), plan, annotation)
 
 
@@ -170,14 +171,15 @@ def as_retrieved(things: Sequence[_Thing]) -> Arranged[_Thing]:
     return Arranged(tuple(Placed(thing, rank, None) for rank, thing in enumerate(things)))
 
 
-def appended_annotation(plan: Plan) -> str | None:
+def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
     """Return what a document behind the planned ones says, or None if there is nothing to say.
 
-    The documents before it may be shown without their labels, so it says which they are.
+    Args:
+        plan: Their plan.
+        labels: The label of each document, in order; they may be shown without, so it says them.
     """
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
-        labels = [part.label for part in plan.parts if not isinstance(part, Reference)]
         said += [plan.templates.legend_annotation(labels), plan.order_annotation]
     return " ".join(said) or None
 
@@ -191,18 +193,42 @@ def plan_metadata(plan: Plan) -> dict[str, Any]:
         `expected_cached_tokens`.
     """
     return {
-        "request_id": plan.request_id,
-        "blocks": [block.id for block in plan.blocks],
-        "references": list(plan.references),
+        "request_id": _plain(plan.request_id),
+        "blocks": [_plain(block.id) for block in plan.blocks],
+        "references": [_plain(block_id) for block_id in plan.references],
         "order_annotation": plan.order_annotation,
         "parts": [
-            [part.label, part.id, part.annotation]
+            [part.label, _plain(part.id), part.annotation]
             if isinstance(part, Reference)
-            else [part.label, part.block.id]
+            else [part.label, _plain(part.block.id)]
             for part in plan.parts
         ],
-        "expected_cached_tokens": plan.expected_cached_tokens,
+        "expected_cached_tokens": int(plan.expected_cached_tokens),
     }
+
+
+def _ranks_of(
+    things: Sequence[_Thing], blocks: Sequence[ContextBlock]
+) -> dict[BlockKey, list[int]]:
+    """Return the ranks of the things behind each block, each of equal things once."""
+    ranks_of: dict[BlockKey, list[int]] = {}
+    for rank, block in enumerate(blocks):
+        ranks = ranks_of.setdefault(block.key, [])
+        if not any(_are_equal(things[rank], things[other]) for other in ranks):
+            ranks.append(rank)
+    return ranks_of
+
+
+def _are_equal(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, TypeError):  # arrays in their metadata: not one truth value
+        return False
+
+
+def _plain(name: BlockId) -> BlockId:
+    """Return an id as JSON has it: numpy's integers are none of its numbers."""
+    return name if isinstance(name, str) else int(name)
 
 
 def checked_annotation(annotation: object) -> AnnotationMode:

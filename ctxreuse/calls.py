@@ -146,8 +146,11 @@ class CallPlanner:
         )
         while draft.contexts:
             number, found = draft.contexts.pop(0)
+            if not found.blocks:  # planned before
+                draft.shown.add(number)
+                continue
             key = draft.key_before(number, found)
-            if number < answered:
+            if number <= answered:  # what the assistant itself says stands, too
                 sent = self._sent.get(key)
                 if sent is not None:
                     draft.replace(number, found, sent)
@@ -239,13 +242,26 @@ class _Draft:
         shift = self.shift[1] if self.shift[0] == number else 0
         role = self.call.segments[number].role
         opening = self.texts[number][: found.start + shift]
+        first = number  # of the texts that open this turn: the parts of one message
+        while first and self.call.segments[first - 1].role == role and first - 1 not in self.shown:
+            first -= 1
+        openings = [{"role": role, "content": text} for text in self.texts[first:number]]
         earlier = [
             {"role": segment.role, "content": text}
-            for segment, text in zip(self.call.segments[:number], self.texts, strict=False)
+            for segment, text in zip(self.call.segments[:first], self.texts, strict=False)
         ]
         scope = self.call.scope
-        system = [message for message in earlier if message["role"] == "system"]
-        turns = [message for message in earlier if message["role"] != "system"]
+        # a system message that shows a context uses labels, as a turn does
+        turns = [
+            message
+            for position, message in enumerate(earlier)
+            if message["role"] != "system" or position in self.shown
+        ]
+        system = [
+            message
+            for position, message in enumerate(earlier)
+            if message["role"] == "system" and position not in self.shown
+        ]
         if number in self.shown:  # another context stands before this one in the same text
             turns.append({"role": role, "content": opening})
             opening = ""
@@ -256,7 +272,7 @@ class _Draft:
             history = []
         else:
             system += turns  # the same for many, such as examples
-        preamble = [*system, {"role": role, "content": opening}]
+        preamble = [*system, *openings, {"role": role, "content": opening}]
         return ContextRequest(
             found.blocks,
             system=_digest(text for message in preamble for text in message.values()).hex(),

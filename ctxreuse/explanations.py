@@ -12,11 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
+from threading import Lock
+from typing import Any
 
 from ctxreuse.blocks import BlockId, BlockKey
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
+from ctxreuse.tokens import well_formed
 
-_REMEMBERED_PROMPTS = 1_000
+_REMEMBERED_PROMPTS = 256
+_LONGEST_NAME = 60
 
 
 class Cause(StrEnum):
@@ -29,6 +33,7 @@ class Cause(StrEnum):
     other_system = "other system text"
     other_tenant = "other tenant"
     later_turn = "later turn"
+    older_prompt = "older prompt"
     evicted = "evicted"
     too_short = "shorter than an engine block"
     empty = "no blocks"
@@ -41,7 +46,7 @@ class SentPrompt:
     Attributes:
         request_id: Its request.
         tenant: Whose it is.
-        system: The system text, or anything that is equal for equal ones.
+        system: Anything that is equal for equal system texts.
         is_later_turn: Whether a conversation's history stands before its own blocks.
         after: The request that the history ends with, if it is known.
         keys: The identities of its own blocks, in order.
@@ -51,7 +56,7 @@ class SentPrompt:
 
     request_id: str | int
     tenant: str
-    system: str | None
+    system: str | bytes | None
     is_later_turn: bool
     after: str | int | None
     keys: tuple[BlockKey, ...]
@@ -67,12 +72,12 @@ class Explanation:
         request_id: The prompt's request.
         cause: What decided it.
         closest: The request of the earlier prompt that shares the longest beginning, or, if none
-            shares any, the most blocks; None if there is none to compare with.
-        shared_blocks: How many of the prompt's blocks stand at the same place in that one.
+            shares any, the most block tokens; None if there is none to compare with.
+        shared_blocks: How many of the prompt's first blocks are that one's first blocks, too.
         shared_tokens: Their tokens: the first block token at which the two part.
         block: The id of the prompt's own block there; None at its end.
         other_block: The id of the earlier prompt's block there; None at its end.
-        lost_tokens: Tokens that the engine had computed before and computes again.
+        lost_tokens: Tokens of blocks that the closest prompt has, too, and that are computed again.
         words: All this as a sentence.
     """
 
@@ -91,22 +96,34 @@ class Explanation:
 
 
 class PromptLog:
-    """The latest prompts of a planner, in the order in which they were planned."""
+    """The latest prompts of one tenant, in the order in which they were planned.
+
+    A copy of a plan shares the log of the original; an unpickled one has an empty log.
+    """
 
     def __init__(self, size: int = _REMEMBERED_PROMPTS) -> None:
         self._prompts: deque[SentPrompt] = deque(maxlen=size)
         self._count = 0
+        self._lock = Lock()
 
     def add(self, prompt: SentPrompt) -> LoggedPrompt:
         """Append a prompt; return it with its place."""
-        self._prompts.append(prompt)
-        self._count += 1
-        return LoggedPrompt(prompt, self, self._count - 1)
+        with self._lock:
+            self._prompts.append(prompt)
+            self._count += 1
+            return LoggedPrompt(prompt, self, self._count - 1)
 
     def before(self, number: int) -> list[SentPrompt]:
         """Return the remembered prompts that were planned before the one of this number."""
-        count, prompts = self._count, list(self._prompts)
+        with self._lock:
+            count, prompts = self._count, list(self._prompts)
         return prompts[: max(0, number - count + len(prompts))]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PromptLog:
+        return self
+
+    def __reduce__(self) -> tuple[type[PromptLog], tuple[()]]:
+        return (PromptLog, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +153,8 @@ def explain(
         prompt: The prompt.
         earlier: The prompts that were sent before it, the latest last.
         cached_tokens: Block tokens that were expected or seen to be cached; fewer than an earlier
-            prompt shares means that they were evicted. None takes everything as still cached.
+            prompt shares means that they were evicted, more that `earlier` is not all. None takes
+            everything as still cached.
         across_tenants: Whether other tenants' prompts are looked at. That reveals what they sent.
         engine_block_tokens: Tokens of an engine's block; a shorter beginning is not served.
     """
@@ -152,6 +170,8 @@ def explain(
     ]
     closest = _closest(prompt, same_root)
     shared = 0 if closest is None else _shared_tokens(prompt, closest)
+    if cached_tokens is not None and cached_tokens > shared:
+        return _older(prompt, cached_tokens)
     elsewhere = [
         (Cause.other_system, [one for one in opening if one.tenant == prompt.tenant]),
         (Cause.other_tenant, opening if across_tenants else []),
@@ -177,50 +197,71 @@ def _compared(
     own = prompt.ids[blocks] if blocks < len(prompt.ids) else None
     other = closest.ids[blocks] if blocks < len(closest.ids) else None
     in_closest = set(closest.keys)
-    again = sum(
+    moved = sum(
         tokens
         for key, tokens in zip(prompt.keys[blocks:], prompt.tokens[blocks:], strict=True)
         if key in in_closest
     )
-    total = sum(prompt.tokens)
-    begins = (
-        f"It begins as request {closest.request_id!r} does, for {blocks} of its {len(prompt.keys)} "
-        f"blocks ({shared:,} of {total:,} block tokens)"
-    )
-    parts = f"They part at block {own!r}, where the earlier prompt has {other!r}."
+    evicted = 0 if cached_tokens is None else shared - cached_tokens
+    too_short = shared if shared < engine_block_tokens else 0
+    lost = moved + max(evicted, too_short)
+    name = f"request {_named(closest.request_id)}"
+    begins = f"No earlier prompt begins as it does; the closest is {name}"
+    if blocks:
+        begins = (
+            f"It begins as {name} does, for {blocks} of its {len(prompt.keys)} blocks "
+            f"({shared:,} of {sum(prompt.tokens):,} block tokens)"
+        )
+    parts = f"They part at block {_named(own)}, where the earlier prompt has {_named(other)}."
     if own is None or other is None:
-        ends = "This prompt ends" if own is None else "The earlier prompt ends"
-        parts = f"{ends} there."
-    if cached_tokens is not None and cached_tokens < shared:
-        cause, lost = Cause.evicted, shared - cached_tokens
-        words = f"{begins}, but {lost:,} of these tokens have left the cache since."
-    elif blocks and shared < engine_block_tokens:
-        cause, lost = Cause.too_short, shared
+        parts = f"{'This' if own is None else 'The earlier'} prompt ends there."
+    if evicted > moved:
+        cause = Cause.evicted
+        words = f"{begins}, but {evicted:,} of these tokens have left the cache since. {parts}"
+    elif too_short > moved:
+        cause = Cause.too_short
         words = (
             f"{begins}, but that is less than an engine block of {engine_block_tokens} tokens, the "
-            "least that a cache serves."
+            f"least that a cache serves. {parts}"
         )
     elif own is None:
-        cause, lost, words = Cause.hit, 0, f"{begins}: all of it can be served. {parts}"
-    elif again:
-        cause, lost = Cause.other_order, again
+        cause, words = Cause.hit, f"{begins}: all of it can be served. {parts}"
+    elif moved:
+        cause = Cause.other_order
         words = (
-            f"{begins}. {parts} Behind it stand blocks with {again:,} tokens that the earlier "
-            "prompt has, too, in another order or place: they are computed again."
+            f"{begins}. {parts} From there on blocks with {moved:,} tokens stand in the earlier "
+            "prompt, too, but in another order or place: they are computed again."
         )
     elif (changed := _changed(prompt, blocks, before)) is not None:
-        cause, lost = Cause.other_text, 0
-        words = f"{begins}. {parts} Block {changed!r} had another text when it was sent before."
+        cause = Cause.other_text
+        words = (
+            f"{begins}. {parts} Block {_named(changed)} had another text when it was sent before."
+        )
     else:
-        cause, lost = Cause.new_blocks, 0
-        words = f"{begins}. {parts} The blocks behind it do not stand in that prompt."
+        cause = Cause.new_blocks
+        words = f"{begins}. {parts} No block from there on stands in that prompt."
     return Explanation(
         prompt.request_id, cause, closest.request_id, blocks, shared, own, other, lost, words
     )
 
 
+def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
+    """Explain by what the index knows, where the prompts that are remembered say less."""
+    total, blocks, shared = sum(prompt.tokens), 0, 0
+    while blocks < len(prompt.tokens) and shared + prompt.tokens[blocks] <= cached_tokens:
+        shared += prompt.tokens[blocks]
+        blocks += 1
+    own = prompt.ids[blocks] if blocks < len(prompt.ids) else None
+    words = (
+        f"A prompt that is too old to be remembered begins as it does, for {blocks} of its "
+        f"{len(prompt.keys)} blocks ({shared:,} of {total:,} block tokens), and is cached."
+    )
+    cause = Cause.hit if own is None else Cause.older_prompt
+    return Explanation(prompt.request_id, cause, None, blocks, shared, own, None, 0, words)
+
+
 def _later_turn(prompt: SentPrompt) -> Explanation:
-    behind = "" if prompt.after is None else f" behind request {prompt.after!r}"
+    behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
     words = (
         f"It continues a conversation{behind} and repeats that prompt; "
         f"its own {len(prompt.keys)} blocks ({sum(prompt.tokens):,} tokens) stand behind that "
@@ -236,7 +277,7 @@ def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause) -> Explanation:
     if cause is Cause.other_tenant:
         who, why = "Another tenant's prompt", "tenants share nothing"
     else:
-        who = f"Request {other.request_id!r}"
+        who = f"Request {_named(other.request_id)}"
         why = "its system text is another one and stands before them"
     words = (
         f"{who} began with the same {blocks} blocks ({lost:,} tokens), but {why}; they are "
@@ -263,7 +304,7 @@ def _nothing_before(prompt: SentPrompt) -> Explanation:
 
 
 def _closest(prompt: SentPrompt, others: Iterable[SentPrompt]) -> SentPrompt | None:
-    """Return the prompt of the longest common beginning, then of most common tokens; the latest."""
+    """Return the prompt of the longest common beginning; of these the one of most common tokens."""
     weight = dict(zip(prompt.keys, prompt.tokens, strict=True))
 
     def closeness(numbered: tuple[int, SentPrompt]) -> tuple[int, int, int]:
@@ -292,3 +333,12 @@ def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockI
         if key not in seen and (type(id_), id_) in texts:
             return id_
     return None
+
+
+def _named(name: str | int | None) -> str:
+    """Return an id as it can be printed anywhere, a very long one cut."""
+    try:
+        text = repr(name)
+    except ValueError:  # an integer past the limit of digits
+        text = hex(int(name or 0))
+    return well_formed(text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…")

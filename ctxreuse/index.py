@@ -286,6 +286,31 @@ class ContextIndex:
             self._note_leaf(node)
         return Evicted(known, before - self._tokens, tuple(unknown))
 
+    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        """Cut a request's path behind the first blocks that it sent; cut nothing if all stay.
+
+        What other requests sent behind the cut goes, too: the same blocks under the same labels are
+        the same tokens, so an engine that lacks these can serve nothing behind them. What is left
+        of all these requests ends at the cut; those of which nothing is left are forgotten.
+
+        Args:
+            request_id: The request. Of a later turn the blocks of that turn are meant.
+            blocks: How many of its blocks stay, from 0.
+        """
+        end = self._by_request.get(request_id)
+        if end is None:
+            return Evicted(0, 0, (request_id,))
+        turn = [end]
+        while turn[-1].parent is not None and not _opens_turn(turn[-1]):
+            turn.append(turn[-1].parent)
+        before = self._tokens
+        for node in reversed(turn):
+            if blocks < len(node.run):
+                self._cut(node, blocks)
+                break
+            blocks -= len(node.run)
+        return Evicted(1, before - self._tokens, ())
+
     def oldest_use(self) -> int | None:
         """Return when the least recently used leaf was used; None for an empty index."""
         leaf = self._oldest_leaf()
@@ -326,6 +351,30 @@ class ContextIndex:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _cut(self, node: Node, keep: int) -> None:
+        """Shorten a node's run to `keep` blocks, and remove everything below it."""
+        parent = node.parent
+        assert parent is not None
+        end = node if keep else parent
+        stays = end.parent is not None and (keep > 0 or not _opens_turn(node))
+        below = [(node, stays)]
+        for above, is_same_turn in below:  # grows; parents come first
+            below += [
+                (child, is_same_turn and not _opens_turn(child))
+                for child in above.children.values()
+            ]
+        for gone, is_same_turn in reversed(below):
+            if is_same_turn and gone is not end:
+                end.request_ids.update(gone.request_ids)
+                self._by_request.update(dict.fromkeys(gone.request_ids, end))
+                gone.request_ids = {}
+            if gone is not end:
+                self._remove(gone)
+        if keep:
+            self._tokens -= sum(node.weights[keep:])
+            node.run, node.weights = node.run[:keep], node.weights[:keep]
+        self._note_leaf(end)
 
     def _grow(
         self,
@@ -418,6 +467,11 @@ class ContextIndex:
 
 def _weight(entry: tuple[int, Node]) -> int:
     return entry[0]
+
+
+def _opens_turn(node: Node) -> bool:
+    """Return whether a later turn of a conversation begins here."""
+    return node.parent is not None and node.edge != node.run[0]
 
 
 def _path(node: Node, matched: int) -> tuple[BlockKey, ...]:

@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
 from ctxreuse.batches import BatchContext, arrange
-from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest
+from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
 from ctxreuse.chat import Conversation
 from ctxreuse.conversations import EMPTY_HISTORY, History
 from ctxreuse.descent import paper_order
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
-from ctxreuse.explanations import LoggedPrompt, PromptLog, SentPrompt
+from ctxreuse.explanations import LoggedPrompt, SentPrompt
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.overlaps import replace_overlaps
@@ -96,7 +96,6 @@ class ReusePlanner:
         self._counts: OrderedDict[BlockKey, int] = OrderedDict()
         self._request_number = count()
         self._clock = count(1)
-        self._log = PromptLog()
         self._lock = RLock()
 
     @property
@@ -210,6 +209,27 @@ class ReusePlanner:
         with self._lock:
             return self._tenants.evict_tokens(tokens)
 
+    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        """Tell the planner that the engine holds only the beginning of a request's prompt.
+
+        Args:
+            request_id: The request, as given to or returned by the planner.
+            blocks: How many of the blocks that it sent are held still, from its first one on.
+
+        Returns:
+            What left the index: everything behind these blocks, of this request and of others;
+            nothing if it sent no more than these.
+        """
+        if not isinstance(blocks, int) or blocks < 0:
+            raise InvalidRequestError(f"blocks must be an integer from 0, not {describe(blocks)}")
+        with self._lock:
+            return self._tenants.trim(request_id, blocks)
+
+    def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
+        """Return how many tokens the index counts for blocks."""
+        with self._lock:
+            return sum(self._weights({block.key: block for block in blocks}).values())
+
     def conversation(
         self, conversation_id: str | int, tenant: str = "", system: str | None = None
     ) -> Conversation:
@@ -314,12 +334,10 @@ class ReusePlanner:
         shown = [part for part in parts if isinstance(part, SentBlock)]
         sent = [part.block.key for part in shown]
         weights = [turn.weights[key] for key in sent]
-        after: str | int | None = None
         if request.history:
             end = conversations.end_of(request.conversation_id, request.system)
             if end is None or not index.holds(end):
                 end = index.root(request.system)
-            after = next(reversed(end.request_ids), None)
             inserted = index.extend(end, sent, weights, request_id, now)
         else:
             root = index.root(request.system)
@@ -333,18 +351,18 @@ class ReusePlanner:
                 if not part.repeated
             ]
             conversations.remember(request.conversation_id, whole, inserted.node, request.system)
-        tokens = tuple(self._tokens(part.block) for part in shown)
+        tokens = tuple(min(self._tokens(part.block), _HEAVIEST_BLOCK) for part in shown)
         prompt = SentPrompt(
             request_id=request_id,
             tenant=request.tenant,
-            system=request.system,
+            system=None if request.system is None else text_digest(request.system),
             is_later_turn=bool(request.history),
-            after=after,
+            after=None,
             keys=tuple(sent),
             ids=tuple(part.block.id for part in shown),
             tokens=tokens,
         )
-        return self._log.add(prompt), sum(tokens[: inserted.blocks_before])
+        return turn.state.log.add(prompt), sum(tokens[: inserted.blocks_before])
 
     def _weights(self, blocks: dict[BlockKey, ContextBlock]) -> dict[BlockKey, int]:
         """Return each block's weight: its tokens, at least 1, for it has a label."""

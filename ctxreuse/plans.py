@@ -63,14 +63,11 @@ class Plan:
         """Return the prompt as OpenAI chat messages: system, history, this turn."""
         return render_messages(self.request.system, self.request.history, self.content)
 
-    def explain(self, *, across_tenants: bool = False) -> Explanation:
+    def explain(self) -> Explanation:
         """Return why this prompt hits or misses the cache, compared with those planned before it.
 
-        The planner remembers its latest 1,000 prompts.
-
-        Args:
-            across_tenants: Whether other tenants' prompts are looked at, too. That reveals that
-                another tenant sent the same blocks: for operators only.
+        The planner remembers the latest 256 prompts of each tenant. Other tenants' prompts are not
+        looked at.
 
         Raises:
             InvalidRequestError: If no planner made this plan.
@@ -79,12 +76,7 @@ class Plan:
             raise InvalidRequestError(
                 "this plan was made by hand; only a planner knows what was sent before it"
             )
-        return explain(
-            self.logged.prompt,
-            self.logged.earlier(),
-            self.expected_cached_tokens,
-            across_tenants=across_tenants,
-        )
+        return explain(self.logged.prompt, self.logged.earlier(), self.expected_cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)

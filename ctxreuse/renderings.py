@@ -47,7 +47,7 @@ class Rendering:
         length: In characters.
         digest: Of the whole text.
         opening: The characters before the first block's text: a label.
-        spans: The blocks, in order.
+        spans: The blocks, in order; none where they were planned before.
     """
 
     length: int
@@ -64,7 +64,8 @@ class FoundContext:
         start: Where it begins in the text.
         end: Where it ends.
         digest: Of the context as it stands there.
-        blocks: Its blocks, in the order in which they stand there.
+        blocks: Its blocks, in the order in which they stand there; none where it shows them as
+            planned before, so that it is to be let alone.
     """
 
     start: int
@@ -115,6 +116,16 @@ class Renderings:
             self._remember(text, tuple(_spans(parts, templates)))
         return text
 
+    def remember_planned(self, text: str) -> None:
+        """Remember a text that shows blocks as they were planned, annotations included.
+
+        It is found as a context without blocks: nobody plans it again, not even where another
+        context that was rendered before has the same beginning, and what stands in it is no
+        context.
+        """
+        if text:
+            self._remember(text, ())
+
     def find(self, text: str) -> list[FoundContext]:
         """Return the remembered contexts that stand in a text, from left to right.
 
@@ -158,7 +169,7 @@ class Renderings:
         return None
 
     def _remember(self, text: str, spans: tuple[BlockSpan, ...]) -> None:
-        opening = text[: max(spans[0].start, _SHORTEST_OPENING)]
+        opening = text[: max(spans[0].start if spans else 0, _SHORTEST_OPENING)]
         rendering = Rendering(len(text), text_digest(text), opening, spans)
         head = text[:_HEAD]
         with self._lock:

@@ -7,7 +7,7 @@ a context variable reaches them through any framework, in threads and tasks alik
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -71,8 +71,8 @@ def request_context(
     """Say whose request the code inside serves; every adapter of ctxreuse reads it.
 
     Works across `await`, and in threads that copy the context (`asyncio.to_thread`, LangChain's and
-    LlamaIndex's executors do). Inner ones inherit what they don't set; a new tenant inherits
-    nothing.
+    LlamaIndex's executors do). Inner ones inherit what they don't set; another tenant, or another
+    conversation, than the one outside inherits nothing of it.
 
     Args:
         tenant: Requests of different tenants never influence each other's order.
@@ -98,4 +98,5 @@ def request_context(
     try:
         yield _current.get()
     finally:
-        _current.reset(token)
+        with suppress(ValueError):  # a generator closed from a context where nothing was set
+            _current.reset(token)

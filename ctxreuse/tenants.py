@@ -12,18 +12,20 @@ from dataclasses import dataclass
 
 from ctxreuse.conversations import Conversations
 from ctxreuse.cooccurrence import Cooccurrence
+from ctxreuse.explanations import PromptLog
 from ctxreuse.index import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.ordering import OnlineOrder
 
 
 @dataclass(slots=True)
 class TenantState:
-    """One tenant's index, recent requests, the order that suits them, and conversations."""
+    """One tenant's index, recent requests, the order that suits them, conversations, and log."""
 
     index: ContextIndex
     recent: Cooccurrence
     online: OnlineOrder
     conversations: Conversations
+    log: PromptLog
     counted_nodes: int = 0
 
 
@@ -62,6 +64,7 @@ class Tenants:
                 recent,
                 OnlineOrder(recent),
                 Conversations(),
+                PromptLog(),
             )
             if len(self._states) > self._max_tenants:
                 self._forget_oldest()
@@ -109,6 +112,15 @@ class Tenants:
             if oldest is not None:
                 heapq.heappush(heap, (oldest, number, index))
         return Evicted(0, gone, ())
+
+    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        """Cut a request's path behind its first `blocks` blocks, in every index that holds it."""
+        known = tokens = 0
+        for index in self._indexes():
+            evicted = index.trim(request_id, blocks)
+            known += evicted.requests
+            tokens += evicted.tokens
+        return Evicted(min(known, 1), tokens, () if known else (request_id,))
 
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together."""

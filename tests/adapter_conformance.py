@@ -113,7 +113,7 @@ class AdapterConformance:
         assert adapter.inputs_are_untouched()
 
     @settings(
-        max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
     )
     @given(contexts=st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=6))
     def test_each_document_comes_back_once_and_unaltered(self, contexts: list[list[str]]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
@@ -16,10 +17,10 @@ from ctxreuse.evaluation.planfile import PlannedRequest
 from ctxreuse.evaluation.simulate import Tokenizer, corpus_block, prompt_tokens
 from ctxreuse.evaluation.traces import Corpus
 from ctxreuse.explanations import Explanation, SentPrompt, explain
-from ctxreuse.tokens import estimate_tokens
+from ctxreuse.tokens import estimate_tokens, well_formed
 
 _LATEST = 200
-"""How many earlier prompts with a block are looked at, for each block."""
+"""How many earlier prompts are looked at for each block, beside those that begin alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,45 @@ def explain_plan(
 
 
 class _SentPrompts:
-    """The prompts so far, by the ids of their blocks, so that a long trace stays quick."""
+    """The prompts so far, found by how they begin and by their blocks: a long trace stays quick."""
 
     def __init__(self) -> None:
         self._prompts: list[SentPrompt] = []
         self._with: dict[BlockId, deque[int]] = {}
+        self._beginnings: dict[Hashable, int] = {}
 
     def add(self, prompt: SentPrompt) -> None:
-        for block_id in set(prompt.ids):
-            self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(len(self._prompts))
+        number = len(self._prompts)
         self._prompts.append(prompt)
+        for block_id in set(prompt.ids):
+            self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
+        if not prompt.is_later_turn:
+            for beginning in _beginnings(prompt):
+                self._beginnings[beginning] = number
 
     def related(self, prompt: SentPrompt) -> list[SentPrompt]:
-        """Return the earlier prompts that have a block in common, in order; the latest of each."""
-        numbers = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
+        """Return, in order, the earlier prompts that can be closest to this one.
+
+        These are the latest one of each beginning that is the same, with the same system text and
+        tenant, with the same tenant, or with any, and the latest ones with each of its blocks.
+        """
+        numbers = {
+            self._beginnings[beginning]
+            for beginning in _beginnings(prompt)
+            if beginning in self._beginnings
+        }
+        numbers.update(number for block_id in prompt.ids for number in self._with.get(block_id, ()))
         return [self._prompts[number] for number in sorted(numbers)]
+
+
+def _beginnings(prompt: SentPrompt) -> Iterator[Hashable]:
+    """Yield a name for each beginning of a prompt, the empty one included."""
+    for root in ((prompt.tenant, prompt.system), (prompt.tenant,), ()):
+        digest = hashlib.blake2b(digest_size=16)
+        yield (root, b"")
+        for key in prompt.keys:
+            digest.update(key)
+            yield (root, digest.digest())
 
 
 def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
@@ -114,7 +139,8 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 def in_words(explained: ExplainedRequest) -> str:
     """Return the explanation of one request as text."""
     explanation = explained.explanation
-    lines = [f"{explanation.request_id}: {explanation.cause}", explanation.words]
+    name = well_formed(str(explanation.request_id))
+    lines = [f"{name}: {explanation.cause}", explanation.words]
     if explained.parts_at_token is not None:
         lines.append(
             f"Token by token the two prompts part at token {explained.parts_at_token:,} of "
@@ -147,13 +173,17 @@ def explanation_tables(explained: Sequence[ExplainedRequest], worst: int) -> lis
         table = Table()
         for column in ("request", "cause", "closest", "shared", "parts at", "computed again"):
             table.add_column(column, overflow="fold")
-        for one in losers[:worst]:
+        for loser in losers[:worst]:
             table.add_row(
-                *(escape(str(name)) for name in (one.request_id, one.cause, one.closest)),
-                f"{one.shared_tokens:,} tokens",
-                escape("its end" if one.block is None else str(one.block)),
-                f"{one.lost_tokens:,}",
+                *(_shown(name) for name in (loser.request_id, loser.cause, loser.closest)),
+                f"{loser.shared_tokens:,} tokens",
+                "its end" if loser.block is None else _shown(loser.block),
+                f"{loser.lost_tokens:,}",
             )
         table.title = "Requests that lost most (`--request ID` says more)"
         tables.append(table)
     return tables
+
+
+def _shown(name: object) -> str:
+    return escape(well_formed(str(name)))

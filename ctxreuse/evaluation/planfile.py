@@ -123,6 +123,8 @@ def read_plan(path: str) -> list[PlannedRequest]:
             expected_cached_tokens=line.get("expected_cached_tokens", (int,), None),
             place=line.place,
         )
+        if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
+            line.fail("field 'expected_cached_tokens' must be an integer from 0")
         if request.after is not None and request.after not in known:
             line.fail(
                 f"it continues request {request.after!r}, which does not stand before it; "

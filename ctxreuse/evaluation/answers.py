@@ -1,0 +1,125 @@
+"""How good answers are: exact match and F1 as SQuAD defines them, with bootstrap intervals.
+
+Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (2016), section 6.1,
+and its evaluation script; Efron, "Bootstrap Methods" (1979).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctxreuse.errors import InvalidRequestError, describe
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SCORES_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, and where it may lie.
+
+    Attributes:
+        mean: Of the scores as they are.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def normalize_answer(text: str) -> str:
+    """Return a text as SQuAD compares it: lower case, no ASCII punctuation, articles or gaps."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, references: Sequence[str]) -> float:
+    """Return 1 if an answer is one of the right ones, else 0.
+
+    Args:
+        answer: What the model said.
+        references: The right answers, at least one.
+
+    Raises:
+        InvalidRequestError: If there is no right answer.
+    """
+    given = normalize_answer(answer)
+    return max(float(given == normalize_answer(right)) for right in _checked(references))
+
+
+def token_f1(answer: str, references: Sequence[str]) -> float:
+    """Return how many words an answer shares with the right one that is closest to it.
+
+    Args:
+        answer: What the model said.
+        references: The right answers, at least one.
+
+    Returns:
+        The harmonic mean of the share of the answer's words that are right and the share of the
+        right words that it has, from 0 to 1. No words at all match no words only.
+
+    Raises:
+        InvalidRequestError: If there is no right answer.
+    """
+    given = normalize_answer(answer).split()
+    return max(_f1(given, normalize_answer(right).split()) for right in _checked(references))
+
+
+def bootstrap_interval(
+    scores: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Return the mean of some scores with a percentile bootstrap interval.
+
+    For two policies on the same questions, pass the differences of their scores.
+
+    Args:
+        scores: One number a question, at least one.
+        confidence: How often such an interval holds the true mean, between 0 and 1.
+        resamples: How many samples are drawn.
+        seed: Of the random numbers; the same seed gives the same interval.
+
+    Raises:
+        InvalidRequestError: If there are no scores, or a number is out of range.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not values.size:
+        raise InvalidRequestError(
+            f"scores must be a list of numbers, at least one, not {describe(scores)}"
+        )
+    if not 0 < confidence < 1:
+        raise InvalidRequestError(
+            f"confidence must be between 0 and 1, not {describe(confidence)}; 0.95 is usual"
+        )
+    if not isinstance(resamples, int) or resamples < 1:
+        raise InvalidRequestError(f"resamples must be an integer from 1, not {describe(resamples)}")
+    random = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    step = max(1, _SCORES_AT_ONCE // values.size)
+    for start in range(0, resamples, step):
+        part = means[start : start + step]
+        part[:] = values[random.integers(0, values.size, (part.size, values.size))].mean(axis=1)
+    low, high = np.quantile(means, ((1 - confidence) / 2, (1 + confidence) / 2))
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def _f1(given: list[str], right: list[str]) -> float:
+    if not given or not right:
+        return float(given == right)
+    shared = sum((Counter(given) & Counter(right)).values())
+    return 2 * shared / (len(given) + len(right))
+
+
+def _checked(references: Sequence[str]) -> Sequence[str]:
+    if isinstance(references, str) or not references:
+        raise InvalidRequestError(
+            f"references must be a list of right answers, at least one, not {describe(references)}"
+        )
+    return references

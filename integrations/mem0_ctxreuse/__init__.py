@@ -1,0 +1,23 @@
+"""Mem0 for ctxreuse: memories in the order in which the engine's prefix cache hits.
+
+    memory = ReuseMemory(Memory.from_config(config))
+    memory.search("Where does she live?", filters={"user_id": "alice"})     # planned order
+    memory.messages("Where does she live?", filters={"user_id": "alice"})   # OpenAI chat messages
+
+Nothing of mem0 is imported here: anything that searches as mem0 does can be wrapped.
+"""
+
+from mem0_ctxreuse.async_memory import AsyncReuseMemory
+from mem0_ctxreuse.memory import ReuseMemory
+from mem0_ctxreuse.ownership import tenant_of
+from mem0_ctxreuse.protocols import AsyncSearchableMemory, SearchableMemory
+from mem0_ctxreuse.rendering import MemoryContext
+
+__all__ = [
+    "AsyncReuseMemory",
+    "AsyncSearchableMemory",
+    "MemoryContext",
+    "ReuseMemory",
+    "SearchableMemory",
+    "tenant_of",
+]

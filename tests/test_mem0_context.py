@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from adapter_conformance import FaultyPlanner
+from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
+
+from ctxreuse import ReusePlanner, Templates, request_context
+from ctxreuse.errors import InvalidRequestError
+from mem0_ctxreuse import AsyncReuseMemory, MemoryContext, ReuseMemory
+
+TEXTS = {letter: f"{letter} says: " + letter * 400 for letter in "abcdefg"}
+ANSWER = {"role": "assistant", "content": "An answer."}
+ORDER = "Please read the context in the following priority order: {} and answer the question."
+
+
+def shown(letters: str) -> str:
+    return "\n\n".join(f"[Doc_{n}] {TEXTS[letter]}" for n, letter in enumerate(letters, 1))
+
+
+def finding(*found: dict[str, Any], planner: ReusePlanner | None = None) -> ReuseMemory:
+    return ReuseMemory(FakeMemory(found), planner=planner or ReusePlanner())
+
+
+def test_a_context_is_the_text_and_the_annotation() -> None:
+    wrapped = finding(*lettered("abc"))
+    first = wrapped.context("q?", filters={"user_id": "alice"})
+    assert first.text == shown("abc")
+    assert first.annotation is None
+    assert str(first) == first.text
+
+    wrapped.memory.found = lettered("dba")
+    second = wrapped.context("q?", filters={"user_id": "alice"})
+    assert second.text == shown("abd")
+    assert second.annotation == ORDER.format("[Doc_3] > [Doc_2] > [Doc_1]")
+    assert str(second) == f"{second.text}\n\n{second.annotation}"
+    assert second.plan is not None
+    assert second.plan.labels == {"[Doc_1]": "id-a", "[Doc_2]": "id-b", "[Doc_3]": "id-d"}
+    assert [block.id for block in second.request.blocks] == ["id-d", "id-b", "id-a"]
+    assert [call["filters"] for call in wrapped.memory.calls] == [{"user_id": "alice"}] * 2
+
+
+def test_messages_are_system_history_and_this_turn() -> None:
+    wrapped = finding(*lettered("abc"))
+    history = [{"role": "user", "content": "Hello."}, {**ANSWER, "name": "bot"}]
+    assert wrapped.messages("q?", system="Be brief.", history=history, top_k=3) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "An answer.", "name": "bot"},
+        {
+            "role": "user",
+            "content": f"{shown('abc')}\n\nq?",
+        },
+    ]
+    wrapped.memory.found = lettered("dba")
+    assert wrapped.messages("q?") == [
+        {
+            "role": "user",
+            "content": f"{shown('dba')}\n\nq?",
+        },
+    ], "what was sent behind another system text and a history is no prefix of this"
+    wrapped.memory.found = lettered("abd")
+    assert wrapped.messages("And?")[-1]["content"] == (
+        f"{shown('dba')}\n\n{ORDER.format('[Doc_3] > [Doc_2] > [Doc_1]')}\n\nAnd?"
+    )
+    assert wrapped.memory.calls[0]["top_k"] == 3
+
+
+async def test_awaited_contexts_and_messages_are_the_same() -> None:
+    store = FakeMemory()
+    wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(AsyncFakeMemory())
+    for letters in ("abc", "dba", "", "cb"):
+        store.found = awaited.memory.found = lettered(letters)
+        options: list[dict[str, Any]] = [
+            {},
+            {"system": "Be brief.", "history": [], "conversation_id": "c"},
+        ]
+        for more in options:
+            assert await awaited.context("q?", **more) == wrapped.context("q?", **more)
+            assert await awaited.messages("q?", **more) == wrapped.messages("q?", **more)
+
+
+def test_without_memories_there_is_no_context() -> None:
+    wrapped = finding()
+    context = wrapped.context("q?")
+    assert (str(context), context.annotation) == ("", None)
+    assert wrapped.messages("q?", system="Be brief.") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "q?"},
+    ]
+    assert wrapped.faults == 0
+
+
+def test_exact_duplicates_are_shown_once_in_the_place_of_the_best() -> None:
+    found = [memory("1", "likes tea"), memory("2", "has cats"), memory("3", "likes tea")]
+    context = finding(*found).context("q?")
+    assert context.text == "[Doc_1] likes tea\n\n[Doc_2] has cats"
+    assert context.plan is not None
+    assert context.plan.labels == {"[Doc_1]": "1", "[Doc_2]": "2"}
+    without_hash = [{"id": one["id"], "memory": one["memory"]} for one in found]
+    assert finding(*without_hash).context("q?").text == context.text
+
+
+def test_a_stale_hash_makes_no_memory_disappear() -> None:
+    stale = memory("1", "likes tea")["hash"]
+    found = [memory("1", "likes tea"), {**memory("2", "likes coffee now"), "hash": stale}]
+    assert finding(*found).context("q?").text == "[Doc_1] likes tea\n\n[Doc_2] likes coffee now"
+
+
+def test_a_memory_that_the_conversation_shows_is_referred_to() -> None:
+    wrapped = finding(*lettered("ab"))
+    first = wrapped.messages("One?", history=[], conversation_id="c")
+    wrapped.memory.found = lettered("cb")
+    second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
+    assert second[:-1] == [*first, ANSWER]
+    assert second[-1]["content"] == (
+        f"[Doc_3] {TEXTS['c']}\n\nPlease refer to [Doc_2] in the previous conversation.\n\nTwo?"
+    )
+
+
+def test_conversation_and_history_may_come_from_the_surroundings() -> None:
+    wrapped = finding(*lettered("ab"))
+    with request_context(conversation_id="c", history=[]):
+        first = wrapped.messages("One?", filters={"user_id": "alice"})
+    with request_context(conversation_id="c", history=[*first, ANSWER]):
+        second = wrapped.messages("Two?", filters={"user_id": "alice"})
+        other = wrapped.messages("Two?", conversation_id="d", filters={"user_id": "alice"})
+    assert second == [
+        *first,
+        ANSWER,
+        {
+            "role": "user",
+            "content": "Please refer to [Doc_1] in the previous conversation.\n\n"
+            "Please refer to [Doc_2] in the previous conversation.\n\nTwo?",
+        },
+    ]
+    assert len(other) == 1, "another conversation's history is not this one's"
+
+
+def test_an_updated_memory_is_shown_and_not_referred_to() -> None:
+    wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
+    first = wrapped.messages("One?", history=[], conversation_id="c")
+    wrapped.memory.found = [memory("1", "Alice lives in Lisbon."), memory("2", "Alice has a cat.")]
+    second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
+    assert second[-1]["content"] == (
+        "[Doc_3] Alice lives in Lisbon.\n\n"
+        "Please refer to [Doc_2] in the previous conversation.\n\nTwo?"
+    )
+    third = wrapped.messages("Three?", history=[*second, ANSWER], conversation_id="c")
+    assert third[-1]["content"] == (
+        "Please refer to [Doc_3] in the previous conversation.\n\n"
+        "Please refer to [Doc_2] in the previous conversation.\n\nThree?"
+    )
+
+
+def test_a_deleted_memory_is_not_mentioned() -> None:
+    wrapped = finding(memory("1", "Alice lives in Porto."), memory("2", "Alice has a cat."))
+    first = wrapped.messages("One?", history=[], conversation_id="c")
+    wrapped.memory.found = [memory("2", "Alice has a cat.")]
+    second = wrapped.context("Two?", history=[*first, ANSWER], conversation_id="c")
+    assert second.text == "Please refer to [Doc_2] in the previous conversation."
+    assert second.annotation is None
+    alone = wrapped.context("Two?")
+    assert str(alone) == "[Doc_1] Alice has a cat."
+
+
+def test_a_planner_that_keeps_repeats_shows_them_again() -> None:
+    wrapped = finding(*lettered("a"), planner=ReusePlanner(deduplicate=False))
+    first = wrapped.messages("One?", history=[], conversation_id="c")
+    second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
+    assert second[-1]["content"] == f"[Doc_2] {TEXTS['a']}\n\nTwo?"
+
+
+def test_the_planners_templates_are_used() -> None:
+    templates = Templates(label="<m{ordinal}>", separator="\n", order_position="after_question")
+    wrapped = finding(*lettered("ab"), planner=ReusePlanner(templates=templates))
+    wrapped.context("q?")
+    wrapped.memory.found = lettered("ca")
+    context = wrapped.context("q?")
+    annotation = ORDER.format("<m2> > <m1>")
+    assert str(context) == f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\n{annotation}"
+    assert context.messages()[-1]["content"] == (
+        f"<m1> {TEXTS['a']}\n<m2> {TEXTS['c']}\nq?\n{annotation}"
+    )
+
+
+async def test_a_fault_shows_the_memories_as_found(caplog: pytest.LogCaptureFixture) -> None:
+    found = [memory("2", "has cats"), memory("1", "likes tea"), memory("3", "has cats")]
+    history = [{"role": "user", "content": "Hello."}, ANSWER]
+    wrapped = finding(*found, planner=FaultyPlanner())
+    awaited = AsyncReuseMemory(AsyncFakeMemory(found), planner=FaultyPlanner())
+    with caplog.at_level(logging.WARNING, "ctxreuse"):
+        context = wrapped.context("a secret?", system="Be brief.", history=history)
+        messages = wrapped.messages("a secret?", system="Be brief.", history=history)
+        assert wrapped.search("a secret?") == {"results": found}
+    assert str(context) == "has cats\n\nlikes tea"
+    assert (context.annotation, context.plan) == (None, None)
+    assert messages == [
+        {"role": "system", "content": "Be brief."},
+        *history,
+        {"role": "user", "content": "has cats\n\nlikes tea\n\na secret?"},
+    ]
+    assert wrapped.faults == 3
+    assert [record.message for record in caplog.records] == [
+        "ReuseMemory: planning failed with RuntimeError at adapter_conformance.py:"
+        f"{FaultyPlanner.plan.__code__.co_firstlineno + 1}; memories go through as retrieved. "
+        "Further faults are counted in `faults`, not logged."
+    ]
+    assert await awaited.messages("a secret?", system="Be brief.", history=history) == messages
+    assert awaited.faults == 1
+
+
+@pytest.mark.parametrize("found", [{"message": "accepted"}, {"results": [{"id": "1"}, "no"]}])
+def test_memories_without_text_add_nothing(found: Any) -> None:
+    wrapped = ReuseMemory(FakeMemory(found))
+    assert wrapped.messages("q?") == [{"role": "user", "content": "q?"}]
+    assert wrapped.faults == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"query": 3}, "query must be str"),
+        ({"query": "q?", "system": 3}, "system must be str"),
+        ({"query": "q?", "history": "Hello."}, "history must be a list"),
+        ({"query": "q?", "history": ["Hello."]}, "a chat message in history must be a dict"),
+        ({"query": "q?", "conversation_id": 1.5}, "conversation_id must be str or int"),
+    ],
+)
+def test_wrong_arguments_raise_before_anything_is_searched(
+    wrong: dict[str, Any], named: str
+) -> None:
+    wrapped = finding()
+    for call in (wrapped.context, wrapped.messages):
+        with pytest.raises(InvalidRequestError, match=named):
+            call(**wrong)
+    assert wrapped.memory.calls == []
+    assert wrapped.faults == 0
+
+
+def test_messages_share_nothing_that_can_change() -> None:
+    wrapped = finding(*lettered("a"))
+    history = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
+    context = wrapped.context("q?", history=history)
+    context.messages()[0]["content"][0]["text"] = "changed"
+    assert isinstance(context, MemoryContext)
+    assert (
+        context.messages()[0]
+        == history[0]
+        == {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hello."}],
+        }
+    )

@@ -1,0 +1,249 @@
+"""The real mem0ai, with qdrant in memory; sockets are off."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Iterator
+from functools import wraps
+from typing import Any
+
+import pytest
+from mem0_stores import mem0_offline
+
+from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
+
+mem0 = pytest.importorskip("mem0", reason="needs mem0ai")
+pytest_socket = pytest.importorskip("pytest_socket", reason="needs pytest-socket")
+
+ALICE = {"user_id": "alice"}
+BOB = {"user_id": "bob"}
+LONG = " ..." * 200  # long enough that reordering pays, and no words that make all alike
+FACTS = [
+    "Alice lives in Porto with her sister",
+    "Alice likes green tea in the morning",
+    "Alice has two cats named Ink and Quill",
+    "Alice works as a nurse in Porto",
+    "Alice plays the cello on Sundays",
+    "Alice is afraid of dogs but likes cats",
+]
+QUERIES = [
+    "Where does Alice live and who is her sister?",
+    "Does Alice like tea in the morning?",
+    "What are the names of the two cats?",
+    "Where does the nurse work?",
+    "Which instrument does Alice play on Sundays?",
+    "Is Alice afraid of cats or dogs?",
+]
+ANSWER = {"role": "assistant", "content": "An answer."}
+
+
+@pytest.fixture(autouse=True)
+def no_network() -> Iterator[None]:
+    pytest_socket.disable_socket(allow_unix_socket=True)
+    yield
+    pytest_socket.enable_socket()
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    with ReuseMemory(mem0_offline(mem0.Memory)) as wrapped:
+        for fact in FACTS:
+            wrapped.add(fact + LONG, user_id="alice", infer=False)
+            wrapped.add(fact.replace("Alice", "Bob") + LONG, user_id="bob", infer=False)
+        yield wrapped
+
+
+@pytest.fixture
+async def async_memory() -> AsyncIterator[Any]:
+    async with AsyncReuseMemory(mem0_offline(mem0.AsyncMemory)) as wrapped:
+        for fact in FACTS:
+            await wrapped.add(fact + LONG, user_id="alice", infer=False)
+        yield wrapped
+
+
+def ids(result: dict[str, Any]) -> list[str]:
+    return [one["id"] for one in result["results"]]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the wrapped memory itself finds; qdrant's scores vary in the last digits."""
+
+    def watch(memory: Any) -> list[dict[str, Any]]:
+        search, results = memory.search, []
+
+        @wraps(search)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            results.append(search(*args, **kwargs))
+            return results[-1]
+
+        @wraps(search)
+        async def noting_awaited(*args: Any, **kwargs: Any) -> Any:
+            results.append(await search(*args, **kwargs))
+            return results[-1]
+
+        awaited = inspect.iscoroutinefunction(search)
+        monkeypatch.setattr(memory, "search", noting_awaited if awaited else noting)
+        return results
+
+    return watch
+
+
+def id_of(wrapped: Any, start: str) -> Any:
+    found = wrapped.get_all(filters=ALICE)["results"]
+    return next(one["id"] for one in found if one["memory"].startswith(start))
+
+
+def assert_is_in_planned_order(planned: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert sorted(ids(planned)) == sorted(ids(plain))
+    for one, place in zip(planned["results"], planned["ctxreuse"]["memories"], strict=True):
+        assert one == plain["results"][place["rank"]]
+        assert one["id"] == place["id"]
+    annotation = planned["ctxreuse"]["plan"]["order_annotation"]
+    assert (annotation is None) == (planned["results"] == plain["results"])
+    assert json.loads(json.dumps(planned)) == planned
+
+
+def test_a_search_finds_what_the_unwrapped_memory_finds(memory: Any, found: Any) -> None:
+    results = found(memory.memory)
+    reordered = 0
+    for query in QUERIES:
+        for options in ({}, {"top_k": 3}, {"threshold": 0.2}, {"explain": True, "rerank": True}):
+            planned = memory.search(query, filters=ALICE, **options)
+            assert_is_in_planned_order(planned, results[-1])
+            assert sorted(ids(planned)) == sorted(
+                ids(memory.memory.search(query, filters=ALICE, **options))
+            )
+            assert all(list(result) == ["results"] for result in results[-2:])
+            reordered += ids(planned) != ids(results[-2])
+    assert reordered > 0
+    assert memory.faults == 0
+
+
+def test_get_all_is_the_unwrapped_memorys(memory: Any) -> None:
+    for options in ({}, {"top_k": 2}, {"show_expired": True}):
+        assert memory.get_all(filters=ALICE, **options) == memory.memory.get_all(
+            filters=ALICE, **options
+        )
+    assert len(memory.get_all(filters=ALICE, top_k=2)["results"]) == 2
+
+
+def test_signatures_and_errors_are_the_unwrapped_memorys(memory: Any) -> None:
+    for name in ("search", "get_all", "add", "update", "delete", "history"):
+        own, foreign = getattr(memory, name), getattr(memory.memory, name)
+        assert inspect.signature(own) == inspect.signature(foreign)
+    for call in (memory.search, memory.context, memory.messages):
+        with pytest.raises(ValueError, match="Top-level entity parameters"):
+            call("q?", user_id="alice")
+        with pytest.raises(ValueError, match="filters must contain at least one of"):
+            call("q?")
+        with pytest.raises(ValueError, match="cannot be empty"):
+            call(" ", filters=ALICE)
+    plain = memory.memory.search(QUERIES[0], filters=ALICE, limit=1)
+    planned = memory.search(QUERIES[0], filters=ALICE, limit=1)
+    assert sorted(ids(planned)) == sorted(ids(plain)), "mem0 2.2 passes over it, so do we"
+
+
+def test_users_see_their_own_memories_and_nothing_of_anothers_order(
+    memory: Any, found: Any
+) -> None:
+    for query in QUERIES:
+        memory.messages(query, filters=ALICE)
+    results = found(memory.memory)
+    first = memory.search(QUERIES[0], filters=BOB)
+    assert first["results"] == results[0]["results"], "nothing of Bob's was sent before"
+    assert {one["user_id"] for one in first["results"]} == {"bob"}
+
+
+def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory: Any) -> None:
+    first = memory.messages(
+        QUERIES[0], history=[], conversation_id="c", filters=ALICE, threshold=0.0
+    )
+    assert "Alice lives in Porto" in first[-1]["content"]
+    home, tea = id_of(memory, "Alice lives"), id_of(memory, "Alice likes green tea")
+
+    memory.update(home, "Alice lives in Lisbon now" + LONG)
+    memory.delete(tea)
+    history = [*first, ANSWER]
+    second = memory.context(
+        QUERIES[0], history=history, conversation_id="c", filters=ALICE, threshold=0.0
+    )
+    assert "Alice lives in Lisbon now" + LONG in second.text
+    assert "Alice lives in Porto" not in str(second)
+    assert [block.id for block in second.plan.blocks] == [home], "all else stands in the history"
+    assert second.text.count("in the previous conversation") == len(FACTS) - 2
+    assert tea not in {*second.plan.references, *(block.id for block in second.plan.blocks)}
+
+    alone = memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
+    assert tea not in json.dumps(alone)
+    assert memory.history(home)[-1]["new_memory"].startswith("Alice lives in Lisbon")
+
+
+def test_exact_duplicates_collapse_in_the_text_only(memory: Any) -> None:
+    memory.add(FACTS[0] + LONG, user_id="alice", infer=False)
+    found = memory.search(QUERIES[0], filters=ALICE, threshold=0.0)["results"]
+    assert len(found) == len(FACTS) + 1
+    assert len({one["hash"] for one in found}) == len(FACTS)
+    context = memory.context(QUERIES[0], filters=ALICE, threshold=0.0)
+    assert str(context).count(FACTS[0]) == 1
+    assert len(context.plan.blocks) == len(FACTS)
+
+
+def test_a_memory_found_for_nobody_is_no_context(memory: Any) -> None:
+    assert memory.messages(QUERIES[0], filters={"user_id": "carol"}) == [
+        {"role": "user", "content": QUERIES[0]}
+    ]
+
+
+def test_reset_and_everything_else_work_on_the_wrapped_memory(memory: Any) -> None:
+    memory.delete_all(user_id="bob")
+    assert memory.get_all(filters=BOB) == {"results": []}
+    assert memory.get(id_of(memory, FACTS[0]))["memory"] == FACTS[0] + LONG
+    assert memory.config is memory.memory.config
+    assert memory.faults == 0
+
+
+async def test_the_async_memory_does_the_same(async_memory: Any, found: Any) -> None:
+    results = found(async_memory.memory)
+    for query in QUERIES:
+        planned = await async_memory.search(query, filters=ALICE)
+        assert_is_in_planned_order(planned, results[-1])
+    everything = await async_memory.get_all(filters=ALICE)
+    assert everything == await async_memory.memory.get_all(filters=ALICE)
+    assert inspect.signature(async_memory.search) == inspect.signature(async_memory.memory.search)
+
+    first = await async_memory.messages(
+        QUERIES[0], history=[], conversation_id="c", filters=ALICE, top_k=3
+    )
+    context = await async_memory.context(
+        QUERIES[0], history=[*first, ANSWER], conversation_id="c", filters=ALICE, top_k=3
+    )
+    assert context.plan.blocks == ()
+    assert len(context.plan.references) == 3
+    with pytest.raises(ValueError, match="Top-level entity parameters"):
+        await async_memory.search("q?", user_id="alice")
+    assert async_memory.faults == 0
+
+
+async def test_async_updates_and_deletes_are_seen(async_memory: Any) -> None:
+    first = await async_memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
+    home = next(one for one in first["results"] if one["memory"].startswith("Alice lives"))
+    tea = next(one for one in first["results"] if one["memory"].startswith("Alice likes green"))
+    await async_memory.update(home["id"], "Alice lives in Lisbon now" + LONG)
+    await async_memory.delete(tea["id"])
+    second = await async_memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
+    texts = {one["id"]: one["memory"] for one in second["results"]}
+    assert texts[home["id"]] == "Alice lives in Lisbon now" + LONG
+    assert tea["id"] not in json.dumps(second)
+
+
+async def test_many_awaited_searches_at_once_lose_nothing(async_memory: Any) -> None:
+    results = await asyncio.gather(
+        *(async_memory.search(query, filters=ALICE, threshold=0.0) for query in QUERIES * 3)
+    )
+    for result in results:
+        assert sorted(one["memory"] for one in result["results"]) == sorted(
+            fact + LONG for fact in FACTS
+        )

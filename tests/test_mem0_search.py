@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+from uuid import UUID
+
+import pytest
+from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, memory
+
+import mem0_ctxreuse
+from ctxreuse import ReusePlanner, request_context
+from ctxreuse.errors import InvalidRequestError
+from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
+
+
+def planned_after(letters: str, *earlier: str) -> tuple[ReuseMemory, FakeMemory]:
+    """Return a wrapper that has searched and found the earlier ones, and will find the letters."""
+    store = FakeMemory()
+    wrapped = ReuseMemory(store)
+    for found in earlier:
+        store.found = lettered(found)
+        wrapped.search("q?")
+    store.found = lettered(letters)
+    return wrapped, store
+
+
+def test_the_package_exports_these_names() -> None:
+    assert sorted(mem0_ctxreuse.__all__) == [
+        "AsyncReuseMemory",
+        "AsyncSearchableMemory",
+        "MemoryContext",
+        "ReuseMemory",
+        "SearchableMemory",
+        "tenant_of",
+    ]
+
+
+def test_importing_it_imports_no_mem0() -> None:
+    script = "import sys, mem0_ctxreuse; sys.exit('mem0' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_search_comes_in_planned_order_with_one_extra_key() -> None:
+    wrapped, store = planned_after("dba", "abc")
+    result = wrapped.search("q?")
+    d, b, a = store.found
+    assert result == {
+        "results": [a, b, d],
+        "ctxreuse": {
+            "memories": [
+                {"id": "id-a", "rank": 2, "label": "[Doc_1]"},
+                {"id": "id-b", "rank": 1, "label": "[Doc_2]"},
+                {"id": "id-d", "rank": 0, "label": "[Doc_3]"},
+            ],
+            "plan": {
+                "request_id": "request-1",
+                "blocks": ["id-a", "id-b", "id-d"],
+                "references": [],
+                "order_annotation": "Please read the context in the following priority order: "
+                "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.",
+                "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
+                "expected_cached_tokens": result["ctxreuse"]["plan"]["expected_cached_tokens"],
+            },
+        },
+    }
+    assert result["ctxreuse"]["plan"]["expected_cached_tokens"] > 0
+    assert json.loads(json.dumps(result)) == result
+
+
+async def test_an_awaited_search_returns_the_same() -> None:
+    store, async_store = FakeMemory(), AsyncFakeMemory()
+    wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(async_store)
+    for letters in ("abc", "dba", "", "cb"):
+        store.found = async_store.found = lettered(letters)
+        assert await awaited.search("q?", top_k=3) == wrapped.search("q?", top_k=3)
+    assert async_store.calls == store.calls
+
+
+def test_a_callers_changes_do_not_reach_the_store() -> None:
+    wrapped, store = planned_after("abc")
+    store.found = [memory("1", "text", metadata={"tags": ["a"]})]
+    result = wrapped.search("q?")
+    result["results"][0]["memory"] = "changed"
+    result["results"][0]["metadata"]["tags"].append("b")
+    assert store.found == [memory("1", "text", metadata={"tags": ["a"]})]
+
+
+def test_what_else_a_result_holds_is_kept() -> None:
+    wrapped, _ = planned_after("")
+    wrapped.memory.found = {"count": 1, "results": lettered("a"), "relations": [{"source": "a"}]}
+    result = wrapped.search("q?")
+    assert {name: result[name] for name in ("count", "relations", "results")} == {
+        "count": 1,
+        "relations": [{"source": "a"}],
+        "results": lettered("a"),
+    }
+    result["relations"][0]["source"] = "changed"
+    assert wrapped.memory.found["relations"] == [{"source": "a"}]
+
+
+def test_a_list_stays_a_list_in_planned_order() -> None:
+    store = ListMemory(lettered("abc"))
+    wrapped = ReuseMemory(store)
+    wrapped.search("q?", "alice")
+    store.found = lettered("dba")
+    d, b, a = store.found
+    assert wrapped.search("q?", "alice") == [a, b, d]
+    assert wrapped.search("q?", limit=2, user_id="bob") == [d, b]
+
+
+def test_arguments_reach_the_store_as_they_are() -> None:
+    wrapped, store = planned_after("a")
+    filters = {"user_id": "alice"}
+    wrapped.search(query="q?", filters=filters, threshold=0.5, rerank=True, explain=True, limit=3)
+    assert store.calls == [
+        {
+            "query": "q?",
+            "top_k": 20,
+            "filters": {"user_id": "alice"},
+            "threshold": 0.5,
+            "rerank": True,
+            "explain": True,
+            "limit": 3,
+        }
+    ]
+    assert store.calls[0]["filters"] is filters
+
+
+def test_every_memory_comes_back_duplicates_included() -> None:
+    same = memory("1", "text", score=0.5)
+    other_id = memory("2", "text", score=0.5)
+    other_score = memory("1", "text", score=0.4)
+    wrapped = ReuseMemory(FakeMemory([same, other_id, other_score, same]))
+    result = wrapped.search("q?")
+    assert result["results"] == [same, other_score, same, other_id]
+    assert [one["rank"] for one in result["ctxreuse"]["memories"]] == [0, 2, 3, 1]
+    assert [one["label"] for one in result["ctxreuse"]["memories"]] == [
+        "[Doc_1]",
+        "[Doc_1]",
+        "[Doc_1]",
+        "[Doc_2]",
+    ]
+
+
+def test_an_updated_memory_is_another_block() -> None:
+    wrapped, store = planned_after("abc", "abc")
+    a, b, c = lettered("abc")
+    store.found = [a, {**b, "memory": "b changed: " + "B" * 400}, c]
+    result = wrapped.search("q?")
+    assert result["results"] == [a, c, store.found[1]], "what is cached comes first"
+
+
+def test_ids_need_not_be_strings() -> None:
+    uuid = UUID("12345678123456781234567812345678")
+    found = [memory(7, "seven"), memory(uuid, "a UUID"), {"memory": "without an id"}]
+    result = ReuseMemory(FakeMemory(found)).search("q?")
+    assert result["results"] == found
+    assert result["ctxreuse"]["plan"]["blocks"][:2] == [7, str(uuid)]
+    assert [one["id"] for one in result["ctxreuse"]["memories"][:2]] == [7, str(uuid)]
+    assert json.loads(json.dumps(result["ctxreuse"])) == result["ctxreuse"]
+
+
+def test_a_search_behind_a_history_leaves_nothing_out() -> None:
+    wrapped, _ = planned_after("ab")
+    with request_context(tenant="t", conversation_id="c", history=[]):
+        first = wrapped.context("q?")
+    history = [*first.messages(), {"role": "assistant", "content": "yes"}]
+    with request_context(tenant="t", conversation_id="c", history=history):
+        result = wrapped.search("q?")
+    assert result["results"] == lettered("ab")
+    assert result["ctxreuse"]["plan"]["references"] == []
+    assert [one["label"] for one in result["ctxreuse"]["memories"]] == ["[Doc_3]", "[Doc_4]"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"results": [{"id": "1", "score": 0.5}]},
+        {"results": [memory("1", "text"), "no memory"]},
+        {"results": None},
+        {"message": "accepted"},
+    ],
+)
+def test_what_cannot_be_planned_comes_back_as_it_is(
+    found: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped = ReuseMemory(FakeMemory(found))
+    before = copy.deepcopy(found)
+    with caplog.at_level(logging.WARNING, "ctxreuse"):
+        assert wrapped.search("q?") == before
+        assert wrapped.search("q?") == before
+    assert wrapped.faults == 2
+    assert len(caplog.records) == 1
+    assert "ReuseMemory: planning failed with" in caplog.text
+    assert "memories go through as retrieved" in caplog.text
+
+
+def test_an_error_of_the_memory_is_the_callers() -> None:
+    class Broken:
+        def search(self, query: str) -> Any:
+            raise ConnectionError("the store is down")
+
+    wrapped = ReuseMemory(Broken())
+    for call in (wrapped.search, wrapped.context, wrapped.messages):
+        with pytest.raises(ConnectionError, match="the store is down"):
+            call("q?")
+    assert wrapped.faults == 0
+
+
+def test_a_search_looks_as_the_wrapped_memorys() -> None:
+    store, async_store = FakeMemory(), AsyncFakeMemory()
+    wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(async_store)
+    assert inspect.signature(wrapped.search) == inspect.signature(store.search)
+    assert wrapped.search.__name__ == "search"
+    assert inspect.getdoc(wrapped.search) == "Search for memories."
+    assert not inspect.iscoroutinefunction(wrapped.search)
+    assert inspect.signature(awaited.search) == inspect.signature(async_store.search)
+    assert inspect.iscoroutinefunction(awaited.search)
+    assert "planned order" in (inspect.getdoc(ReuseMemory.search) or "")
+    assert list(inspect.signature(ReuseMemory.search).parameters)[:2] == ["self", "query"]
+
+
+def test_everything_else_passes_through() -> None:
+    class Store(FakeMemory):
+        limit = 3
+
+        def add(self, messages: str, *, user_id: str) -> dict[str, Any]:
+            return {"added": messages, "for": user_id}
+
+    store = Store(lettered("cab"))
+    wrapped: Any = ReuseMemory(store)
+    assert wrapped.memory is store
+    assert wrapped.add("text", user_id="alice") == {"added": "text", "for": "alice"}
+    assert wrapped.add == store.add
+    assert wrapped.get_all(top_k=2) == {"results": lettered("cab")[:2]}
+    assert inspect.signature(wrapped.get_all) == inspect.signature(store.get_all)
+    wrapped.limit = 5
+    assert store.limit == 5
+    wrapped.note = "mine"
+    assert (wrapped.note, hasattr(store, "note")) == ("mine", False)
+    assert {"add", "get_all", "limit", "messages"} <= set(dir(wrapped))
+    with pytest.raises(AttributeError, match="'Store' object has no attribute 'delete'"):
+        wrapped.delete("id")
+    assert repr(wrapped) == "ReuseMemory(Store)"
+    wrapped.search = "another"
+    assert (wrapped.search, callable(store.search)) == ("another", True)
+
+
+def test_a_wrapper_may_be_copied() -> None:
+    class Store(FakeMemory):
+        def __deepcopy__(self, memo: Any) -> Store:
+            raise AssertionError("the wrapper was asked for")
+
+    wrapped = ReuseMemory(Store(lettered("a")))
+    assert copy.copy(wrapped).search("q?")["results"] == lettered("a")
+    assert not hasattr(wrapped, "__deepcopy__")
+    with pytest.raises(AttributeError, match="has no attribute '_memory'"):
+        _ = ReuseMemory.__new__(ReuseMemory).limit
+
+
+def test_a_with_block_is_the_memorys() -> None:
+    class Store(FakeMemory):
+        closed = False
+
+        def __enter__(self) -> Store:
+            return self
+
+        def __exit__(self, *raised: Any) -> bool:
+            self.closed = True
+            return raised[0] is KeyError
+
+    store = Store()
+    with ReuseMemory(store) as wrapped:
+        assert isinstance(wrapped, ReuseMemory)
+        raise KeyError("swallowed by the store")
+    assert store.closed
+    with pytest.raises(TypeError, match="'FakeMemory' object is no context manager"):
+        ReuseMemory(FakeMemory()).__enter__()
+
+
+async def test_an_async_with_block_is_the_memorys() -> None:
+    class Store(AsyncFakeMemory):
+        closed = False
+
+        async def __aenter__(self) -> Store:
+            return self
+
+        async def __aexit__(self, *raised: Any) -> bool:
+            self.closed = True
+            return False
+
+    store = Store()
+    async with AsyncReuseMemory(store) as wrapped:
+        assert isinstance(wrapped, AsyncReuseMemory)
+        assert not store.closed
+    assert store.closed
+    with pytest.raises(TypeError, match="'AsyncFakeMemory' object is no context manager"):
+        await AsyncReuseMemory(AsyncFakeMemory()).__aenter__()
+
+
+def test_a_subclass_may_extend_the_search() -> None:
+    class Few(ReuseMemory):
+        def __init__(self, store: FakeMemory) -> None:
+            self.searches = 0
+            super().__init__(store)
+
+        def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
+            self.searches += 1
+            return super().search(query, *args, **kwargs)
+
+    few = Few(FakeMemory(lettered("a")))
+    assert few.search("q?")["results"] == lettered("a")
+    assert few.searches == 1
+
+
+@pytest.mark.parametrize(
+    ("not_a_memory", "named"),
+    [
+        (None, "NoneType is none"),
+        ({"llm": {"api_key": "sk-secret"}}, "dict is none"),
+        (FakeMemory, "the class FakeMemory is none"),
+        (ReuseMemory(FakeMemory()), "memory is a ReuseMemory already"),
+    ],
+)
+def test_what_is_no_memory_is_refused(not_a_memory: Any, named: str) -> None:
+    for kind in (ReuseMemory, AsyncReuseMemory):
+        with pytest.raises(InvalidRequestError, match=named) as raised:
+            kind(not_a_memory)
+        assert "secret" not in str(raised.value)
+
+
+def test_sync_and_async_memories_are_not_mixed_up() -> None:
+    with pytest.raises(InvalidRequestError, match="AsyncFakeMemory is awaited; use AsyncReuseMem"):
+        ReuseMemory(AsyncFakeMemory())
+    with pytest.raises(InvalidRequestError, match="FakeMemory cannot be awaited; use ReuseMemory"):
+        AsyncReuseMemory(FakeMemory())
+
+
+async def test_mocks_may_be_wrapped() -> None:
+    mock = MagicMock()
+    mock.search.return_value = {"results": lettered("a")}
+    assert ReuseMemory(mock).search("q?", filters={})["results"] == lettered("a")
+    mock.search.assert_called_once_with("q?", filters={})
+    awaited = AsyncMock()
+    awaited.search.return_value = lettered("b")
+    assert await AsyncReuseMemory(awaited).search("q?") == lettered("b")
+
+
+def test_wrong_arguments_are_refused_at_construction() -> None:
+    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+        ReuseMemory(FakeMemory(), planner=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="tenant must be str, not 3"):
+        ReuseMemory(FakeMemory(), tenant=3)  # type: ignore[arg-type]
+    planner = ReusePlanner()
+    assert ReuseMemory(FakeMemory(), planner=planner).planner is planner
+    assert isinstance(ReuseMemory(FakeMemory()).planner, ReusePlanner)
