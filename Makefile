@@ -1,11 +1,16 @@
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PORT ?= 8000
+VLLM := $(BIN)/python tools/vllm_server.py
+# a server of the user's own is used as it is
+START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
+ENGINE_URL = $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1}
 
 help:  ## list these commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
 $(VENV)/base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,5 +43,24 @@ bench: $(VENV)/dev  ## speed, and hit ratios on the traces in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/hit_ratio.py
 
+vllm: $(VENV)/base  ## a small model on a real vLLM server, without a GPU; PORT=8000
+	$(VLLM) start --port $(PORT)
+
+vllm-stop: $(VENV)/base  ## stop the servers that `make vllm` started
+	$(VLLM) stop
+
+test-vllm: $(VENV)/dev  ## the tests that need a real engine, on servers of their own
+	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) model
+	$(BIN)/python -m pytest tests_vllm
+
+bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine
+	@$(START_ENGINE)
+	$(BIN)/python benchmarks/vllm.py --base-url "$(ENGINE_URL)"
+
+bench-quality: $(VENV)/dev  ## whether answers change, on a real engine
+	@$(START_ENGINE)
+	$(BIN)/python benchmarks/quality.py --base-url "$(ENGINE_URL)"
+
 clean:  ## remove the environment and everything that was made
-	rm -rf $(VENV) demo-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
+	rm -rf $(VENV) .venv-vllm demo-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

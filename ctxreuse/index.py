@@ -287,11 +287,12 @@ class ContextIndex:
         return Evicted(known, before - self._tokens, tuple(unknown))
 
     def trim(self, request_id: str | int, blocks: int) -> Evicted:
-        """Cut a request's path behind the first blocks that it sent; cut nothing if all stay.
+        """Keep only the first blocks that a request sent; change nothing if it sent no more.
 
-        What other requests sent behind the cut goes, too: the same blocks under the same labels are
-        the same tokens, so an engine that lacks these can serve nothing behind them. What is left
-        of all these requests ends at the cut; those of which nothing is left are forgotten.
+        What other requests sent from the first lost block on goes, too: the same blocks under the
+        same labels are the same tokens, so an engine that lacks them can serve nothing behind them.
+        What is left of all these requests ends at the cut; those of which nothing is left are
+        forgotten.
 
         Args:
             request_id: The request. Of a later turn the blocks of that turn are meant.
@@ -353,7 +354,7 @@ class ContextIndex:
             stack.extend(node.children.values())
 
     def _cut(self, node: Node, keep: int) -> None:
-        """Shorten a node's run to `keep` blocks, and remove everything below it."""
+        """Shorten a node's run to `keep` blocks, and remove all below it; without any, itself."""
         parent = node.parent
         assert parent is not None
         end = node if keep else parent
@@ -364,11 +365,12 @@ class ContextIndex:
                 (child, is_same_turn and not _opens_turn(child))
                 for child in above.children.values()
             ]
-        for gone, is_same_turn in reversed(below):
+        for gone, is_same_turn in below:
             if is_same_turn and gone is not end:
                 end.request_ids.update(gone.request_ids)
                 self._by_request.update(dict.fromkeys(gone.request_ids, end))
                 gone.request_ids = {}
+        for gone, _ in reversed(below):
             if gone is not end:
                 self._remove(gone)
         if keep:

@@ -217,8 +217,8 @@ class ReusePlanner:
             blocks: How many of the blocks that it sent are held still, from its first one on.
 
         Returns:
-            What left the index: everything behind these blocks, of this request and of others;
-            nothing if it sent no more than these.
+            What left the index: the request's other blocks, and what other requests sent behind
+            them; nothing if it sent no more.
         """
         if not isinstance(blocks, int) or blocks < 0:
             raise InvalidRequestError(f"blocks must be an integer from 0, not {describe(blocks)}")

@@ -1,6 +1,11 @@
+import copy
 import dataclasses
+import gc
+import pickle
 import threading
+from collections import deque
 from itertools import takewhile
+from types import FunctionType, ModuleType
 
 import pytest
 from hypothesis import given
@@ -63,6 +68,7 @@ def test_the_causes_in_words():
         "other system text",
         "other tenant",
         "later turn",
+        "older prompt",
         "evicted",
         "shorter than an engine block",
         "no blocks",
@@ -96,7 +102,7 @@ def test_blocks_that_no_close_prompt_has_are_new():
         lost_tokens=0,
         words="It begins as request 0 does, for 2 of its 4 blocks (200 of 400 block tokens). "
         "They part at block 'c', where the earlier prompt has 'x'. "
-        "The blocks behind it do not stand in that prompt.",
+        "No block from there on stands in that prompt.",
     )
 
 
@@ -134,8 +140,30 @@ def test_the_same_blocks_in_another_order_are_computed_again():
         lost_tokens=200,
         words="It begins as request 0 does, for 1 of its 4 blocks (100 of 400 block tokens). "
         "They part at block 'c', where the earlier prompt has 'b'. "
-        "Behind it stand blocks with 200 tokens that the earlier prompt has, too, in another order "
-        "or place: they are computed again.",
+        "From there on blocks with 200 tokens stand in the earlier prompt, too, but in another "
+        "order or place: they are computed again.",
+    )
+
+
+def test_where_no_prompt_begins_alike_the_closest_is_said_to_be_no_more_than_that():
+    assert why("ba", "cd", "ab", "e").words == (
+        "No earlier prompt begins as it does; the closest is request 1. "
+        "They part at block 'b', where the earlier prompt has 'a'. "
+        "From there on blocks with 200 tokens stand in the earlier prompt, too, but in another "
+        "order or place: they are computed again."
+    )
+    assert why("ab", "cd", "ef") == Explanation(
+        request_id="now",
+        cause=Cause.new_blocks,
+        closest=1,
+        shared_blocks=0,
+        shared_tokens=0,
+        block="a",
+        other_block="e",
+        lost_tokens=0,
+        words="No earlier prompt begins as it does; the closest is request 1. "
+        "They part at block 'a', where the earlier prompt has 'e'. "
+        "No block from there on stands in that prompt.",
     )
 
 
@@ -219,11 +247,80 @@ def test_what_left_the_cache_since_is_evicted():
         other_block="x",
         lost_tokens=100,
         words="It begins as request 0 does, for 2 of its 3 blocks (200 of 300 block tokens), "
-        "but 100 of these tokens have left the cache since.",
+        "but 100 of these tokens have left the cache since. "
+        "They part at block 'c', where the earlier prompt has 'x'.",
     )
     assert why("abc", "abx", cached=200).cause is Cause.new_blocks
     assert why("abc", "abx", cached=0).lost_tokens == 200
-    assert why("ab", "ab", cached=0).cause is Cause.evicted
+    gone = why("ab", "ab", cached=0)
+    assert (gone.cause, gone.lost_tokens) == (Cause.evicted, 200)
+    assert gone.words.endswith("have left the cache since. This prompt ends there.")
+
+
+@pytest.mark.parametrize(
+    ("cached", "cause", "lost"),
+    [
+        (None, Cause.other_order, 100),
+        (200, Cause.other_order, 100),
+        (150, Cause.other_order, 150),
+        (100, Cause.other_order, 200),
+        (99, Cause.evicted, 201),
+        (0, Cause.evicted, 300),
+    ],
+)
+def test_what_was_moved_and_what_was_evicted_add_up_and_the_larger_part_is_the_cause(
+    cached, cause, lost
+):
+    explanation = why("abdc", "abcx", cached=cached)
+    assert (explanation.cause, explanation.lost_tokens) == (cause, lost)
+    assert (explanation.shared_tokens, explanation.block, explanation.other_block) == (200, "d", "c")
+
+
+@pytest.mark.parametrize(
+    ("moved", "cause", "lost"), [(7, Cause.too_short, 15), (8, Cause.other_order, 16)]
+)
+def test_what_was_moved_and_what_is_too_short_add_up_and_the_larger_part_is_the_cause(
+    moved, cause, lost
+):
+    explanation = why("acb", "abx", tokens=(8, 50, moved))
+    assert (explanation.cause, explanation.lost_tokens) == (cause, lost)
+    assert (explanation.shared_tokens, explanation.block, explanation.other_block) == (8, "c", "b")
+
+
+def test_more_cached_than_any_given_prompt_shares_is_an_older_prompts_beginning():
+    assert why("abcd", "axyz", "bcd", cached=200) == Explanation(
+        request_id="now",
+        cause=Cause.older_prompt,
+        closest=None,
+        shared_blocks=2,
+        shared_tokens=200,
+        block="c",
+        other_block=None,
+        lost_tokens=0,
+        words="A prompt that is too old to be remembered begins as it does, for 2 of its 4 blocks "
+        "(200 of 400 block tokens), and is cached.",
+    )
+    assert why("ab", cached=100).cause is Cause.older_prompt
+    assert why("abcd", "axyz", cached=299).shared_tokens == 200  # whole blocks only
+    assert why("abc", "axyz", cached=100).cause is Cause.new_blocks
+    elsewhere = prompt("s", "abcd", system="S"), prompt("t", "abcd", tenant="T")
+    assert why("abcd", *elsewhere, cached=200, across_tenants=True).cause is Cause.older_prompt
+
+
+@pytest.mark.parametrize("cached", [200, 201, 10**9])
+def test_an_older_prompt_that_begins_with_all_of_it_is_a_hit(cached):
+    assert why("ab", "ax", cached=cached) == Explanation(
+        request_id="now",
+        cause=Cause.hit,
+        closest=None,
+        shared_blocks=2,
+        shared_tokens=200,
+        block=None,
+        other_block=None,
+        lost_tokens=0,
+        words="A prompt that is too old to be remembered begins as it does, for 2 of its 2 blocks "
+        "(200 of 200 block tokens), and is cached.",
+    )
 
 
 def test_a_beginning_shorter_than_an_engine_block_is_not_served():
@@ -233,7 +330,8 @@ def test_a_beginning_shorter_than_an_engine_block_is_not_served():
     assert (explanation.block, explanation.other_block, explanation.lost_tokens) == ("c", "x", 8)
     assert explanation.words == (
         "It begins as request 0 does, for 2 of its 3 blocks (8 of 12 block tokens), but that is "
-        "less than an engine block of 16 tokens, the least that a cache serves."
+        "less than an engine block of 16 tokens, the least that a cache serves. "
+        "They part at block 'c', where the earlier prompt has 'x'."
     )
     assert why("ab", "ab", tokens=(8, 7)).cause is Cause.too_short
     assert why("ab", "ab", tokens=(8, 8)).cause is Cause.hit
@@ -297,6 +395,37 @@ def test_the_closest_prompt_is_the_one_of_the_longest_beginning_the_latest_of_eq
     assert why("abc", "x", "y").closest == 1
     weights = why("ab", prompt("short", "bx"), prompt("long", "ax"), tokens=(5, 500))
     assert weights.closest == "long"
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("x" * 58, repr("x" * 58)),
+        ("x" * 59, "'" + "x" * 58 + "…"),
+        ("ü" * 10_000, "'" + "ü" * 58 + "…"),
+        (10**5000, hex(10**5000)[:59] + "…"),
+        (-(10**5000), hex(-(10**5000))[:59] + "…"),
+        ("\ud800", r"'\ud800'"),
+        ("\x1b[31m\n", r"'\x1b[31m\n'"),
+    ],
+)
+def test_huge_and_odd_ids_are_named_so_that_anyone_can_print_them(name, named):
+    before = dataclasses.replace(prompt(name, "abc"), ids=(name, "b", name))
+    parted = dataclasses.replace(prompt("now", "abD"), ids=("a", "b", name))
+    assert explain(parted, [before]).words == (
+        f"It begins as request {named} does, for 2 of its 3 blocks (200 of 300 block tokens). "
+        f"They part at block {named}, where the earlier prompt has {named}. "
+        f"Block {named} had another text when it was sent before."
+    )
+    assert explain(prompt("now", "ab", system="S"), [before]).words.startswith(
+        f"Request {named} began with the same 2 blocks (200 tokens), "
+    )
+    later = prompt("now", "a", is_later_turn=True, after=name)
+    assert explain(later, []).words.startswith(
+        f"It continues a conversation behind request {named} and repeats that prompt; "
+    )
+    for now in (parted, dataclasses.replace(parted, request_id=name), later):
+        assert len(str(explain(now, [before])).encode()) < 600
 
 
 def test_an_explanation_prints_as_its_words():

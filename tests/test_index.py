@@ -1,6 +1,6 @@
 from itertools import permutations
 
-from helpers import Sender, check_index, context, held, keys, shape
+from helpers import Sender, check_index, context, held, keys, shape, word
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -398,6 +398,68 @@ def test_request_ids_are_known_until_they_are_evicted():
     assert [sender.index.knows(request_id) for request_id in (0, 1, "1")] == [False, True, False]
 
 
+# trimming
+
+
+def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_block():
+    sender = Sender(
+        "abcd", "abce", "abf", "ag", "h", weights=dict(zip("abcdefgh", range(1, 9), strict=True))
+    )
+    assert sender.index.trim(0, 2) == Evicted(1, 3 + 4 + 5, ())
+    assert shape(sender.index) == {
+        "a": [],
+        "a.b": [0, 1],
+        "a.b.f": [2],  # another branch: nothing was said of it
+        "a.g": [3],
+        "h": [4],
+    }
+    check_index(sender.index)
+
+
+def test_trimming_in_the_middle_of_a_run_shortens_it():
+    sender = Sender("abcd")
+    sender.extend(sender.send("abcdef", 1).node, "xy", 2)
+    assert sender.index.trim(0, 3) == Evicted(1, 1 + 2 + 2, ())
+    assert shape(sender.index) == {"abc": [0, 1]}  # of the later turn nothing is left
+    check_index(sender.index)
+
+
+def test_a_request_that_keeps_all_its_blocks_is_not_trimmed():
+    sender = Sender("ab", "abc")
+    for blocks in (2, 3, 99):
+        assert sender.index.trim(0, blocks) == Evicted(1, 0, ())
+    assert shape(sender.index) == {"ab": [0], "ab.c": [1]}
+
+
+def test_a_request_of_which_nothing_is_left_is_forgotten():
+    sender = Sender("ab", "abc", "d")
+    assert sender.index.trim(1, 0) == Evicted(1, 3, ())
+    assert shape(sender.index) == {"d": [2]}
+    assert sender.index.trim(1, 0) == Evicted(0, 0, (1,))
+    check_index(sender.index)
+
+
+def test_of_a_later_turn_its_own_blocks_are_trimmed():
+    sender = Sender("ab")
+    second = sender.extend(sender.send("ab", 1).node, "cd", 2)
+    sender.extend(second.node, "e", 3)
+    assert sender.index.trim(3, 1) == Evicted(1, 0, ())
+    assert sender.index.trim(2, 1) == Evicted(1, 1 + 1, ())
+    assert shape(sender.index) == {"ab": [0, 1], "ab.|c": [2]}
+    assert sender.index.trim(2, 0) == Evicted(1, 1, ())
+    assert shape(sender.index) == {"ab": [0, 1]}
+    check_index(sender.index)
+
+
+def test_trimmed_blocks_can_be_sent_again():
+    sender = Sender("abc", "abd")
+    sender.index.trim(0, 1)
+    assert sender.search("abc") == ("a", 1)
+    assert sender.send("abc", 5).blocks_before == 1
+    assert shape(sender.index) == {"a": [0, 1], "a.bc": [5]}
+    check_index(sender.index)
+
+
 # consistency
 
 few_ids = st.integers(0, 5)
@@ -406,8 +468,20 @@ operations = st.one_of(
     st.tuples(st.just("extend"), words, few_ids, st.integers(0, 50)),
     st.tuples(st.just("evict"), st.lists(few_ids, max_size=3, unique=True)),
     st.tuples(st.just("evict_oldest"), st.integers(0, 6)),
+    st.tuples(st.just("trim"), few_ids, st.integers(0, 4)),
     st.tuples(st.just("search"), words, st.sampled_from(["one", "two"])),
 )
+
+
+def own_blocks(node):
+    """The blocks from where a node's turn begins to its end."""
+    own = ""
+    while node.parent is not None:
+        own = word(node.run) + own
+        if isinstance(node.edge, tuple):
+            break
+        node = node.parent
+    return own
 
 
 @settings(max_examples=300)
@@ -442,6 +516,15 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
             case "evict_oldest", tokens:
                 before = index.statistics().tokens
                 assert index.evict_oldest(tokens) == before - index.statistics().tokens
+            case "trim", request_id, blocks:
+                end, paths = index._by_request.get(request_id), held(index)
+                before = index.statistics().tokens
+                evicted = index.trim(request_id, blocks)
+                assert evicted.tokens == before - index.statistics().tokens
+                assert evicted.unknown == (() if end is not None else (request_id,))
+                assert held(index) <= paths
+                if index.knows(request_id):
+                    assert len(own_blocks(index._by_request[request_id])) <= blocks
             case "search", letters, system:
                 path, weight = sender.search(letters, system)
                 assert path in held(index) | {""}

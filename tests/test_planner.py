@@ -663,6 +663,27 @@ def test_a_request_id_that_is_used_again_stands_for_what_was_sent_last():
     assert planner.plan(big_request((2,))).expected_cached_tokens == 0
 
 
+def test_a_trimmed_request_is_expected_in_the_cache_up_to_the_cut():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3), request_id="a"))
+    planner.plan(big_request((1, 2, 4), request_id="b", tenant="t"))
+    assert planner.trim("a", 3) == Evicted(1, 0, ())
+    assert planner.trim("a", 1) == Evicted(1, 200, ())
+    assert planner.plan(big_request((1, 2, 3)), "none").expected_cached_tokens == 100
+    assert planner.plan(big_request((1, 2, 4), tenant="t"), "none").expected_cached_tokens == 300
+    assert planner.trim("ghost", 1) == Evicted(0, 0, ("ghost",))
+    with pytest.raises(InvalidRequestError, match="blocks must be an integer from 0, not -1"):
+        planner.trim("a", -1)
+
+
+def test_the_tokens_of_blocks_are_those_that_the_index_counts():
+    planner = ReusePlanner(token_counter=lambda text: len(text))
+    blocks = [ContextBlock(text=""), ContextBlock(text="abc"), ContextBlock(text="d", tokens=9)]
+    assert planner.block_tokens(blocks[:2]) == 1 + 3  # a block without text still has a label
+    assert planner.block_tokens(blocks[2:]) == 9
+    assert planner.block_tokens([]) == 0
+
+
 def test_token_evictions_take_whole_blocks_from_the_end_of_the_least_recently_used():
     planner = ReusePlanner()
     planner.plan(big_request((1, 2)), "none")

@@ -69,6 +69,17 @@ def test_requests_are_evicted_from_whichever_tenant_has_them():
     assert service.tenants.evict(iter([])) == Evicted(0, 0, ())
 
 
+def test_requests_are_trimmed_in_whichever_tenant_has_them():
+    service = Service()
+    service.send("one", "ab", 1)
+    service.send("two", "abc", 2)
+    service.send("two", "xy", 1)
+    assert service.tenants.trim(2, 1) == Evicted(1, 2, ())
+    assert service.tenants.trim(1, 1) == Evicted(1, 2, ())
+    assert service.shapes("one", "two") == {"one": {"a": [1]}, "two": {"a": [2], "x": [1]}}
+    assert service.tenants.trim("?", 0) == Evicted(0, 0, ("?",))
+
+
 def test_the_oldest_leaves_go_first_whoever_sent_them():
     service = Service()
     service.send("one", "ab", 1)

@@ -19,6 +19,8 @@ DEFAULT_WINDOW_S = 0.005
 _LONGEST_WINDOW_S = 60
 _PLANNED_ON_THE_LOOP = 64
 """More calls than these are planned in a thread, so that the event loop stays responsive."""
+_STANDSTILL_S = 1.0
+"""Who waits while nobody goes on for so long goes on: an answer is worth more than the order."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -37,6 +39,10 @@ class MicroBatchWindow(Generic[_Item, _Result]):
     The first caller waits for the window to close and plans for all; then each passes the baton to
     the next as it goes on, so that they reach the engine in the planned order. Tasks of any event
     loop and threads may be mixed. A caller that is cancelled while it waits is passed over.
+
+    Nobody depends on another one's thread or event loop to run: whoever notices that the window is
+    over closes it, and goes on if the baton does not come. A blocking call inside an event loop is
+    planned on its own, at once, for the tasks that it would wait for cannot run.
 
     Args:
         schedule: Plans the items, given in the order of arrival; returns each once, in the order in
@@ -59,24 +65,24 @@ class MicroBatchWindow(Generic[_Item, _Result]):
         self._window_s = checked_window(window_s)
         self._dropped = dropped
         self._lock = Lock()
-        self._open: list[_Ticket[_Item, _Result]] | None = None
+        self._open: _Batch[_Item, _Result] | None = None
 
     def submit(self, item: _Item) -> _Result:
         """Wait in this thread until it is the item's turn; return what was planned for it."""
-        if not self._window_s:
+        if not self._window_s or _in_event_loop():
             return self._alone(item)
         woken = Event()
         ticket = _Ticket(item, woken.set, self._dropped)
         batch = self._join(ticket)
         try:
-            if batch is not None:
-                time.sleep(self._window_s)
+            if not woken.wait(self._window_s):
                 self._close(batch)
-            woken.wait()
+            while not woken.wait(_STANDSTILL_S) and not batch.stands_still():
+                pass
         except BaseException:
-            self._leave(ticket, batch)
+            ticket.leave()
             raise
-        return ticket.go_on()
+        return batch.go_on(ticket)
 
     async def asubmit(self, item: _Item) -> _Result:
         """Wait in this task until it is the item's turn; return what was planned for it."""
@@ -87,45 +93,35 @@ class MicroBatchWindow(Generic[_Item, _Result]):
         ticket = _Ticket(item, lambda: loop.call_soon_threadsafe(woken.set), self._dropped)
         batch = self._join(ticket)
         try:
-            if batch is not None:
-                await asyncio.sleep(self._window_s)
-                if len(batch) > _PLANNED_ON_THE_LOOP:
+            if not await _set_within(self._window_s, woken):
+                if batch is self._open and len(batch.tickets) > _PLANNED_ON_THE_LOOP:
                     await asyncio.to_thread(self._close, batch)
                 else:
                     self._close(batch)
-            await woken.wait()
+            while not await _set_within(_STANDSTILL_S, woken) and not batch.stands_still():
+                pass
         except BaseException:
-            self._leave(ticket, batch)
+            ticket.leave()
             raise
-        return ticket.go_on()
+        return batch.go_on(ticket)
 
     def _alone(self, item: _Item) -> _Result:
         return self._schedule([item])[0].result
 
-    def _join(self, ticket: _Ticket[_Item, _Result]) -> list[_Ticket[_Item, _Result]] | None:
-        """Return the batch if the caller is its first one, who has to close it."""
+    def _join(self, ticket: _Ticket[_Item, _Result]) -> _Batch[_Item, _Result]:
         with self._lock:
-            if self._open is not None:
-                self._open.append(ticket)
-                return None
-            self._open = [ticket]
+            if self._open is None:
+                self._open = _Batch()
+            self._open.tickets.append(ticket)
             return self._open
 
-    def _leave(
-        self, ticket: _Ticket[_Item, _Result], batch: list[_Ticket[_Item, _Result]] | None
-    ) -> None:
-        """Give up waiting; the others go on, even if this was the one who had to plan."""
-        ticket.leave()
-        if batch is not None:
-            self._close(batch)
-
-    def _close(self, batch: list[_Ticket[_Item, _Result]]) -> None:
+    def _close(self, batch: _Batch[_Item, _Result]) -> None:
         """Plan what has come together, unless that is done, and let the first one go."""
         with self._lock:
             if self._open is not batch:
                 return
             self._open = None
-        waiting = [ticket for ticket in batch if not ticket.has_left]
+        waiting = [ticket for ticket in batch.tickets if not ticket.has_left]
         if not waiting:
             return
         line = waiting
@@ -135,12 +131,39 @@ class MicroBatchWindow(Generic[_Item, _Result]):
             for position, result in scheduled:
                 waiting[position].results.append(result)
             line = [waiting[position] for position, _ in scheduled]
-        except Exception as error:
+        except BaseException as error:
+            failure = error
+            if not isinstance(error, Exception):
+                failure = RuntimeError("planning was interrupted")
             for ticket in waiting:
-                ticket.error = error
-        for ticket, follower in pairwise(line):
-            ticket.follower = follower
-        line[0].wake()
+                ticket.error = failure
+            if failure is not error:  # the interrupt is this caller's alone
+                raise
+        finally:
+            for ticket, follower in pairwise(line):
+                ticket.follower = follower
+            batch.note_move()
+            line[0].wake()
+
+
+class _Batch(Generic[_Item, _Result]):
+    """Callers that are planned together, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.tickets: list[_Ticket[_Item, _Result]] = []
+        self._last_move: float | None = None  # none before all are planned
+
+    def note_move(self) -> None:
+        self._last_move = time.monotonic()
+
+    def stands_still(self) -> bool:
+        """Return whether all are planned, and nobody has gone on for long."""
+        return self._last_move is not None and time.monotonic() - self._last_move >= _STANDSTILL_S
+
+    def go_on(self, ticket: _Ticket[_Item, _Result]) -> _Result:
+        """Return the ticket's result, or raise, with the baton passed on."""
+        self.note_move()
+        return ticket.go_on()
 
 
 class _Ticket(Generic[_Item, _Result]):
@@ -151,23 +174,25 @@ class _Ticket(Generic[_Item, _Result]):
     ) -> None:
         self.item = item
         self.results: list[_Result] = []  # one, once it is planned
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.follower: _Ticket[_Item, _Result] | None = None
         self.has_left = False
+        self._has_gone = False
         self._has_baton = False
         self._wake = wake
         self._dropped = dropped
         self._lock = Lock()
 
     def wake(self) -> None:
-        """Hand over the baton; one who has left passes it on."""
+        """Hand over the baton; one who is not there any more passes it on."""
         ticket: _Ticket[_Item, _Result] | None = self
         while ticket is not None and not ticket._takes_baton():
-            ticket._drop_results()
             ticket = ticket.follower
 
     def go_on(self) -> _Result:
         """Return the result, or raise, with the baton passed on."""
+        with self._lock:
+            self._has_gone = True
         if self.follower is not None:
             self.follower.wake()
         if self.error is not None:
@@ -186,18 +211,41 @@ class _Ticket(Generic[_Item, _Result]):
 
     def _takes_baton(self) -> bool:
         with self._lock:
-            if self.has_left:
+            if self._has_gone:
                 return False
-            self._has_baton = True
-        try:
-            self._wake()
-        except RuntimeError:  # its event loop is closed
-            return False
-        return True
+            self._has_baton = not self.has_left
+        if self._has_baton:
+            try:
+                self._wake()
+            except RuntimeError:  # its event loop is closed
+                self.has_left = True
+            else:
+                return True
+        self._drop_results()
+        return False
 
     def _drop_results(self) -> None:
-        for result in self.results:
+        with self._lock:
+            results, self.results = self.results, []
+        for result in results:
             self._dropped(result)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _set_within(seconds: float, event: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def checked_window(window_s: object) -> float:

@@ -1,0 +1,122 @@
+"""What the benchmarks on a real server share: where it is, what it holds, how a turn fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.evaluation.traces import TraceRequest, read_corpus, read_trace
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A server as it describes itself.
+
+    Attributes:
+        base_url: Its address, with `/v1`.
+        model: The model that is asked.
+        context_tokens: Longest prompt with its answer.
+        cache_tokens: What its prefix cache holds; None where it does not say.
+    """
+
+    base_url: str
+    model: str
+    context_tokens: int
+    cache_tokens: int | None
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that the benchmarks share."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--base-url",
+        default=os.environ.get("CTXREUSE_BASE_URL") or DEFAULT_URL,
+        help="a vLLM server, started with --enable-prompt-tokens-details "
+        "(default: $CTXREUSE_BASE_URL, else that of `make vllm`)",
+    )
+    parser.add_argument("--model", help="its model (default: the first that it serves)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("CTXREUSE_DATA"),
+        help="folder of public traces (default: $CTXREUSE_DATA)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def check_data(data: Path | None, *traces: str) -> Path:
+    """Return the folder of traces; end with a message if one is not there."""
+    for name in traces:
+        if data is None or not (data / name).exists():
+            sys.exit(f"there is no {name} in {data}: set CTXREUSE_DATA or --data to the traces")
+    assert data is not None
+    return data
+
+
+def read_named_trace(data: Path, name: str, k: int) -> list[TraceRequest]:
+    """Return a data set's trace with `k` blocks a request."""
+    corpus = read_corpus(str(data / name / "corpus.jsonl"))
+    return read_trace(str(data / name / f"trace_k{k}.jsonl"), corpus)
+
+
+def describe_server(base_url: str, model: str | None) -> ServerInfo:
+    """Ask a server what it is; end with a message if it does not answer."""
+    base_url = base_url.rstrip("/")
+    root = base_url.removesuffix("/v1")
+    try:
+        served = json.loads(_get(f"{root}/v1/models"))["data"]
+        metrics = EngineMetrics.parse(_get(f"{root}/metrics"))
+    except OSError as error:
+        sys.exit(
+            f"no server answers at {base_url} ({error}); start one with `make vllm`, or set "
+            "CTXREUSE_BASE_URL or --base-url to a vLLM server"
+        )
+    cards: dict[str, dict[str, Any]] = {card["id"]: card for card in served}
+    name = model or next(iter(cards))
+    if name not in cards:
+        sys.exit(f"{base_url} serves {', '.join(cards)}, not {name}")
+    return ServerInfo(
+        base_url=f"{root}/v1",
+        model=name,
+        context_tokens=int(cards[name]["max_model_len"]),
+        cache_tokens=metrics.capacity_tokens,
+    )
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on standard error."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())

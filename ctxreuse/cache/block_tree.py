@@ -1,0 +1,364 @@
+"""One group of an engine's cache blocks, as its events tell of them, laid out as a prefix tree."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, NewType, TypeAlias
+
+BlockHash: TypeAlias = bytes | int
+"""The engine's own name for a block's content with everything before it; never recomputed here."""
+
+ExtraKeys: TypeAlias = tuple[object, ...] | None
+"""What tells blocks of equal tokens apart: adapter, images, and in the first block the salt."""
+
+Name: TypeAlias = str | int
+"""What a prompt is followed under: a request id."""
+
+Link = NewType("Link", bytes)
+"""A block's own tokens and extra keys: which child of its parent it is."""
+
+_ROOT = None
+_UNKNOWN_PARENTS = 1_000
+
+
+class _Implied:
+    """The name of a block whose hash is not known, only that it must stand in the cache."""
+
+    __slots__ = ()
+
+
+_Key: TypeAlias = BlockHash | _Implied
+
+
+class _Block:
+    __slots__ = ("copies", "link", "names", "parent", "size", "start")
+
+    def __init__(self, parent: _Key | None, link: Link, size: int) -> None:
+        self.parent = parent
+        self.link = link
+        self.size = size
+        self.copies = 1
+        self.start: int | None = None
+        self.names: set[Name] = set()
+
+
+class Prompt:
+    """A prompt's tokens, ready to be looked up.
+
+    Args:
+        token_ids: Its tokens.
+        first: Extra keys of its first block.
+        others: Extra keys of the blocks behind.
+    """
+
+    def __init__(
+        self, token_ids: array[int], first: ExtraKeys = None, others: ExtraKeys = None
+    ) -> None:
+        self._tokens = token_ids
+        self._first = first
+        self._others = others
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def link(self, start: int, size: int) -> Link:
+        """Return the link of the block of `size` tokens that begins at `start`."""
+        return block_link(
+            self._tokens[start : start + size], self._others if start else self._first
+        )
+
+
+def block_link(token_ids: array[int], extra: ExtraKeys) -> Link:
+    """Return the link of a block."""
+    digest = hashlib.blake2b(token_ids.tobytes(), digest_size=16)
+    if extra:
+        digest.update(repr(extra).encode("utf-8", "surrogatepass"))
+    return Link(digest.digest())
+
+
+class BlockTree:
+    """The blocks of one group, each below its parent.
+
+    Invariants: `_children` names every block under its parent, also where the parent itself is not
+    here: it was removed, or stored before anybody listened. A block is *reached* if all blocks
+    above it are here; only reached blocks serve a prompt. A name is attached to the last block of
+    its prompt that was reached; when a block above is dropped, the name moves up and its prompt's
+    new length is noted in `lowered`.
+
+    What a late listener can know: an engine stores a block only on top of blocks that are in its
+    cache. A block with an unknown parent so says that everything before it is there, too, but not
+    what that is. When a prompt turns up that goes on in just these blocks, to its last full one,
+    then what stands before them in this prompt is *implied*. Implied blocks have no hash, so their
+    removal cannot be seen: the removal of any unknown hash drops them all.
+
+    Args:
+        max_blocks: How many blocks are remembered; the oldest go first.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self.sizes: list[int] = []
+        self.lowered: dict[Name, int] = {}
+        self._max_blocks = max_blocks
+        self._blocks: dict[_Key, _Block] = {}
+        self._children: dict[_Key | None, dict[Link, _Key]] = {}
+        self._ends: dict[Name, _Key | None] = {}
+        self._implied: dict[_Implied, None] = {}
+        self._unknown_parents: dict[_Key, None] = {}
+        self._is_late = False
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def stored(
+        self,
+        hashes: Sequence[BlockHash],
+        parent: BlockHash | None,
+        links: Sequence[Link],
+        size: int,
+    ) -> None:
+        """Add a run of blocks below a parent.
+
+        The engine tells every physical block, so a second copy has to be removed twice. It may also
+        report blocks that a request found in the cache, always from the first one on: what is known
+        already is not counted again there, which at worst forgets a second copy.
+
+        Args:
+            hashes: The blocks' hashes.
+            parent: The hash of the block before them; None begins a prompt.
+            links: The blocks' links.
+            size: Tokens of a block.
+        """
+        if size not in self.sizes:
+            self.sizes = sorted([*self.sizes, size], reverse=True)
+        if parent is not _ROOT:
+            self._is_late = self._is_late or parent not in self._blocks
+            if self._is_late:
+                self._note_unknown_parent(parent)
+        above: _Key | None = parent
+        for key, link in zip(hashes, links, strict=True):
+            block = self._blocks.get(key)
+            if block is not None and (block.parent, block.link) == (above, link):
+                block.copies += parent is not _ROOT
+            else:
+                self._put(key, above, link, size)
+            above = key
+        self._enforce_bound()
+
+    def removed(self, key: BlockHash) -> None:
+        """Take a copy of a block out; with an unknown one, everything that was only implied."""
+        block = self._blocks.get(key)
+        if block is None:
+            self._drop_implied()
+            return
+        block.copies -= 1
+        if block.copies < 1:
+            self._drop(key)
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        self.lowered.update(dict.fromkeys(self._ends, 0))
+        self._ends = dict.fromkeys(self._ends)
+        self._blocks.clear()
+        self._children.clear()
+        self._implied.clear()
+        self._unknown_parents.clear()
+        self._is_late = False
+
+    def held_tokens(self, prompt: Prompt) -> int:
+        """Return how many leading tokens of a prompt are here."""
+        return self._end_of(self._walk(prompt, _ROOT, 0))
+
+    def attach(self, name: Name, prompt: Prompt) -> int:
+        """Follow a prompt under a name; return how many of its leading tokens are here."""
+        self.detach(name)
+        path = self._walk(prompt, _ROOT, 0)
+        if self._unknown_parents and self._imply(prompt, path):
+            path = self._walk(prompt, _ROOT, 0)
+        for key, start in path:
+            self._blocks[key].start = start
+        self._ends[name] = path[-1].key if path else _ROOT
+        if path:
+            self._blocks[path[-1].key].names.add(name)
+        return self._end_of(path)
+
+    def detach(self, name: Name) -> None:
+        """Follow a name no more."""
+        end = self._ends.pop(name, None)
+        if end is not None:
+            self._blocks[end].names.discard(name)
+        self.lowered.pop(name, None)
+
+    def held_by(self, name: Name) -> int | None:
+        """Return how many leading tokens of a followed prompt are here; None if it is not."""
+        if name not in self._ends:
+            return None
+        end = self._ends[name]
+        if end is None:
+            return 0
+        block = self._blocks[end]
+        assert block.start is not None  # a name is attached to what was reached
+        return block.start + block.size
+
+    def _walk(self, prompt: Prompt, key: _Key | None, end: int) -> list[_Step]:
+        """Return the blocks that a prompt goes through behind a block that ends at `end`."""
+        path: list[_Step] = []
+        while True:
+            found = self._child(key, prompt, end)
+            if found is None:
+                return path
+            path.append(_Step(found, end))
+            key, end = found, end + self._blocks[found].size
+
+    def _child(self, key: _Key | None, prompt: Prompt, end: int) -> _Key | None:
+        children = self._children.get(key)
+        if children is not None:
+            for size in self.sizes:
+                if end + size <= len(prompt):
+                    found = children.get(prompt.link(end, size))
+                    if found is not None:
+                        return found
+        return None
+
+    def _end_of(self, path: Sequence[_Step]) -> int:
+        return path[-1].start + self._blocks[path[-1].key].size if path else 0
+
+    def _put(self, key: _Key, parent: _Key | None, link: Link, size: int) -> None:
+        """Put a block where its parent and link say."""
+        if key in self._blocks:
+            self._drop(key)  # it was told to stand elsewhere
+        self._unknown_parents.pop(key, None)
+        there = self._children.get(parent, {}).get(link)
+        block = self._blocks[key] = _Block(parent, link, size)
+        if isinstance(there, _Implied):
+            self._replace_implied(there, key, block)
+        elif there is not None:
+            self._drop(there)  # another hash for the same content: only one can be found
+        self._children.setdefault(parent, {})[link] = key
+
+    def _replace_implied(self, implied: _Implied, key: _Key, block: _Block) -> None:
+        """Let a block take the place of an implied one, with all that hangs there."""
+        mine = self._children.setdefault(key, {})
+        below = self._children.get(implied, {})
+        for link in [link for link in below if link in mine]:
+            self._drop(below[link])
+        old = self._blocks.pop(implied)
+        del self._implied[implied]
+        block.start, block.names = old.start, old.names
+        self._ends.update(dict.fromkeys(old.names, key))
+        for link, child in self._children.pop(implied, {}).items():
+            self._blocks[child].parent = key
+            mine[link] = child
+        if not mine:
+            del self._children[key]
+
+    def _drop(self, key: _Key) -> None:
+        """Take a block out; the names at or below it move up."""
+        names = self._names_below(key)
+        block = self._blocks.pop(key)
+        siblings = self._children[block.parent]
+        del siblings[block.link]
+        if not siblings:
+            del self._children[block.parent]
+        if isinstance(key, _Implied):
+            del self._implied[key]
+        if names:
+            assert block.start is not None  # a name is attached to what was reached
+            self._ends.update(dict.fromkeys(names, block.parent))
+            self.lowered.update(dict.fromkeys(names, block.start))
+            if block.parent is not None:
+                self._blocks[block.parent].names.update(names)
+
+    def _names_below(self, key: _Key) -> list[Name]:
+        """Return the names attached to a block or below it; they leave these blocks."""
+        names: list[Name] = []
+        if self._blocks[key].start is None:  # never reached
+            return names
+        stack, seen = [key], {key}
+        while stack:
+            here = stack.pop()
+            block = self._blocks[here]
+            names += block.names
+            block.names = set()
+            below = [child for child in self._children.get(here, {}).values() if child not in seen]
+            stack += below
+            seen.update(below)
+        return names
+
+    def _enforce_bound(self) -> None:
+        while len(self._blocks) > self._max_blocks:
+            self._drop(next(iter(self._blocks)))
+
+    def _drop_implied(self) -> None:
+        for key in list(self._implied):
+            if key in self._implied:
+                self._drop(key)
+        self._unknown_parents.clear()
+
+    def _note_unknown_parent(self, key: _Key | None) -> None:
+        """Note the unknown block at the top of a block that was just built upon: it is there."""
+        steps = 0
+        while key is not None and key in self._blocks and steps <= len(self._blocks):
+            key = self._blocks[key].parent
+            steps += 1
+        if key is not None and key not in self._blocks:
+            self._unknown_parents.pop(key, None)
+            self._unknown_parents[key] = None
+            if len(self._unknown_parents) > _UNKNOWN_PARENTS:
+                del self._unknown_parents[next(iter(self._unknown_parents))]
+
+    def _imply(self, prompt: Prompt, path: Sequence[_Step]) -> bool:
+        """Find the unknown block on which a prompt's end is built; imply what is before it.
+
+        Only if the prompt goes on from there to its last full block, and if there is one such place
+        only: a few equal tokens in the middle stand in other prompts, too.
+
+        Returns:
+            Whether anything was implied.
+        """
+        held = self._end_of(path)
+        places = [
+            (unknown, start, size)
+            for size in self.sizes
+            for unknown, start in self._unknown_before(prompt, max(held, 1), size)
+            if (start - held) % size == 0
+            and len(prompt) - self._end_of(self._walk(prompt, unknown, start)) < size
+        ]
+        if len(places) != 1:
+            return False
+        unknown, start, size = places[0]
+        key = path[-1].key if path else _ROOT
+        if start == held:
+            if not isinstance(key, _Implied):
+                return False  # another block than the one known to stand there
+            block = self._blocks[key]
+            self._put(unknown, block.parent, block.link, block.size)
+        else:
+            for begin in range(held, start - size, size):
+                above, key = key, _Implied()
+                self._implied[key] = None
+                self._put(key, above, prompt.link(begin, size), size)
+            self._put(unknown, key, prompt.link(start - size, size), size)
+        if isinstance(unknown, _Implied):
+            self._implied[unknown] = None
+        self._enforce_bound()
+        return True
+
+    def _unknown_before(self, prompt: Prompt, first: int, size: int) -> list[tuple[_Key, int]]:
+        """Return where the prompt goes on as a block does whose parent is unknown."""
+        starts = range(-(-first // size) * size, len(prompt) - size + 1, size)
+        at = {prompt.link(start, size): start for start in starts}
+        return [
+            (unknown, at[link])
+            for unknown in self._unknown_parents
+            for link in self._children.get(unknown, {})
+            if link in at
+        ]
+
+
+class _Step(NamedTuple):
+    """A block that a prompt goes through, and where it starts in the prompt."""
+
+    key: _Key
+    start: int

@@ -1,0 +1,139 @@
+"""What vLLM's `/metrics` tell about its prefix cache.
+
+The page is in Prometheus' text format. With data parallelism each engine has its own lines: the
+counters are added up, and so are the sizes of the caches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ctxreuse.errors import InvalidRequestError, describe
+
+_SAMPLE = re.compile(
+    r"""^(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)
+        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?
+        [ \t]+(?P<value>\S+)""",
+    re.VERBOSE,
+)
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
+_POSITIVE = re.compile(r"[1-9][0-9]{0,17}")
+_PREFIX = re.compile(r"^(?:ray_)?vllm[:_]")  # Ray renames them
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The state of an engine's prefix cache; what the page lacks is None.
+
+    Attributes:
+        prefix_cache_queries: Prompt tokens looked up since the engine started.
+        prefix_cache_hits: Those that were found.
+        block_size: Tokens of a cache block.
+        num_gpu_blocks: Blocks of all caches, those included that the engine keeps back.
+        kv_cache_size_tokens: Tokens that all caches hold.
+        kv_cache_usage: Share of the blocks that running requests hold, from 0 to 1; the mean of
+            several engines.
+        engines: How many engines there are.
+    """
+
+    prefix_cache_queries: int | None = None
+    prefix_cache_hits: int | None = None
+    block_size: int | None = None
+    num_gpu_blocks: int | None = None
+    kv_cache_size_tokens: int | None = None
+    kv_cache_usage: float | None = None
+    engines: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> EngineMetrics:
+        """Read a `/metrics` page; lines that are none of ours are passed over.
+
+        Args:
+            text: The page.
+
+        Raises:
+            InvalidRequestError: If it is no string.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"metrics must be a string, not {describe(text)}")
+        queries, hits, usages, configs = [], [], [], []
+        for name, labels, value in _samples(text):
+            match name:
+                case "prefix_cache_queries":
+                    queries.append(value)
+                case "prefix_cache_hits":
+                    hits.append(value)
+                case "kv_cache_usage_perc":
+                    usages.append(value)
+                case "cache_config_info":
+                    configs.append(labels)
+        sizes = _numbers(configs, "kv_cache_size_tokens")
+        return cls(
+            prefix_cache_queries=int(sum(queries)) if queries else None,
+            prefix_cache_hits=int(sum(hits)) if hits else None,
+            block_size=max(_numbers(configs, "block_size"), default=None),
+            # every engine's line holds the blocks of all, but only its own tokens
+            num_gpu_blocks=max(_numbers(configs, "num_gpu_blocks"), default=None),
+            kv_cache_size_tokens=sum(sizes) if sizes else None,
+            kv_cache_usage=sum(usages) / len(usages) if usages else None,
+            engines=max(len(queries), len(configs), 1),
+        )
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens of prompts that all caches hold; vLLM keeps one block of each back."""
+        if self.block_size is None:
+            return None
+        size = self.kv_cache_size_tokens
+        if size is None and self.num_gpu_blocks is not None:
+            size = self.num_gpu_blocks * self.block_size
+        return None if size is None else max(0, size - self.engines * self.block_size)
+
+    def hit_ratio_since(self, earlier: EngineMetrics) -> float:
+        """Return the share of the tokens looked up since an earlier reading that were found.
+
+        Args:
+            earlier: A reading of the same engines. If they were restarted in between, everything
+                since the restart counts.
+
+        Returns:
+            From 0 to 1; 0 where nothing was looked up, or the page does not tell.
+        """
+        queries, hits = self.prefix_cache_queries or 0, self.prefix_cache_hits or 0
+        before = earlier.prefix_cache_queries or 0
+        if before <= queries:
+            queries -= before
+            hits -= earlier.prefix_cache_hits or 0
+        return min(max(hits / queries, 0.0), 1.0) if queries else 0.0
+
+
+def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name (without vLLM's prefix and `_total`), labels and value of each sample."""
+    for line in text.split("\n"):
+        prefix = _PREFIX.match(line)
+        found = _SAMPLE.match(line) if prefix else None
+        if prefix is None or found is None:
+            continue
+        try:
+            value = float(found["value"])
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            labels = {
+                name: _unescaped(shown) for name, shown in _LABEL.findall(found["labels"] or "")
+            }
+            yield found["name"][prefix.end() :].removesuffix("_total"), labels, value
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
+
+
+def _numbers(configs: list[Mapping[str, str]], label: str) -> list[int]:
+    """Return a label's positive integers; vLLM writes "None" for what it does not know."""
+    shown = (config.get(label, "") for config in configs)
+    return [int(text) for text in shown if _POSITIVE.fullmatch(text)]

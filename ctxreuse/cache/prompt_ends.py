@@ -1,0 +1,115 @@
+"""At which token of a prompt each context block ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.plans import Plan
+from ctxreuse.prompts import SentBlock, message_texts, render_turn
+from ctxreuse.tokens import as_token_counter, well_formed
+
+
+def block_ends(
+    plan: Plan, tokenizer: Any, render: Callable[[list[dict[str, Any]]], str] | None = None
+) -> list[int]:
+    """Return where each block of a plan ends in its prompt, in tokens.
+
+    Args:
+        plan: The plan that is sent.
+        tokenizer: The model's tokenizer (of `tokenizers` or `transformers`), or a function from a
+            text to its number of tokens.
+        render: From chat messages to the prompt's text; None takes the tokenizer's own chat
+            template.
+
+    Returns:
+        For each of `plan.blocks` the number of tokens from the prompt's start to the block's end.
+
+    Raises:
+        InvalidRequestError: If there is no chat template, or it changes the message's text.
+
+    Example:
+        >>> from ctxreuse import ContextRequest, ReusePlanner
+        >>> plan = ReusePlanner().plan(ContextRequest(["one two", "three"], "four?"))
+        >>> words = lambda text: len(text.split())
+        >>> block_ends(plan, words, render=lambda messages: messages[0]["content"])
+        [3, 5]
+    """
+    count = as_token_counter(tokenizer)
+    if render is None:
+        render = _chat_template(tokenizer)
+    text, content = well_formed(render(plan.messages())), well_formed(plan.content)
+    start = text.rfind(content)
+    if start < 0:  # templates often strip a message
+        stripped = content.strip()
+        start = text.rfind(stripped) - content.find(stripped)
+    if start < 0 or not content:
+        raise InvalidRequestError(
+            "the rendered prompt does not hold the plan's message as it is; "
+            "pass render=..., or leave block_ends out to have them estimated"
+        )
+    return [count(text[: start + end]) for end in character_ends(plan)]
+
+
+def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
+    """Estimate where each block of a plan ends, from the share of the prompt's characters.
+
+    Rounded up, so that rather too few blocks count as held.
+
+    Args:
+        plan: The plan that was sent.
+        prompt_tokens: The length of its prompt in tokens.
+    """
+    messages = plan.messages()
+    before = sum(len(text) for message in messages[:-1] for text in message_texts(message))
+    characters = before + len(plan.content)
+    return [-(-prompt_tokens * (before + end) // characters) for end in character_ends(plan)]
+
+
+def character_ends(plan: Plan) -> list[int]:
+    """Return where each block of a plan ends in `plan.content`, in characters."""
+    ends, end = [], 0
+    for part in plan.parts:
+        end += len(render_turn([part], None, "", plan.templates))
+        if isinstance(part, SentBlock):
+            ends.append(end)
+        end += len(plan.templates.separator)
+    return ends
+
+
+def checked_ends(ends: Sequence[int], blocks: int) -> list[int]:
+    """Return ends as a list.
+
+    Raises:
+        InvalidRequestError: If they are not one ascending integer a block.
+    """
+    listed = list(ends)
+    if len(listed) != blocks or not all(isinstance(end, int) for end in listed):
+        raise InvalidRequestError(
+            f"block_ends must hold an integer for each of the {blocks} blocks, not {describe(ends)}"
+        )
+    if listed != sorted(listed):
+        raise InvalidRequestError(f"block_ends must ascend, unlike {describe(ends)}")
+    return listed
+
+
+def _chat_template(tokenizer: Any) -> Callable[[list[dict[str, Any]]], str]:
+    template = getattr(tokenizer, "apply_chat_template", None)
+    if not callable(template):
+        raise InvalidRequestError(
+            f"{describe(tokenizer)} has no chat template; pass render=..., a function from chat "
+            "messages to the prompt's text"
+        )
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        shown = [
+            {
+                name: well_formed(value) if isinstance(value, str) else value
+                for name, value in message.items()
+            }
+            for message in messages
+        ]
+        return str(template(shown, tokenize=False, add_generation_prompt=True))
+
+    return render

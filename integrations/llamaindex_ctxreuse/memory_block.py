@@ -1,0 +1,191 @@
+"""A memory block that plans what it returns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index.core.schema import MetadataMode
+
+from ctxreuse.blocks import ContextBlock, ContextRequest
+from ctxreuse.calls import checked_planner
+from ctxreuse.fail_open import FailOpen
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.plans import Plan
+from ctxreuse.prompts import render_turn
+from ctxreuse.request_scope import RequestScope, current_scope
+from ctxreuse.tokens import estimate_tokens
+from llamaindex_ctxreuse.nodes import checked_metadata_mode
+from llamaindex_ctxreuse.prompts import message_text
+from llamaindex_ctxreuse.sources import MemorySource, memory_source
+
+_REMEMBERED_CONTENTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a text that this block returned was made from."""
+
+    plan: Plan
+    scope: RequestScope
+
+
+class ReuseMemoryBlock(BaseMemoryBlock[str]):
+    """Long-term memory whose memories hit the engine's prefix cache.
+
+    Put it into a memory that replays what it sent, `reuse_memory(ReuseMemoryBlock(...))`: there,
+    memories that the conversation shows already are only pointed to. LlamaIndex's own `Memory`
+    takes it, too; but with `InsertMethod.SYSTEM`, its default, it changes the system message every
+    turn and the engine caches nothing behind it, and with `InsertMethod.USER` it takes the memories
+    out of a question again when the next one comes.
+
+    A fault of ours lets memories through as found, and a memory that cannot be reached leaves the
+    conversation without memories; both are logged once and counted in `faults`.
+
+    Args:
+        memory: Mem0 (`Memory`, `AsyncMemory`, a hosted client, or anything with their `search`), a
+            vector store that stores texts, a `VectorStoreIndex`, or any retriever.
+        planner: Plans the contexts; an own one if it is left out.
+        top_k: How many memories to ask for; a retriever asks for its own number.
+        filters: Mem0's filters. The user in them is the tenant, unless
+            `ctxreuse.request_context` says another.
+        embed_model: For a vector store; that of LlamaIndex's Settings if it is left out.
+        metadata_mode: Which metadata is part of a node's text.
+        searched_messages: The question is the text of this many last messages of the user.
+        name: The block's name in the prompt.
+
+    Raises:
+        ValueError: If an argument is of the wrong kind.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    name: str = Field(default="Memories", description="The name of the memory block.")
+    memory: Any = Field(exclude=True, repr=False)
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, exclude=True, repr=False)
+    top_k: int = Field(default=10, ge=1)
+    filters: Mapping[str, Any] | None = None
+    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False)
+    metadata_mode: MetadataMode = MetadataMode.NONE
+    searched_messages: int = Field(default=1, ge=1)
+    _source: MemorySource = PrivateAttr()
+    _planning: FailOpen = PrivateAttr()
+    _searching: FailOpen = PrivateAttr()
+    _storing: FailOpen = PrivateAttr()
+    _contents: OrderedDict[str, _Content] = PrivateAttr(default_factory=OrderedDict)
+
+    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what holds the state of a run."""
+        super().model_post_init(context)
+        self._source = memory_source(
+            self.memory,
+            top_k=self.top_k,
+            filters=self.filters,
+            embed_model=self.embed_model,
+            metadata_mode=self.metadata_mode,
+        )
+        name = type(self).__name__
+        self._planning = FailOpen(name, "memories go through as found")
+        self._searching = FailOpen(f"{name} (search)", "the conversation goes on without memories")
+        self._storing = FailOpen(f"{name} (add)", "the messages are not remembered")
+
+    @property
+    def faults(self) -> int:
+        """How often planning, searching or storing has failed."""
+        return self._planning.faults + self._searching.faults + self._storing.faults
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
+        asked = [one for one in messages or () if one.role == MessageRole.USER]
+        query = " ".join(filter(None, map(message_text, asked[-self.searched_messages :])))
+        if not query:
+            return ""
+        try:
+            found = await self._source.search(query, block_kwargs.get("session_id"))
+        except Exception as error:
+            self._searching.note(error)
+            return ""
+        blocks = _with_distinct_texts(found)
+        if not blocks:
+            return ""
+        scope = current_scope()
+        return self._planning.attempt(
+            lambda: self._planned(blocks, scope),
+            lambda: "\n\n".join(block.text for block in blocks),
+        )
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        """Remember messages that the short-term memory lets go."""
+        session_id = next(
+            (
+                message.additional_kwargs["session_id"]
+                for message in messages
+                if "session_id" in message.additional_kwargs
+            ),
+            None,
+        )
+        try:
+            await self._source.add(messages, session_id)
+        except Exception as error:
+            self._storing.note(error)
+
+    async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
+        """Return a content of this block without its lowest-ranked memories.
+
+        Args:
+            content: What the block returned.
+            tokens_to_truncate: How much shorter it has to become.
+
+        Returns:
+            The rest, planned anew; None if nothing is left.
+        """
+        made = self._contents.get(content)
+        if made is None:
+            return None
+        return self._planning.attempt(
+            lambda: self._truncated(content, made, tokens_to_truncate), lambda: None
+        )
+
+    def _planned(self, blocks: Sequence[ContextBlock], scope: RequestScope) -> str:
+        plan = self.planner.plan(
+            ContextRequest(
+                blocks,
+                history=scope.history,
+                conversation_id=scope.conversation_id,
+                tenant=scope.tenant or self._source.tenant or "",
+            )
+        )
+        text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+        self._contents[text] = _Content(plan, scope)
+        self._contents.move_to_end(text)
+        while len(self._contents) > _REMEMBERED_CONTENTS:
+            self._contents.popitem(last=False)
+        return text
+
+    def _truncated(self, content: str, made: _Content, tokens: int) -> str | None:
+        """Return a context without its last blocks, which is then the one that was planned."""
+        kept = list(made.plan.request.unique_blocks.values())
+        self.planner.evict([made.plan.request_id])
+        target = estimate_tokens(content) - tokens
+        while kept := kept[:-1]:
+            text = self._planned(kept, made.scope)
+            if estimate_tokens(text) <= target:
+                return text
+            self.planner.evict([self._contents[text].plan.request_id])
+        return None
+
+
+def _with_distinct_texts(blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
+    """Return blocks without those that repeat another one's text."""
+    first: dict[str, ContextBlock] = {}
+    for block in blocks:
+        first.setdefault(block.text, block)
+    return list(first.values())

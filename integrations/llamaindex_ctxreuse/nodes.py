@@ -1,0 +1,224 @@
+"""Nodes in their planned order: what the postprocessor and the retriever share.
+
+A planned node is a copy that carries its rank, label and plan in its metadata, where neither the
+model nor an embedding sees it; what came in is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.schema import (
+    BaseNode,
+    ImageNode,
+    MetadataMode,
+    Node,
+    NodeWithScore,
+    TextNode,
+)
+
+from ctxreuse.arranging import (
+    METADATA_KEY,
+    AnnotationMode,
+    Arranged,
+    Arranger,
+    appended_annotation,
+)
+from ctxreuse.blocks import ContextBlock
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.fail_open import FailOpen
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.plans import Plan
+from ctxreuse.request_scope import RequestScope
+from llamaindex_ctxreuse.marks import (
+    copied,
+    left_out_words,
+    marks_of,
+    place_of,
+    plan_of,
+    stand_as_planned,
+)
+
+
+class AnnotationNode(TextNode):
+    """What stands behind planned nodes and says their order and places, in words."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name that serialized nodes carry."""
+        return "CtxreuseAnnotationNode"
+
+
+class NodeArranger:
+    """Puts nodes into their planned order; a fault of ours lets them through as they came.
+
+    Args:
+        planner: Plans the contexts.
+        annotation: Where annotations go.
+        metadata_mode: Which metadata is part of a node's text when it is rendered.
+        component: The adapter's name, for the log.
+
+    Raises:
+        InvalidRequestError: If the planner, the annotation mode or the metadata mode is none.
+    """
+
+    def __init__(
+        self,
+        planner: ReusePlanner,
+        annotation: AnnotationMode,
+        metadata_mode: MetadataMode,
+        component: str,
+    ) -> None:
+        self._metadata_mode = checked_metadata_mode(metadata_mode)
+        self._arranger: Arranger[NodeWithScore] = Arranger(
+            planner, self._identity, annotation, component
+        )
+        self._annotation = annotation
+        self._fail_open = FailOpen(component)
+
+    @property
+    def faults(self) -> int:
+        """How often nodes went through as they came."""
+        return self._arranger.faults + self._fail_open.faults
+
+    def arrange(
+        self, nodes: Sequence[NodeWithScore], query: str, scope: RequestScope
+    ) -> list[NodeWithScore]:
+        """Return copies of the nodes in their planned order, the annotation behind them if any."""
+        return self._fail_open.attempt(
+            lambda: self._arrange(nodes, query, scope), lambda: list(nodes)
+        )
+
+    def _arrange(
+        self, nodes: Sequence[NodeWithScore], query: str, scope: RequestScope
+    ) -> list[NodeWithScore]:
+        unplanned = without_plan(nodes)
+        if unplanned is None:
+            return list(nodes)
+        arranged = self._arranger.arrange(unplanned, query, scope)
+        if arranged.plan is None:
+            return list(nodes)
+        return self._marked(arranged, arranged.plan)
+
+    def _identity(self, scored: NodeWithScore) -> ContextBlock:
+        """Return what makes the node the node that it is: its text as rendered, and its media."""
+        node = scored.node
+        block = node_block(node, self._metadata_mode)
+        if _is_text_alone(node):
+            return block
+        # no text in a prompt shows an image, so no text may stand for one
+        return ContextBlock(id=block.id, text=f"{block.text}\n{node.hash}")
+
+    def _marked(self, arranged: Arranged[NodeWithScore], plan: Plan) -> list[NodeWithScore]:
+        marks = marks_of(plan, with_order=self._annotation != "off")
+        nodes = [
+            NodeWithScore(
+                node=marked_copy(one.thing.node, marks.place(one.rank, one.label or "")),
+                score=one.thing.score,
+            )
+            for one in arranged.placed
+        ]
+        annotation = arranged.annotation
+        if not nodes and self._annotation == "metadata":
+            annotation = appended_annotation(plan, [])  # no node is left to carry it
+        if annotation is not None:
+            shown = arranged.placed or arranged.left_out
+            scores = [one.thing.score for one in shown if one.thing.score is not None]
+            node = marked_copy(AnnotationNode(text=annotation), marks.annotation())
+            # the lowest: sorting by score leaves it at the end, and no cut-off takes it alone
+            nodes.append(NodeWithScore(node=node, score=min(scores, default=None)))
+        return nodes
+
+
+def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
+    """Return a node as a context block, with the text that is rendered of it."""
+    return ContextBlock(id=node.node_id, text=node.get_content(metadata_mode=metadata_mode))
+
+
+def without_plan(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore] | None:
+    """Return nodes as they were before an earlier plan of ours, so that plans never nest.
+
+    Nodes that stand as one plan put them go back to the retriever's order; in any other order, such
+    as a reranker's, they stay. None says that all have to stay as they are, since the earlier plan
+    left out what the conversation shows, and they say where it stands.
+    """
+    plans = [plan for plan in (plan_of(one.node.metadata) for one in nodes) if plan is not None]
+    if any(left_out_words(plan) for plan in plans):
+        return None
+    kept = [one for one in nodes if not isinstance(one.node, AnnotationNode)]
+    places = [place for place in (place_of(one.node.metadata) for one in kept) if place is not None]
+    if len(places) == len(kept) and stand_as_planned(places):
+        ranked = sorted(zip(places, kept, strict=True), key=lambda pair: pair[0].rank)
+        kept = [one for _, one in ranked]
+    return [_unmarked(one) for one in kept]
+
+
+def marked_copy(node: BaseNode, mark: dict[str, Any]) -> BaseNode:
+    """Return a copy with a mark in its metadata that is shown nowhere."""
+    update: dict[str, Any] = {
+        "metadata": {**copied(node.metadata), METADATA_KEY: mark},
+        "relationships": dict(node.relationships),
+    }
+    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
+        hidden = [key for key in getattr(node, name) if key != METADATA_KEY]
+        update[name] = [*hidden, METADATA_KEY]
+    return node.model_copy(update=update)
+
+
+def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
+    """Return nodes as a list if they are ones.
+
+    Raises:
+        InvalidRequestError: If they are something else.
+    """
+    if isinstance(nodes, Sequence) and not isinstance(nodes, (str, bytes)):
+        strange = [one for one in nodes if not isinstance(one, NodeWithScore)]
+        if not strange:
+            return list(nodes)
+        raise InvalidRequestError(
+            f"{taker} takes a list of NodeWithScore, not one with {type(strange[0]).__name__} in "
+            "it; put NodeWithScore(node=...) into it"
+        )
+    raise InvalidRequestError(
+        f"{taker} takes a list of NodeWithScore, not {type(nodes).__name__}; "
+        "pass what a retriever returns"
+    )
+
+
+def checked_metadata_mode(mode: object) -> MetadataMode:
+    """Return the metadata mode if it is one that hides what ctxreuse writes into the metadata.
+
+    Raises:
+        InvalidRequestError: If there is no such mode, or if it shows all metadata.
+    """
+    known = [one for one in MetadataMode if mode in (one, one.value)]
+    if not known:
+        names = ", ".join(str(one) for one in MetadataMode if one is not MetadataMode.ALL)
+        raise InvalidRequestError(
+            f"there is no metadata mode {describe(mode)}; choose one of {names}"
+        )
+    if known[0] is MetadataMode.ALL:
+        raise InvalidRequestError(
+            "MetadataMode.ALL shows the model the plan that ctxreuse keeps in the metadata; choose "
+            "MetadataMode.LLM, EMBED or NONE"
+        )
+    return known[0]
+
+
+def _is_text_alone(node: BaseNode) -> bool:
+    if isinstance(node, Node):
+        return not (node.image_resource or node.audio_resource or node.video_resource)
+    return isinstance(node, TextNode) and not isinstance(node, ImageNode)
+
+
+def _unmarked(scored: NodeWithScore) -> NodeWithScore:
+    node = scored.node
+    if METADATA_KEY not in node.metadata:
+        return scored
+    update: dict[str, Any] = {
+        "metadata": {name: one for name, one in node.metadata.items() if name != METADATA_KEY}
+    }
+    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
+        update[name] = [key for key in getattr(node, name) if key != METADATA_KEY]
+    return NodeWithScore(node=node.model_copy(update=update), score=scored.score)

