@@ -4,6 +4,7 @@ import json
 import logging
 from typing import get_args
 
+import numpy as np
 import pytest
 from adapter_conformance import FaultyPlanner
 from hypothesis import given
@@ -117,6 +118,16 @@ def assert_holds_each_thing_once(arranged, things):
     assert all(one.thing is things[one.rank] for one in everything)
 
 
+def assert_names_what_it_shows(arranged):
+    """Check that the annotation says the label of each thing in its place, equal blocks too."""
+    plan = arranged.plan
+    said = list(plan.location_annotations)
+    if plan.order_annotation is not None:
+        labels = ", ".join(one.label for one in arranged.placed)
+        said += [f"The documents above are {labels}, in this order.", plan.order_annotation]
+    assert arranged.annotation == (" ".join(said) or None)
+
+
 def assert_follows_its_plan(arranged, things):
     """Check that both halves are in the plan's order, equal blocks side by side, best first."""
     plan = arranged.plan
@@ -220,6 +231,8 @@ def test_each_thing_comes_back_once_and_in_plans_order(turns, mode):
         assert things == before
         assert_holds_each_thing_once(arranged, things)
         assert_follows_its_plan(arranged, things)
+        if mode == "append":
+            assert_names_what_it_shows(arranged)
         history = [*history, user(arranged.plan.content), assistant("Yes.")] if goes_on else []
 
 
@@ -235,6 +248,26 @@ def test_a_batch_is_answered_in_the_order_given_and_loses_nothing(contexts, mode
         assert arranged.plan.request.query == f"{number}?"
         assert_holds_each_thing_once(arranged, things)
         assert_follows_its_plan(arranged, things)
+
+
+def test_each_of_equal_blocks_side_by_side_is_named_in_the_legend():
+    arranging = arranger()
+    arranging.arrange(things_of("ab"), "First?", NO_SCOPE)
+    moved = [thing("b"), thing("a", page=1), thing("b", page=2), thing("a", page=2)]
+    for arranged in (
+        arranging.arrange(moved, "?", NO_SCOPE),
+        arranging.arrange_batch([(things_of("cd"), "?"), (moved, "?")], NO_SCOPE)[1],
+    ):
+        assert row(arranged.placed) == [
+            ("a", 1, "[Doc_1]"),
+            ("a", 3, "[Doc_1]"),
+            ("b", 0, "[Doc_2]"),
+            ("b", 2, "[Doc_2]"),
+        ]
+        assert arranged.annotation == (
+            "The documents above are [Doc_1], [Doc_1], [Doc_2], [Doc_2], in this order. "
+            + order_words(2, 1)
+        )
 
 
 def test_a_batch_is_planned_together():
@@ -463,21 +496,63 @@ def test_a_thing_that_cannot_become_a_block_lets_its_batch_through_as_retrieved(
     assert (row(arranged.placed), arranging.faults) == ([("c", 0, "[Doc_1]")], 2)
 
 
-def test_a_query_that_is_no_text_and_things_that_cannot_be_compared_fail_open(caplog):
-    class Incomparable(Thing):
-        def __eq__(self, other):
-            raise TypeError(SECRET)
-
+def test_a_query_that_is_no_text_fails_open():
     arranging = arranger()
     things = things_of("ab")
     assert arranging.arrange(things, None, NO_SCOPE) == retrieved_as_they_are(things)
-    odd = [Incomparable("a", "same"), Incomparable("a", "same")]
-    arranged = arranging.arrange(odd, "?", NO_SCOPE)
-    assert [(id(one.thing), one.rank) for one in arranged.placed] == [
-        (id(odd[0]), 0),
-        (id(odd[1]), 1),
-    ]
-    assert (arranged.plan, arranging.faults) == (None, 2)
+    assert arranging.faults == 1
+
+
+class Incomparable(Thing):
+    """A thing whose comparison raises, as that of some libraries' values does."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise self.metadata["error"]
+
+
+@pytest.mark.parametrize("error", [TypeError(SECRET), ValueError(SECRET)])
+def test_things_that_cannot_be_compared_count_as_different(error, caplog):
+    odd = [Incomparable("a", "same", {"error": error}) for _ in range(3)]
+    arranging = arranger()
+    for arranged in (
+        arranging.arrange([*odd, thing("b")], "?", NO_SCOPE),
+        arranging.arrange_batch([(things_of("b"), "?"), ([*odd, thing("b")], "?")], NO_SCOPE)[1],
+    ):
+        assert row(arranged.placed) == [
+            ("a", 0, "[Doc_1]"),
+            ("a", 1, "[Doc_1]"),
+            ("a", 2, "[Doc_1]"),
+            ("b", 3, "[Doc_2]"),
+        ]
+        placed = [one.thing for one in arranged.placed]
+        assert all(one is given for one, given in zip(placed, odd, strict=False))
+        assert arranged.plan is not None
+    assert (arranging.faults, caplog.text) == (0, "")
+
+
+def test_things_with_arrays_in_their_metadata_are_all_kept():
+    arranging = arranger()
+    things = [thing("a", vector=np.array([1.0, number])) for number in (2, 2, 3)]
+    arranged = arranging.arrange(things, "?", NO_SCOPE)
+    assert row(arranged.placed) == [("a", rank, "[Doc_1]") for rank in range(3)]
+    assert (arranged.plan.content, arranging.faults) == ("[Doc_1] text of a\n\n?", 0)
+
+
+def test_a_comparison_that_fails_otherwise_lets_things_through_before_anything_is_planned(caplog):
+    planner = RecordingPlanner()
+    arranging = arranger(planner)
+    odd = [Incomparable("a", "same", {"error": RuntimeError(SECRET)}) for _ in range(2)]
+    for arranged in (
+        arranging.arrange(odd, "?", NO_SCOPE),
+        arranging.arrange_batch([(things_of("b"), "?"), (odd, "?")], NO_SCOPE)[1],
+    ):
+        assert [(id(one.thing), one.rank, one.label) for one in arranged.placed] == [
+            (id(one), rank, None) for rank, one in enumerate(odd)
+        ]
+        assert arranged.plan is None
+    assert (planner.asked, arranging.faults) == ([], 2)
     assert SECRET not in caplog.text
 
 
@@ -533,6 +608,33 @@ def test_metadata_survives_json_whatever_the_ids(contexts):
         assert metadata["blocks"] == [sent.id for sent in plan.blocks]
 
 
+def test_numpys_integers_become_numbers_of_json():
+    planner = ReusePlanner()
+    one, two, three = (
+        ContextBlock(id=kind(number), text=f"text of {number}", tokens=kind(100))
+        for number, kind in ((1, np.int64), (2, np.uint8), (3, np.int32))
+    )
+    first = planner.plan(ContextRequest([one, two], "?", history=[], conversation_id="c"))
+    history = [user(first.content)]
+    later = planner.plan(
+        ContextRequest([three, two], "?", history=history, conversation_id="c", request_id=7)
+    )
+    again = planner.plan(ContextRequest([two, one]))
+    words = location_words(2)
+    assert json.loads(json.dumps(plan_metadata(later))) == {
+        "request_id": 7,
+        "blocks": [3],
+        "references": [2],
+        "order_annotation": None,
+        "parts": [["[Doc_3]", 3], ["[Doc_2]", 2, words]],
+        "expected_cached_tokens": 0,
+    }
+    told = plan_metadata(again)
+    assert json.loads(json.dumps(told)) == told
+    assert (told["blocks"], told["expected_cached_tokens"]) == ([1, 2], 200)
+    assert {type(value) for value in (*told["blocks"], told["expected_cached_tokens"])} == {int}
+
+
 def test_metadata_holds_no_text_of_documents_or_messages():
     planner = ReusePlanner()
     blocks = [ContextBlock(text=f"{SECRET} {number}", tokens=50) for number in range(3)]
@@ -551,4 +653,5 @@ def test_metadata_holds_no_text_of_documents_or_messages():
 def test_there_are_no_words_to_append_where_nothing_was_moved_or_left_out():
     planner = ReusePlanner()
     for blocks in ([], [block(1)], [block(1), block(2)]):
-        assert appended_annotation(planner.plan(ContextRequest(blocks, "?"))) is None
+        plan = planner.plan(ContextRequest(blocks, "?"))
+        assert appended_annotation(plan, list(plan.labels)) is None

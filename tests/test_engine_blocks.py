@@ -168,6 +168,10 @@ def test_a_prompt_followed_under_a_name_again_replaces_the_first():
     removed(blocks, "y")
     assert blocks.take_lowered() == {}
     check(blocks)
+    follow(blocks, "q", "aa")
+    removed(blocks, "x")
+    follow(blocks, "q", "aa")  # asked again before the news was taken
+    assert blocks.take_lowered() == {}
 
 
 def test_a_late_listener_learns_a_prompts_beginning_from_its_end():
@@ -234,6 +238,28 @@ def test_the_hash_of_an_implied_block_is_learned_from_what_is_built_upon_it():
     removed(blocks, ["second"])
     assert held(blocks, "aabbee") == 2
     check(blocks)
+
+
+def test_a_cleared_cache_implies_nothing():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "cc")
+    follow(blocks, "p", "aabbcc")
+    stored(blocks, "y", "another", "dd")
+    blocks.cleared()
+    check(blocks)
+    removed(blocks, "?")
+    assert follow(blocks, "q", "aadd") == 0
+    assert blocks.take_lowered() == {"p": 0}
+
+
+def test_blocks_of_several_sizes_are_found_the_largest_first():
+    blocks = EngineBlocks()
+    blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], 2)
+    blocks.stored([b"z"], None, [1, 2, 3, 4, 5, 6], 6)
+    blocks.stored([b"w"], b"y", [7], 1)
+    assert blocks.held_tokens([1, 2, 3, 4, 5, 6, 7]) == 6
+    assert blocks.held_tokens([1, 2, 3, 4, 7]) == 5
+    assert blocks.block_size == 1
 
 
 def test_groups_of_layers_must_all_hold_a_prompt():

@@ -2,6 +2,7 @@ import asyncio
 import itertools
 import json
 import logging
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -504,3 +505,13 @@ def test_the_wait_between_attempts_grows_at_random():
     waits = {waiting(0.5)(state) for _ in range(50)}
     assert len(waits) > 1
     assert all(0 <= wait <= 2.0 for wait in waits)
+
+
+def test_optional_packages_are_not_imported_before_they_are_needed():
+    optional = {"openai", "httpx", "httpx2", "tenacity", "zmq", "msgspec", "rich"}
+    code = (
+        "import sys, ctxreuse.serving, ctxreuse.cache.events; "
+        f"print(sorted({optional!r} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[]\n", "")

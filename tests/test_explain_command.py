@@ -13,6 +13,7 @@ from planning_helpers import block, write_jsonl
 from ctxreuse import ReusePlanner
 from ctxreuse.cli import main
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation import explain as explaining
 from ctxreuse.evaluation.explain import ExplainedRequest, explain_plan, explanation_json, in_words
 from ctxreuse.evaluation.planfile import PlannedRequest, read_plan
 from ctxreuse.evaluation.replay import plan_trace
@@ -142,6 +143,8 @@ def test_every_cause_that_a_plan_file_can_show():
         planned("h", ()),
         planned("i", (1, 2), after="a"),
         planned("j", (1, 9)),
+        planned("k", (1, 9, 5), expected_cached_tokens=300),
+        planned("l", (3, 5, 4), expected_cached_tokens=200),
     ) == [
         Cause.new_blocks,
         Cause.hit,
@@ -153,7 +156,49 @@ def test_every_cause_that_a_plan_file_can_show():
         Cause.empty,
         Cause.later_turn,
         Cause.new_blocks,
+        Cause.hit,
+        Cause.older_prompt,
     ]
+
+
+def test_a_request_with_new_blocks_only_is_compared_with_the_latest_of_its_system_and_tenant():
+    answers = explained(
+        planned("a", (1, 2)),
+        planned("b", (3, 4)),
+        planned("s", (5,), system="S"),
+        planned("t", (6,), tenant="T"),
+        planned("later", (7,), after="b"),
+        planned("c", (8, 9)),
+        planned("d", (9,), system="S"),
+        planned("e", (2,), tenant="T"),
+        planned("f", (4,), tenant="T", system="S"),
+    )
+    closest = [one.explanation.closest for one in answers]
+    assert closest == [None, "a", None, None, "b", "b", "s", "t", None]
+    assert {one.explanation.cause for one in answers} == {Cause.new_blocks, Cause.later_turn}
+    assert answers[5].explanation.words == (
+        "No earlier prompt begins as it does; the closest is request 'b'. "
+        "They part at block 8, where the earlier prompt has 3. "
+        "No block from there on stands in that prompt."
+    )
+
+
+def test_a_long_trace_is_searched_for_the_longest_common_beginning():
+    common = [planned(f"c{n}", (1, 2 + n % 2, 4), system=f"S{n % 3}") for n in range(300)]
+    many = [planned(f"m{n}", (9, 1 + n % 8)) for n in range(1000)]
+    asked = planned("asked", (1, 2, 3))
+    first, *_, last = explained(planned("first", (1, 2, 3, 4)), *many, *common, asked)
+    assert (last.explanation.cause, last.explanation.closest) == (Cause.hit, "first")
+    assert first.explanation.cause is Cause.new_blocks
+
+    system = planned("asked", (1, 2, 3), system="another")
+    *_, last = explained(planned("first", (1, 2, 3, 4)), *many, *common, system)
+    assert (last.explanation.cause, last.explanation.closest) == (Cause.other_system, "first")
+    assert last.explanation.lost_tokens == 300
+
+    tenant = planned("asked", (1, 2, 3), tenant="T")
+    *_, last = explained(planned("first", (1, 2, 3, 4)), *many, *common, tenant)
+    assert (last.explanation.cause, last.explanation.lost_tokens) == (Cause.other_tenant, 300)
 
 
 def test_a_plan_without_expectations_takes_everything_as_still_cached():
@@ -204,29 +249,51 @@ requests_of_plans = st.builds(
 )
 
 
-@given(st.lists(requests_of_plans, max_size=12))
-def test_looking_at_prompts_with_common_blocks_only_finds_what_looking_at_all_finds(named):
-    requests = [planned(number, ids, **fields) for number, (ids, fields) in enumerate(named)]
-    before = []
-    for request, one in zip(requests, explained(*requests), strict=True):
+def compared_with_all(requests):
+    """Return the explanations of requests, each compared with every one before it."""
+    before, wanted = [], []
+    for request in requests:
         sent = SentPrompt(
             request_id=request.request_id,
             tenant=request.tenant,
             system=request.system,
-            is_later_turn=False,
-            after=None,
+            is_later_turn=request.after is not None,
+            after=request.after,
             keys=tuple(CORPUS[name].key for name in request.blocks),
             ids=tuple(request.blocks),
             tokens=(100,) * len(request.blocks),
         )
-        wanted = explain(sent, before, request.expected_cached_tokens, across_tenants=True)
+        expected = request.expected_cached_tokens
+        wanted.append(explain(sent, before, expected, across_tenants=True))
         before.append(sent)
-        assert (one.explanation.cause, one.explanation.lost_tokens) == (
-            wanted.cause,
-            wanted.lost_tokens,
+    return wanted
+
+
+@given(st.lists(requests_of_plans, max_size=12), st.data())
+def test_looking_at_related_prompts_only_finds_what_looking_at_all_finds(named, data):
+    requests = []
+    for number, (ids, fields) in enumerate(named):
+        after = data.draw(st.none() | st.integers(0, number - 1)) if number else None
+        requests.append(planned(number, ids, **fields, after=after))
+    assert [one.explanation for one in explained(*requests)] == compared_with_all(requests)
+
+
+@pytest.mark.parametrize("latest", [0, 1])
+@given(named=st.lists(requests_of_plans, max_size=12))
+def test_however_few_prompts_are_looked_at_the_longest_common_beginning_is_found(latest, named):
+    requests = [planned(number, ids, **fields) for number, (ids, fields) in enumerate(named)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explaining, "_LATEST", latest)
+        answers = [one.explanation for one in explained(*requests)]
+    for one, wanted in zip(answers, compared_with_all(requests), strict=True):
+        assert (one.shared_blocks, one.shared_tokens) == (
+            wanted.shared_blocks,
+            wanted.shared_tokens,
         )
-        if wanted.shared_blocks or wanted.cause in (Cause.other_system, Cause.other_order):
-            assert one.explanation == wanted
+        assert (one.closest is None) == (wanted.closest is None)
+        elsewhere = (Cause.hit, Cause.other_system, Cause.other_tenant, Cause.older_prompt)
+        if one.cause in elsewhere or wanted.cause in elsewhere:
+            assert (one.cause, one.lost_tokens) == (wanted.cause, wanted.lost_tokens)
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
@@ -305,7 +372,7 @@ def test_whole_prompts_are_told_in_words_and_json():
     assert in_words(answers[1]) == (
         "b: new blocks\n"
         "It begins as request 'a' does, for 1 of its 2 blocks (100 of 200 block tokens). They part "
-        "at block 3, where the earlier prompt has 2. The blocks behind it do not stand in that "
+        "at block 3, where the earlier prompt has 2. No block from there on stands in that "
         "prompt.\n"
         f"Token by token the two prompts part at token {shared} of {whole}."
     )
@@ -341,8 +408,8 @@ def test_json_is_an_object_a_request_in_execution_order(run, plan, corpus):
         "other_block": 2,
         "lost_tokens": 200,
         "words": "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). "
-        "They part at block 3, where the earlier prompt has 2. Behind it stand blocks with 200 "
-        "tokens that the earlier prompt has, too, in another order or place: "
+        "They part at block 3, where the earlier prompt has 2. From there on blocks with 200 "
+        "tokens stand in the earlier prompt, too, but in another order or place: "
         "they are computed again.",
         "prompt_tokens": None,
         "parts_at_token": None,
@@ -357,8 +424,8 @@ def test_one_request_is_told_in_words(run, plan, corpus):
     assert out == (
         "b: other order\n"
         "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). They part "
-        "at block 3, where the earlier prompt has 2. Behind it stand blocks with 200 tokens that "
-        "the earlier prompt has, too, in another order or place: they are computed again.\n"
+        "at block 3, where the earlier prompt has 2. From there on blocks with 200 tokens stand in "
+        "the earlier prompt, too, but in another order or place: they are computed again.\n"
     )
 
 
@@ -368,7 +435,7 @@ def test_a_request_is_found_by_an_integer_id_too(run, plan, corpus):
     assert out == (
         "4: evicted\n"
         "It begins as request 'a' does, for 2 of its 2 blocks (200 of 200 block tokens), "
-        "but 200 of these tokens have left the cache since.\n"
+        "but 200 of these tokens have left the cache since. This prompt ends there.\n"
     )
 
 
@@ -439,7 +506,52 @@ def test_names_are_shown_as_they_are_and_are_no_markup(run, tmp_path, corpus):
     assert code == 0
     assert rows(out)[2] == ["[/red]", "other order", "[bold]a[/bold]", "0 tokens", "2", "200"]
     _, out, _ = run("--plan", plan, "--corpus", corpus, "--request", "[/red]")
-    assert out.startswith("[/red]: other order\nIt begins as request '[bold]a[/bold]' does, ")
+    assert out.startswith(
+        "[/red]: other order\n"
+        "No earlier prompt begins as it does; the closest is request '[bold]a[/bold]'. "
+    )
+
+
+def test_names_that_no_terminal_can_print_are_shown_with_a_question_mark(run, tmp_path):
+    first, second, block_id = "\ud800 a", "b \udfff", "\udead"
+    lines = [{"id": name, "text": f"text of {name}", "tokens": 100} for name in (block_id, "c")]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", *lines)
+    requests = [
+        {"request_id": first, "blocks": [block_id, "c"], "system": "\ud800"},
+        {"request_id": second, "blocks": ["c", block_id], "system": "\ud800"},
+        {"request_id": "b ?", "blocks": [block_id], "tenant": "\ud800"},
+    ]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    code, out, err = run("--plan", plan, "--corpus", corpus)
+    assert (code, err) == (0, "")
+    assert rows(out)[3:] == [
+        ["b ?", "other order", "? a", "0 tokens", "c", "200"],
+        ["b ?", "other tenant", "None", "0 tokens", "?", "100"],
+    ]
+    code, out, err = run("--plan", plan, "--corpus", corpus, "--request", second)
+    assert (code, err) == (0, "")
+    assert out == (
+        "b ?: other order\n"
+        "No earlier prompt begins as it does; the closest is request '\\ud800 a'. They part at "
+        "block 'c', where the earlier prompt has '\\udead'. From there on blocks with 200 tokens "
+        "stand in the earlier prompt, too, but in another order or place: "
+        "they are computed again.\n"
+    )
+    code, out, err = run("--plan", plan, "--corpus", corpus, "--json")
+    assert (code, err) == (0, "")
+    names = [(one["request_id"], one["closest"]) for one in map(json.loads, out.splitlines())]
+    assert names == [(first, None), (second, first), ("b ?", None)]
+
+
+def test_very_long_names_are_cut_in_the_words_only(run, tmp_path):
+    long = "x" * 5_000
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", {"id": long, "text": "a", "tokens": 100})
+    requests = [{"request_id": long, "blocks": [long]}, {"request_id": 10**4000, "blocks": [long]}]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    _, out, _ = run("--plan", plan, "--corpus", corpus, "--json")
+    told = json.loads(out.splitlines()[1])
+    assert (told["request_id"], told["closest"]) == (10**4000, long)
+    assert told["words"].startswith(f"It begins as request '{'x' * 58}… does, for 1 of its 1 ")
 
 
 def test_an_empty_plan_has_nothing_to_explain(run, tmp_path, corpus):
@@ -514,6 +626,10 @@ def test_an_unknown_request_is_named(run, plan, corpus):
         (
             '{"request_id": 1, "blocks": [], "expected_cached_tokens": 1.5}',
             "field 'expected_cached_tokens' is 1.5 (float); it must be int",
+        ),
+        (
+            '{"request_id": 1, "blocks": [], "expected_cached_tokens": -1}',
+            "field 'expected_cached_tokens' must be an integer from 0",
         ),
     ],
 )

@@ -727,3 +727,35 @@ def test_no_events_break_the_reader_or_the_blocks(raw):
 def test_no_bytes_break_the_reader(payload):
     batch = decode_batch(payload)
     assert batch is None or isinstance(batch, EventBatch)
+
+
+def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text():
+    planner = ReusePlanner()
+    plan = planner.plan(ContextRequest(["one two", "three"], "Which?"))
+    tokens = word_tokens(chat_markup(plan.messages()))
+    exact = block_ends(plan, Tokenizer(chat_markup))
+    changing = Tokenizer(lambda messages: "something else")
+    for tokenizer, ends in (
+        (Tokenizer(chat_markup), exact),
+        (changing, estimated_ends(plan, len(tokens))),
+        (None, estimated_ends(plan, len(tokens))),
+    ):
+        sync = KVEventSync(planner, "tcp://127.0.0.1:1", tokenizer=tokenizer)
+        sync.record(plan, tokens)
+        assert sync._recorded[0].block_ends == ends
+
+
+def test_estimated_ends_allow_for_words_of_the_template_before_the_messages():
+    planner = ReusePlanner()
+    blocks = [f"{letter} " * 300 for letter in "abcd"]
+    plan = planner.plan(ContextRequest(blocks, "Which?", system="Be brief."))
+    for words in (0, 10, 50):
+        before = "template " * words
+
+        def render(messages, before=before):
+            return before + chat_markup(messages)
+
+        exact = block_ends(plan, lambda text: len(word_tokens(text)), render)
+        tokens = len(word_tokens(render(plan.messages())))
+        estimated = estimated_ends(plan, tokens)
+        assert all(real <= late <= tokens for real, late in zip(exact, estimated, strict=True))

@@ -28,8 +28,6 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableBinding, RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
-from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
-from langchain_ctxreuse.message_texts import prompt_texts
 from langchain_model_helpers import (
     CountingHandler,
     RecordingModel,
@@ -47,6 +45,8 @@ from pydantic import BaseModel, ValidationError
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.calls import Segment
 from ctxreuse.serving import EmulatedEngine, ToolCall
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
+from langchain_ctxreuse.message_texts import prompt_texts
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 

@@ -14,7 +14,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
-from langchain_ctxreuse import ReuseChatModel
 from langchain_model_helpers import (
     CountingHandler,
     RecordingModel,
@@ -28,6 +27,7 @@ from langchain_openai import ChatOpenAI
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.serving import EmulatedEngine
+from langchain_ctxreuse import ReuseChatModel
 
 CONTEXTS = ["abc", "xyz", "bca", "zyx", "mno", "cab"]
 PLANNED = ["q0", "q2", "q5", "q1", "q3", "q4"]
@@ -268,13 +268,7 @@ def test_chains_reach_the_wrapper_with_all_prompts(method: str) -> None:
 
 
 @every_method
-def test_bound_configured_retried_and_fallen_back_models_schedule_too(method: str) -> None:
-    tries: list[str] = []
-
-    def busy(text: str) -> Exception | None:
-        tries.append(text)
-        return ValueError("busy") if len(tries) == 1 else None
-
+def test_bound_configured_and_fallen_back_models_schedule_too(method: str) -> None:
     for around in (
         lambda wrapper: wrapper.bind(stop=["."]),
         lambda wrapper: wrapper.with_config(tags=["x"]),
@@ -285,10 +279,25 @@ def test_bound_configured_retried_and_fallen_back_models_schedule_too(method: st
         assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
         if method in ("batch", "abatch"):
             assert inner.sent == PLANNED
+
+
+@pytest.mark.parametrize("method", ["batch", "abatch"])
+def test_only_what_failed_is_tried_again(method: str) -> None:
+    failed: list[str] = []
+
+    def busy(text: str) -> Exception | None:
+        if failed or not text.endswith("q2"):
+            return None
+        failed.append(text)
+        return ValueError("busy")
+
     inner = RecordingModel(failing=busy)
-    retrying = model(inner, window_s=0).with_retry(wait_exponential_jitter=False)
+    wrapper = model(inner)
+    retrying = wrapper.with_retry(wait_exponential_jitter=False)
     answers = run(method, retrying, prompts(), {"max_concurrency": 1})
     assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert inner.sent == [*PLANNED, "q2"]
+    assert wrapper.planner.statistics().requests == 6
 
 
 @pytest.mark.parametrize("method", ["batch", "abatch"])
@@ -466,15 +475,14 @@ class TestWindow:
                 return super().plan_batch(requests, *args, **kwargs)
 
         inner = RecordingModel()
-        wrapper = model(inner, window_s=0.3, planner=Watched())
-        start = threading.Barrier(6)
-
-        def call(prompt: Any) -> Any:
-            start.wait()
-            return wrapper.invoke(prompt).content
-
+        wrapper = model(inner, planner=Watched())
+        window = wrapper._planning._window
         with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(call, prompts())) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+            answers = pool.map(wrapper.invoke, prompts())
+            while window._open is None or len(window._open.tickets) < 6:
+                time.sleep(0.001)
+            window._close(window._open)  # as if its time was over
+            assert contents(list(answers)) == ["q0", "q1", "q2", "q3", "q4", "q5"]
         assert batches == [6]
         assert sorted(inner.sent) == sorted(PLANNED)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from adapter_conformance import FaultyPlanner
@@ -51,6 +53,19 @@ def test_the_package_exports_these_names():
         langchain_ctxreuse.ReuseNothing  # noqa: B018
 
 
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own that finds this package."""
+    root = str(Path(langchain_ctxreuse.__file__).parents[1])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
 def test_documents_need_langchain_core_only():
     code = (
         "import sys; sys.modules['langchain'] = sys.modules['langgraph'] = None\n"
@@ -60,7 +75,7 @@ def test_documents_need_langchain_core_only():
         "except ImportError as error:\n"
         "    print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = python(code)
     assert (
         run.stdout == "ReuseMiddleware needs optional packages: pip install 'ctxreuse[langchain]'\n"
     )
@@ -74,7 +89,7 @@ def test_a_missing_langchain_names_the_pip_command():
         "except ImportError as error:\n"
         "    print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = python(code)
     assert run.stdout == (
         "langchain_ctxreuse needs optional packages: pip install 'ctxreuse[langchain]'\n"
     )

@@ -25,6 +25,7 @@ from langchain_core.messages import (
     BaseMessage,
     HumanMessage,
     RemoveMessage,
+    SystemMessage,
     ToolMessage,
     convert_to_openai_messages,
 )
@@ -472,6 +473,15 @@ def test_another_threads_first_context_shares_its_beginning():
         "priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question.\n\ndba"
     )
     assert [message["role"] for message in model.seen[1]] == ["system", "user"]
+
+
+def test_a_system_message_before_the_first_question_is_no_history():
+    middleware = ReuseMiddleware(retriever=LetterRetriever())
+    for letters in ("ab", "ba"):
+        messages = [SystemMessage("Be brief.", id=f"s{letters}"), HumanMessage(letters, id=letters)]
+        update = middleware.before_agent({"messages": messages}, None)  # type: ignore[arg-type]
+    assert update is not None
+    assert update["messages"][0].content.startswith(f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nPlease read")
 
 
 def test_a_tool_result_does_not_repeat_the_context_of_the_question():

@@ -125,7 +125,7 @@ def test_the_metadata_of_a_planned_document_is_plain_data():
 def test_the_annotation_has_the_metadata_names_that_all_documents_have():
     retriever = ReuseRetriever(retriever=GivenRetriever())
     retriever.invoke("q", documents=documents("ab"))
-    mixed = [document("b", page=1), document("a")]
+    mixed = [document("b"), document("a", page=1)]
     *_, note = retriever.invoke("q", documents=mixed)
     assert {name: one for name, one in note.metadata.items() if name != "ctxreuse"} == {
         "source": ""

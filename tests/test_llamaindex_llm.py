@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock, ThinkingBlock
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.llms.mock import MockFunctionCallingLLM
@@ -24,11 +25,12 @@ from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPro
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
-from llama_index.llms.openai_like import OpenAILike
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
 from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.serving.emulated import EmulatedEngine, ToolCall
+from ctxreuse.serving.emulated import EmulatedEngine
+from ctxreuse.serving.openai_replies import ToolCall
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, format_context
 
 
@@ -102,6 +104,9 @@ COMPLETIONS: dict[str, Way] = {
 }
 
 
+WAYS: dict[str, Way] = {**CHATS, **COMPLETIONS}
+
+
 class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", CHATS)
     def test_contexts_in_chats_are_planned(self, way: str) -> None:
@@ -124,37 +129,36 @@ class TestEachWayToCallAModel:
         ]
         assert inner.options == [{"formatted": False}] * 2
 
-    @pytest.mark.parametrize("way", {**CHATS, **COMPLETIONS})
+    @pytest.mark.parametrize("way", WAYS)
     def test_each_call_has_exactly_the_events_of_the_inner_model(self, way: str) -> None:
         debug, seen = LlamaDebugHandler(print_trace_on_end=False), Seen()
         llm = ReuseLLM(inner=RecordingLLM(callback_manager=CallbackManager([debug])), window_s=0)
         root = get_dispatcher()
         root.add_event_handler(seen)
         try:
-            {**CHATS, **COMPLETIONS}[way](llm, "ab")
+            WAYS[way](llm, "ab")
         finally:
             root.event_handlers.remove(seen)
         assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
         assert len([name for name in seen.names if name.endswith("StartEvent")]) == 1
         assert len([name for name in seen.names if name.endswith("EndEvent")]) == 1
 
-    @pytest.mark.parametrize("way", {**CHATS, **COMPLETIONS})
+    @pytest.mark.parametrize("way", WAYS)
     def test_a_planning_fault_sends_the_prompt_as_given(self, way: str) -> None:
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner(), window_s=0)
-        ways = {**CHATS, **COMPLETIONS}
-        assert [ways[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
+        assert [WAYS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert sent_words(inner) == ["abc", "cba"]
         assert llm.faults == 2
 
-    @pytest.mark.parametrize("way", {**CHATS, **COMPLETIONS})
+    @pytest.mark.parametrize("way", WAYS)
     def test_a_call_that_fails_is_taken_back_and_raises_what_the_model_raises(
         self, way: str
     ) -> None:
         inner, planner = RecordingLLM(fails=lambda prompt: TimeoutError("busy")), ReusePlanner()
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         with pytest.raises(TimeoutError, match="busy"):
-            {**CHATS, **COMPLETIONS}[way](llm, "abc")
+            WAYS[way](llm, "abc")
         assert planner.statistics().requests == 0
 
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat", "astream_complete"])
@@ -166,7 +170,7 @@ class TestEachWayToCallAModel:
         inner = RecordingLLM(breaks_after=breaks_after)
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         with pytest.raises(ConnectionError):
-            {**CHATS, **COMPLETIONS}[way](llm, "abc")
+            WAYS[way](llm, "abc")
         assert planner.statistics().requests == kept
 
 
@@ -288,30 +292,31 @@ class TestConcurrentCalls:
             assert inner.prompts[number - 1].endswith(f"{word}</>"), "each got its own answer"
 
     def test_threads_and_tasks_share_a_window(self) -> None:
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0.05)
+        class Counting(ReusePlanner):
+            def plan_batch(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+                sizes.append(len(list(requests)))
+                return super().plan_batch(requests, *args, **kwargs)
 
         async def tasks() -> None:
+            together.wait()
             await asyncio.gather(*(llm.achat(question(word)) for word in ("abc", "xyz")))
 
-        with ThreadPoolExecutor(4) as pool:
-            list(
-                pool.map(
-                    lambda work: work(),
-                    [
-                        lambda: asyncio.run(tasks()),
-                        lambda: llm.chat(question("cba")),
-                        lambda: llm.chat(question("zxy")),
-                    ],
-                )
-            )
-        assert sorted(sent_words(inner)) in (
-            ["abc"] * 2 + ["xyz"] * 2,
-            ["cba"] * 2 + ["zxy"] * 2,
-            ["abc"] * 2 + ["zxy"] * 2,
-            ["cba"] * 2 + ["xyz"] * 2,
-        )
-        assert sent_words(inner)[0] == sent_words(inner)[1]
+        def thread(word: str) -> None:
+            together.wait()
+            llm.chat(question(word))
+
+        sizes: list[int] = []
+        together = Barrier(3)
+        llm = ReuseLLM(inner=RecordingLLM(), planner=Counting(), window_s=0.25)
+        with ThreadPoolExecutor(3) as pool:
+            running = [
+                pool.submit(lambda: asyncio.run(tasks())),
+                pool.submit(thread, "cba"),
+                pool.submit(thread, "zxy"),
+            ]
+            for one in running:
+                one.result()
+        assert sizes == [4]
 
     async def test_a_synchronous_call_on_the_event_loop_never_waits_for_the_loop(self) -> None:
         llm = ReuseLLM(inner=RecordingLLM(), window_s=0.01)
@@ -646,12 +651,12 @@ class TestStructuredOutput:
         assert options == {"temperature": 0.5}
 
     def test_a_variable_that_is_missing_is_the_callers_error(self) -> None:
-        class Strict(PromptTemplate):
-            def format(self, *args: Any, **kwargs: Any) -> str:
-                raise KeyError("context")
+        def fails(**kwargs: Any) -> str:
+            raise KeyError("context")
 
+        template = PromptTemplate("{context}", function_mappings={"context": fails})
         with pytest.raises(KeyError, match="context"):
-            Served().llm.structured_predict(City, Strict("{context}"))
+            Served().llm.structured_predict(City, template)
 
     def test_a_fault_sends_the_prompt_as_given(self) -> None:
         served = Served()
@@ -768,6 +773,15 @@ class TestWhatTheEngineIsTold:
         assert "cache_salt" in told
         assert "cache_salt" not in plain
         assert served.bare.additional_kwargs == {"extra_body": {"top_k": 5}, "seed": 7}
+
+    def test_events_of_a_model_that_always_sends_something_go_where_the_user_says(self) -> None:
+        served = Served(additional_kwargs={"extra_body": {"top_k": 5}})
+        llm = ReuseLLM(inner=served.bare, window_s=0, send_cache_salt=True)
+        debug = LlamaDebugHandler(print_trace_on_end=False)
+        llm.callback_manager = CallbackManager([debug])
+        llm.chat(question("a"))
+        assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
+        assert served.bare.callback_manager is llm.callback_manager
 
     def test_the_engine_reports_its_cached_tokens_through_the_wrapper(self) -> None:
         llm = Served().llm

@@ -155,7 +155,7 @@ class TestReuseMemoryBlock:
         assert await ReuseMemoryBlock(memory=Hosted()).aget([user("q")]) == labelled("ab")
 
     async def test_real_mem0_stores_and_finds(self) -> None:
-        import mem0
+        import mem0  # type: ignore[import-untyped]
 
         store = mem0_offline(mem0.Memory)
         store.add("Alice likes tea", user_id="alice", infer=False)
@@ -385,7 +385,8 @@ class TestReplayMemory:
 
     async def test_other_memory_blocks_are_replayed_too(self) -> None:
         memory = plain_memory(
-            OneWordBlock(), StaticMemoryBlock(name="Fixed", static_content="the same")
+            OneWordBlock(),
+            StaticMemoryBlock(name="Fixed", static_content=[TextBlock(text="the same")]),
         )
         prompts = await chat_prompts(memory, ["one?", "two?"])
         assert grow(prompts)
@@ -436,6 +437,14 @@ class TestReplayMemory:
         assert grow(histories)
         assert histories[2].count("says:") == 5
         assert all(history.endswith("?</>") for history in histories)
+
+    async def test_a_question_that_was_asked_before_it_was_added_is_served_once(self) -> None:
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        asked = await memory.aget(input="abc one?")
+        await memory.aput(user("abc one?"))
+        assert await memory.aget() == [*asked, user("abc one?")]
+        assert mem0.queries == ["abc one?"]
 
     async def test_a_question_that_was_never_added_leaves_nothing_behind(self) -> None:
         mem0 = LetterMemory()

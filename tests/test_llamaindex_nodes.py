@@ -363,6 +363,16 @@ class TestRetriever:
 
         assert letters(ReuseRetriever(Linking()).retrieve("q")) == "ab"
 
+    def test_a_retriever_that_does_not_call_its_base_class_will_do(self) -> None:
+        class Careless(BaseRetriever):
+            def __init__(self) -> None:
+                pass
+
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                return letter_nodes("ab")
+
+        assert letters(ReuseRetriever(Careless()).retrieve("q")) == "ab"
+
     def test_prompts_inside_can_be_reached(self) -> None:
         assert ReuseRetriever(LetterRetriever()).get_prompts() == {}
         assert isinstance(ReuseRetriever(LetterRetriever()).retriever, LetterRetriever)

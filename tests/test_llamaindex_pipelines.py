@@ -22,7 +22,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
 from llama_index.core.types import Thread
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
-from llama_index.llms.openai_like import OpenAILike
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
 from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM, letter_nodes
 
 from ctxreuse import ReusePlanner, request_context
@@ -107,7 +107,8 @@ class TestQueryEngine:
         engine = RetrieverQueryEngine.from_args(
             LetterRetriever(), llm=llm, node_postprocessors=[ReusePostprocessor()], streaming=True
         )
-        assert "".join(engine.query("abc first?").response_gen) == "answer 1"  # type: ignore[union-attr]
+        response: Any = engine.query("abc first?")
+        assert "".join(response.response_gen) == "answer 1"
 
 
 class TestCondensePlusContext:
@@ -254,7 +255,7 @@ class TestOnAnEngine:
                 http_client=httpx.Client(transport=engine.transport()),
             )
             retriever: Any = LetterRetriever()
-            processors = [ReusePostprocessor()] if reuse else []
+            processors: list[Any] = [ReusePostprocessor()] if reuse else []
             queries = RetrieverQueryEngine.from_args(
                 retriever, llm=llm, node_postprocessors=processors
             )

@@ -1,5 +1,6 @@
 import asyncio
 import contextvars
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
@@ -261,6 +262,70 @@ async def test_a_cancelled_task_leaves_no_scope_behind():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert after == [NO_SCOPE]
+
+
+def streamed():
+    """A generator that serves a request and hands out its scope as it goes."""
+    with request_context(tenant="streamed") as scope:
+        while True:
+            yield scope
+
+
+async def streamed_later():
+    with request_context(tenant="streamed") as scope:
+        while True:
+            yield scope
+
+
+@pytest.mark.parametrize("outside", [None, "a"])
+def test_a_generator_may_be_closed_in_another_context_and_leaves_that_as_it_is(outside):
+    with request_context(tenant=outside) as before:
+        stream = streamed()
+        elsewhere = contextvars.copy_context()
+        assert elsewhere.run(next, stream) == RequestScope("streamed")
+        assert current_scope() is before
+        stream.close()
+        assert current_scope() is before
+        with request_context(tenant="b"):
+            assert current_scope() == RequestScope("b")
+        assert current_scope() is before
+
+
+@pytest.mark.parametrize("outside", [None, "a"])
+async def test_an_async_generator_may_be_closed_by_another_task(outside):
+    stream = streamed_later()
+    with request_context(tenant=outside) as before:
+        assert await asyncio.create_task(anext(stream)) == RequestScope("streamed")
+        await stream.aclose()
+        assert current_scope() is before
+        await asyncio.create_task(stream.aclose())
+        assert current_scope() is before
+
+
+async def test_an_async_generator_that_is_given_up_ends_without_a_word():
+    said = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+
+    async def serve():
+        async for scope in streamed_later():
+            said.append(scope)
+            break
+
+    await asyncio.create_task(serve())
+    gc.collect()
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    assert (said, current_scope()) == ([RequestScope("streamed")], NO_SCOPE)
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_an_error_thrown_in_from_another_context_is_not_swallowed(kind):
+    stream = streamed()
+    contextvars.copy_context().run(next, stream)
+    error = kind("inside")
+    with pytest.raises(kind) as caught:
+        stream.throw(error)
+    assert caught.value is error
+    assert current_scope() is NO_SCOPE
 
 
 async def test_a_thread_of_asyncio_sees_the_scope_and_keeps_its_own_to_itself():

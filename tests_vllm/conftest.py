@@ -53,23 +53,25 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def small_server() -> Iterator[Server]:
-    """The server behind `small_engine`."""
-    with _running(small_server_options()) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def small_engine(small_server: Server) -> Engine:
-    """A server with a cache of a few prompts, which publishes cache events."""
-    return Engine(small_server.base_url)
-
-
-def small_server_options() -> ServerOptions:
-    """Return options for a server that has to evict, at a free port."""
-    return ServerOptions(
+def small_server_options() -> Iterator[ServerOptions]:
+    """The options of a server that has to evict and publishes cache events, and that runs."""
+    options = ServerOptions(
         port=free_port(), kv_cache_tokens=SMALL_CACHE_TOKENS, kv_events=LOCAL_SOCKETS
     )
+    with _running(options):
+        yield options
+
+
+@pytest.fixture
+def small_server(small_server_options: ServerOptions) -> Server:
+    """The server behind `small_engine`; a test may kill it and start it again."""
+    return start(small_server_options)
+
+
+@pytest.fixture
+def small_engine(small_server: Server) -> Engine:
+    """A server with a cache of a few prompts."""
+    return Engine(small_server.base_url)
 
 
 @contextmanager

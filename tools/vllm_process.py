@@ -29,6 +29,7 @@ LOCAL_SOCKETS = -1
 
 _STATE = HOME / "servers"
 _KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4  # layers x (key, value) x heads x width x float32
+_LONGEST_SOCKET_PATH = 100  # 107 on Linux, 103 on macOS
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -68,12 +69,12 @@ class ServerOptions:
     @property
     def events_endpoint(self) -> str | None:
         """Where a subscriber connects for cache events."""
-        return self._endpoint("events", 0, "tcp://127.0.0.1:")
+        return self._endpoint("events", 0, f"tcp://{HOST}:")
 
     @property
     def replay_endpoint(self) -> str | None:
         """Where a subscriber asks for events that it missed."""
-        return self._endpoint("replay", 1, "tcp://127.0.0.1:")
+        return self._endpoint("replay", 1, f"tcp://{HOST}:")
 
     def _endpoint(self, name: str, offset: int, tcp: str) -> str | None:
         if self.kv_events is None:
@@ -186,9 +187,10 @@ def running_servers() -> Iterator[Server]:
 def stop(server: Server, *, timeout_s: float = 30) -> None:
     """Ask a server to end, and end it if it does not within `timeout_s` seconds."""
     _signal(server, signal.SIGTERM)
-    if not _ends_within(server.pid, timeout_s):
+    if _ends_within(server.pid, timeout_s):
+        _forget(server)
+    else:
         kill(server)
-    _state_file(server.options.port).unlink(missing_ok=True)
 
 
 def kill(server: Server) -> None:
@@ -196,7 +198,7 @@ def kill(server: Server) -> None:
     _signal(server, signal.SIGKILL)
     if not _ends_within(server.pid, 30):
         raise SetupError(f"process {server.pid} does not end; look at {server.log}")
-    _state_file(server.options.port).unlink(missing_ok=True)
+    _forget(server)
 
 
 def free_port() -> int:
@@ -226,6 +228,12 @@ def _check(options: ServerOptions) -> None:
             f"a KV cache of {options.kv_cache_tokens} tokens is less than two blocks of "
             f"{options.block_size}, and vLLM keeps one back; give it more"
         )
+    local = (options.events_endpoint or "").removeprefix("ipc://")
+    if local.startswith("/") and len(local) > _LONGEST_SOCKET_PATH:
+        raise SetupError(
+            f"{local} is too long a path for a socket; give --kv-events a port, or set "
+            "CTXREUSE_VLLM_HOME to a folder with a shorter path"
+        )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
@@ -240,13 +248,14 @@ def _check(options: ServerOptions) -> None:
 
 def _launch(options: ServerOptions, model: Path) -> Server:
     _STATE.mkdir(parents=True, exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     gibibytes = -(-options.blocks * options.block_size * _KV_BYTES_PER_TOKEN // 2**30)
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": str(gibibytes),
         "VLLM_CPU_OMP_THREADS_BIND": _processors(),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        **os.environ,  # what the user has set wins
+        **inherited,  # what the user has set wins
     }
     with _log_file(options.port).open("wb") as log:
         process = subprocess.Popen(
@@ -256,6 +265,7 @@ def _launch(options: ServerOptions, model: Path) -> Server:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=_STATE,  # Python looks for modules in the current folder first
             start_new_session=True,
         )
     _children[process.pid] = process
@@ -274,6 +284,12 @@ def _await_health(server: Server, timeout_s: float) -> None:
             what = "ended" if ended else f"did not answer within {timeout_s:.0f} s and was stopped"
             raise SetupError(f"{tail}\nvLLM {what}; its whole log is {server.log}")
         time.sleep(0.25)
+
+
+def _forget(server: Server) -> None:
+    current = find(server.options.port)
+    if current is None or current.pid == server.pid:  # a later one may run at the same port
+        _state_file(server.options.port).unlink(missing_ok=True)
 
 
 def _processors() -> str:

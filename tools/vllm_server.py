@@ -8,6 +8,7 @@
 
 The model is SmolLM2-135M-Instruct with a context of 8,192 tokens. With a GPU you need none of this:
 run any vLLM with --enable-prompt-tokens-details and export CTXREUSE_BASE_URL=http://HOST:PORT/v1.
+CTXREUSE_VLLM_HOME names another folder than .venv-vllm for all of this.
 """
 
 from __future__ import annotations

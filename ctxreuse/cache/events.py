@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 from types import TracebackType
+from typing import Any
 
+from ctxreuse.cache import prompt_ends
 from ctxreuse.cache.engine_blocks import EngineBlocks, token_array
 from ctxreuse.cache.event_sequence import Arrival, EventSequence
 from ctxreuse.cache.event_sockets import EventSockets, Received
 from ctxreuse.cache.held_requests import HeldRequests, SentPrompt
 from ctxreuse.cache.kv_messages import decode_batch
-from ctxreuse.cache.prompt_ends import checked_ends, estimated_ends
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner
@@ -68,6 +69,9 @@ class KVEventSync:
     drops its whole cache, or messages are missing for good, the index is emptied: what is planned
     from then on counts.
 
+    Without a replay endpoint, vLLM can be asked to report what a request found in the cache: send
+    `extra_body={"vllm_xargs": {"kv_cache_report_mode": "full"}}`.
+
     One sync follows one engine; with data parallelism each rank has its own endpoints, and prompts
     of different ranks need planners of their own. Requests that were planned but never recorded are
     not followed: tell the planner with `evict` when they fail.
@@ -79,6 +83,8 @@ class KVEventSync:
             missing for good, and blocks stored before the start are known only by what is stored on
             top of them.
         topic: The topic of the messages; those of others are passed over.
+        tokenizer: The model's tokenizer with its chat template (of `transformers`), to know exactly
+            where blocks end in a prompt; None estimates it.
         bind: Whether to bind the endpoint, for engines that connect to it (vLLM does so for
             addresses without `*`).
         settle_s: Seconds after which a request's events must have come.
@@ -99,6 +105,7 @@ class KVEventSync:
         replay_endpoint: str | None = None,
         topic: str = "kv",
         *,
+        tokenizer: Any = None,
         bind: bool = False,
         settle_s: float = 0.25,
         replay_timeout_s: float = 2.0,
@@ -118,6 +125,7 @@ class KVEventSync:
             endpoint, replay_endpoint, topic, bind=bind, replay_timeout_s=replay_timeout_s
         )
         self._requests = HeldRequests(planner, EngineBlocks(max_blocks), max_requests, settle_s)
+        self._tokenizer = tokenizer
         self._clock = clock
         self._sequence = EventSequence()
         self._recorded: deque[SentPrompt] = deque(maxlen=max_requests)
@@ -194,7 +202,8 @@ class KVEventSync:
             plan: The request's plan.
             prompt_token_ids: The prompt (vLLM returns it with `return_token_ids`).
             block_ends: At which token each of `plan.blocks` ends (`ctxreuse.cache.block_ends`).
-                None estimates it from the shares of the text, rather too late than too early.
+                None asks the tokenizer or, where there is none or its template changes the text,
+                estimates it from the shares of the text, rather too late than too early.
             cache_salt: The `cache_salt` that it was sent with.
             lora: The name of the LoRA adapter that it was for.
 
@@ -205,13 +214,21 @@ class KVEventSync:
             raise InvalidRequestError(f"plan must be a Plan, not {describe(plan)}")
         tokens = token_array(prompt_token_ids)
         if block_ends is None:
-            ends = estimated_ends(plan, len(tokens))
+            ends = self._find_ends(plan, len(tokens))
         else:
-            ends = checked_ends(block_ends, len(plan.blocks))
+            ends = prompt_ends.checked_ends(block_ends, len(plan.blocks))
         if ends:  # a turn without blocks of its own has nothing in the index
             self._recorded.append(
                 SentPrompt(plan.request_id, tokens, ends, cache_salt, lora, self._clock())
             )
+
+    def _find_ends(self, plan: Plan, prompt_tokens: int) -> list[int]:
+        if self._tokenizer is not None:
+            try:
+                return prompt_ends.block_ends(plan, self._tokenizer)
+            except InvalidRequestError:
+                _log.debug("the chat template changes a message; block ends are estimated")
+        return prompt_ends.estimated_ends(plan, prompt_tokens)
 
     def settle(self, timeout_s: float = 5.0) -> bool:
         """Wait until everything that has come is applied, and every recorded request is judged.

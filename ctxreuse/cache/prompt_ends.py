@@ -10,6 +10,8 @@ from ctxreuse.plans import Plan
 from ctxreuse.prompts import SentBlock, message_texts, render_turn
 from ctxreuse.tokens import as_token_counter, well_formed
 
+_TEMPLATE_TOKENS = 64
+
 
 def block_ends(
     plan: Plan, tokenizer: Any, render: Callable[[list[dict[str, Any]]], str] | None = None
@@ -55,7 +57,8 @@ def block_ends(
 def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
     """Estimate where each block of a plan ends, from the share of the prompt's characters.
 
-    Rounded up, so that rather too few blocks count as held.
+    Rather too late than too early, so that too few blocks count as held: a chat template may put
+    words of its own before the messages, and the division rounds up.
 
     Args:
         plan: The plan that was sent.
@@ -64,7 +67,9 @@ def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
     messages = plan.messages()
     before = sum(len(text) for message in messages[:-1] for text in message_texts(message))
     characters = before + len(plan.content)
-    return [-(-prompt_tokens * (before + end) // characters) for end in character_ends(plan)]
+    template = min(prompt_tokens, _TEMPLATE_TOKENS)
+    shown = prompt_tokens - template
+    return [template - (-shown * (before + end) // characters) for end in character_ends(plan)]
 
 
 def character_ends(plan: Plan) -> list[int]:

@@ -25,6 +25,7 @@ def foreign_errors() -> tuple[type[BaseException], ...]:
     return (
         openai.OpenAIError,
         BrokenReplyError,
+        OSError,  # a connection or TLS fault that nobody mapped
         json.JSONDecodeError,
         UnicodeDecodeError,
         *(library.HTTPError for library in libraries),

@@ -69,7 +69,7 @@ class MicroBatchWindow(Generic[_Item, _Result]):
 
     def submit(self, item: _Item) -> _Result:
         """Wait in this thread until it is the item's turn; return what was planned for it."""
-        if not self._window_s or _in_event_loop():
+        if not self._window_s or in_event_loop():
             return self._alone(item)
         woken = Event()
         ticket = _Ticket(item, woken.set, self._dropped)
@@ -231,7 +231,8 @@ class _Ticket(Generic[_Item, _Result]):
             self._dropped(result)
 
 
-def _in_event_loop() -> bool:
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread, so that waiting here would stop it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

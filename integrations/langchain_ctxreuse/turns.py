@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from threading import Event, Lock
 
 from ctxreuse.calls import PlannedCall
+from ctxreuse.serving.window import in_event_loop
 from langchain_ctxreuse.message_texts import PromptTexts
 
 
@@ -102,7 +103,8 @@ class Turn:
         if not self._is_planned(prompt):
             return None
         woken = Event()
-        if not self._line.is_front(self._place, woken.set):
+        # inside an event loop those before it could not run while it waits
+        if not in_event_loop() and not self._line.is_front(self._place, woken.set):
             woken.wait()
         return self._take()
 

@@ -155,9 +155,13 @@ class WrappedChatModel(BaseChatModel):
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Return a model that may call the tools, bound as the inner model does it."""
+        if tool_choice is not None:
+            kwargs["tool_choice"] = tool_choice
         return self._around("bind_tools", self.inner.bind_tools(tools, **kwargs))
 
     def with_structured_output(

@@ -110,6 +110,9 @@ class ReuseChatEngine(BaseChatEngine):
         self._transcript = Transcript().recalled(chat_history)
         self._lock = Lock()
         self.callback_manager = callback_manager or CallbackManager([])
+        if callback_manager is not None:
+            for postprocessor in self._postprocessors:
+                postprocessor.callback_manager = callback_manager  # as LlamaIndex's engines do
 
     @classmethod
     def from_defaults(

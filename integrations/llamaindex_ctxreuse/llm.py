@@ -330,6 +330,11 @@ class ReuseLLM(WrappedLLM):
         answers: list[CompletionResponse] = asyncio_run(self.acomplete_batch(prompts, **kwargs))
         return answers
 
+    def _set_inside(self, name: str, value: Any) -> None:
+        super()._set_inside(name, value)
+        if self._model is not self.inner:
+            setattr(self._model, name, value)
+
     @property
     def _model(self) -> LLM:
         return self._extras.model

@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PlanMarks:
-    """The marks that the nodes of one plan get.
+    """The marks that the nodes of one plan get. They share the plan, which may be long.
 
     Attributes:
         plan: The plan as metadata.
@@ -65,14 +65,14 @@ class PlanMarks:
 
     def place(self, rank: int, label: str) -> dict[str, Any]:
         """Return what a node of the plan carries."""
-        mark = {"rank": rank, "label": label, "plan": copied(self.plan)}
+        mark = {"rank": rank, "label": label, "plan": self.plan}
         if label in self.overlaps:
             mark["overlap"] = asdict(self.overlaps[label])
         return mark
 
     def annotation(self) -> dict[str, Any]:
         """Return what the annotation behind the nodes carries."""
-        return {"annotation": True, "plan": copied(self.plan)}
+        return {"annotation": True, "plan": self.plan}
 
 
 def marks_of(plan: Plan, *, with_order: bool) -> PlanMarks:
@@ -123,9 +123,12 @@ def left_out_words(plan: PlanMetadata) -> list[str]:
 
 def stand_as_planned(places: Sequence[Place]) -> bool:
     """Return whether places are of one plan and stand in its order, maybe with gaps."""
-    if not places or any(place.plan != places[0].plan for place in places):
+    if not places:
         return False
-    position_of = {part[0]: number for number, part in enumerate(places[0].plan["parts"])}
+    plan = places[0].plan
+    if any(place.plan is not plan and place.plan != plan for place in places):
+        return False
+    position_of = {part[0]: number for number, part in enumerate(plan["parts"])}
     positions = [position_of.get(place.label, -1) for place in places]
     return positions[0] >= 0 and positions == sorted(positions)
 
@@ -144,13 +147,14 @@ def render_as_planned(
     at: dict[str, tuple[Place, ContextBlock]] = {}
     for place, block in zip(places, blocks, strict=True):
         at.setdefault(place.label, (place, block))
+    block_at = {label: block for label, (_, block) in at.items()}
     missing = {part[0] for part in plan["parts"] if len(part) == 2} - set(at)
     parts: list[Part] = []
     for part in plan["parts"]:
         if len(part) == 3:
             parts.append(Reference(*part))
         elif part[0] in at:
-            parts.append(_shown(*at[part[0]], {label: at[label][1] for label in at}, missing))
+            parts.append(_shown(*at[part[0]], block_at, missing))
     order = plan.get("order_annotation")
     if order is not None and missing:
         order = _order_of_the_rest([place for place, _ in at.values()], templates)
@@ -159,7 +163,7 @@ def render_as_planned(
 
 def copied(value: Any) -> Any:
     """Return a copy of nested dicts and lists; what else they hold is shared."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: copied(one) for name, one in value.items()}
     if isinstance(value, list):
         return [copied(one) for one in value]

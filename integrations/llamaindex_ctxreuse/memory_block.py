@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -25,7 +26,7 @@ from llamaindex_ctxreuse.nodes import checked_metadata_mode
 from llamaindex_ctxreuse.prompts import message_text
 from llamaindex_ctxreuse.sources import MemorySource, memory_source
 
-_REMEMBERED_CONTENTS = 32
+_REMEMBERED_CONTENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _contents: OrderedDict[str, _Content] = PrivateAttr(default_factory=OrderedDict)
+    _lock: Lock = PrivateAttr(default_factory=Lock)
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
@@ -164,10 +166,11 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             )
         )
         text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
-        self._contents[text] = _Content(plan, scope)
-        self._contents.move_to_end(text)
-        while len(self._contents) > _REMEMBERED_CONTENTS:
-            self._contents.popitem(last=False)
+        with self._lock:
+            self._contents[text] = _Content(plan, scope)
+            self._contents.move_to_end(text)
+            if len(self._contents) > _REMEMBERED_CONTENTS:
+                self._contents.popitem(last=False)
         return text
 
     def _truncated(self, content: str, made: _Content, tokens: int) -> str | None:

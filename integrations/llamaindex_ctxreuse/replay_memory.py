@@ -84,7 +84,7 @@ class ReplayMemory(Memory):
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
         turns = _Turns(stored, input)
         known = {one: self._inserted[one] for one in turns.places if one in self._inserted}
-        if turns.asked is not None and turns.asked not in known:
+        if turns.asked is not None and not turns.is_served(known):
             known = await self._with_new_content(turns, known, input, block_kwargs)
         self._inserted = known
         return turns.as_sent(known)
@@ -189,6 +189,11 @@ class _Turns:
         return [self._place(number) for number in numbers] + [
             self._place_before(number) for number in numbers
         ]
+
+    def is_served(self, known: Mapping[bytes, _Inserted]) -> bool:
+        """Return whether something was inserted for the turn at hand, in whichever place."""
+        last = len(self._messages) - 1
+        return self._place(last) in known or self._place_before(last) in known
 
     def before_the_question(self, known: Mapping[bytes, _Inserted]) -> list[ChatMessage]:
         """Return the messages, as sent, that stand before what the turn at hand inserts."""

@@ -62,7 +62,9 @@ class ReuseRetriever(BaseRetriever):
         self._arranger = NodeArranger(
             given_or_own(planner), annotation, metadata_mode, type(self).__name__
         )
-        super().__init__(callback_manager=callback_manager or retriever.callback_manager)
+        # one that does not call its base class's __init__ has none
+        inside = getattr(retriever, "callback_manager", None)
+        super().__init__(callback_manager=callback_manager or inside)
 
     @property
     def retriever(self) -> BaseRetriever:

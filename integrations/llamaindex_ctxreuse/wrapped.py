@@ -74,9 +74,12 @@ class WrappedLLM(FunctionCallingLLM):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OF_THE_INNER:
-            setattr(self.inner, name, value)
+            self._set_inside(name, value)
         else:
             super().__setattr__(name, value)
+
+    def _set_inside(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
 
     @property
     def metadata(self) -> LLMMetadata:
