@@ -19,8 +19,9 @@ class ListOfBlocks:
         self.queue = list(range(blocks))
         self.holds = []  # (block number, content), in the order in which they were filled
 
-    def serve(self, tokens, salt=""):
-        needed = (len(tokens) + self.size - 1) // self.size
+    def serve(self, tokens, salt="", generated=()):
+        computed = tokens + generated[:-1]
+        needed = (len(computed) + self.size - 1) // self.size
         if needed > self.total:
             return 0
         hits = []
@@ -36,10 +37,11 @@ class ListOfBlocks:
             number = self.queue.pop(0)
             self.holds = [entry for entry in self.holds if entry[0] != number]
             blocks.append(number)
-        for position in range(len(hits), len(tokens) // self.size):
-            content = (salt, tokens[: (position + 1) * self.size])
+        full = len(computed) // self.size
+        for position in range(len(hits), full):
+            content = (salt, computed[: (position + 1) * self.size])
             self.holds.append((blocks[position], content))
-        self.queue += blocks[::-1]
+        self.queue = blocks[full:] + self.queue + blocks[:full][::-1]
         return len(hits) * self.size
 
 
@@ -48,7 +50,12 @@ def served(cache, *prompts):
 
 
 prompts = st.lists(
-    st.tuples(st.lists(st.integers(0, 1), max_size=12), st.sampled_from(("", "", "s"))), max_size=14
+    st.tuples(
+        st.lists(st.integers(0, 1), max_size=12),
+        st.sampled_from(("", "", "s")),
+        st.lists(st.integers(0, 1), max_size=4),
+    ),
+    max_size=14,
 )
 
 
@@ -57,13 +64,14 @@ prompts = st.lists(
 def test_it_serves_what_the_slow_reference_serves(prompts, block_size, capacity, null_block):
     cache = PrefixCacheSimulator(capacity, block_size, null_block=null_block)
     if capacity is None:
-        blocks = sum(len(tokens) + 1 for tokens, _ in prompts)
+        blocks = sum(len(tokens) + len(answer) + 1 for tokens, _, answer in prompts)
     else:
         blocks = max(0, capacity // block_size - null_block)
     reference = ListOfBlocks(blocks, block_size)
-    for tokens, salt in prompts:
-        expected = CacheUsage(len(tokens), reference.serve(tuple(tokens), salt))
-        assert cache.serve(tokens, salt) == expected
+    for tokens, salt, answer in prompts:
+        cached = reference.serve(tuple(tokens), salt, tuple(answer))
+        usage = cache.serve(tokens, salt, generated=answer)
+        assert usage == CacheUsage(len(tokens), cached)
 
 
 # longer texts of few words, as conversations make them: every prompt extends or repeats another
@@ -103,6 +111,19 @@ def test_a_fully_cached_prompt_computes_its_last_block():
 def test_a_prompts_last_blocks_are_evicted_first():
     cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
     assert served(cache, b"abc", b"xy", b"abcd") == [0, 0, 2]
+
+
+def test_a_part_filled_block_is_taken_before_any_that_could_serve():
+    cache = PrefixCacheSimulator(capacity_tokens=12, block_size=4)
+    older, part_filled, newer = range(20, 24), range(5), range(10, 14)
+    assert served(cache, older, part_filled, newer, [*older, 24]) == [0, 0, 0, 4]
+
+
+def test_an_answer_is_cached_up_to_its_last_token():
+    for answer, cached in (([6, 7], 4), ([6, 7, 8], 8)):
+        cache = PrefixCacheSimulator(block_size=4)
+        cache.serve(range(6), generated=answer)
+        assert cache.serve(range(12)).cached_tokens == cached
 
 
 def test_the_least_recently_used_prompt_is_evicted_first():

@@ -3,9 +3,10 @@
 Follows `vllm/v1/core`: a prompt is cut into blocks of `block_size` tokens; a full block is known by
 the hash of its tokens chained over its parent; the longest known chain of blocks is served, but
 never the last token of the prompt, which must be computed to get logits, so a fully cached prompt
-still computes its last block. Finished requests put their blocks at the end of a free queue, last
-block first, and blocks are taken from its front: least recently used first, and of one request the
-last blocks first. A block keeps its content in the free queue until it is taken.
+still computes its last block. Finished requests put their full blocks at the end of a free queue,
+last block first, and blocks are taken from its front: least recently used first, and of one request
+the last blocks first. A full block keeps its content in the free queue until it is taken. The block
+that a request leaves part-filled can serve nobody, so it is taken before any block with content.
 
 One request runs at a time. Two physical blocks may hold the same content, as in vLLM, which does
 not merge them.
@@ -14,9 +15,11 @@ not merge them.
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 from typing import NewType
 
 from ctxreuse.cache.usage import CacheUsage
@@ -26,7 +29,7 @@ ContentHash = NewType("ContentHash", bytes)
 """A full block's tokens, chained over everything before them."""
 
 BlockNumber = NewType("BlockNumber", int)
-"""A physical block of the cache."""
+"""A block's content at one place in the cache; a block that is taken again has a new number."""
 
 
 class PrefixCacheSimulator:
@@ -70,13 +73,17 @@ class PrefixCacheSimulator:
         self._block_limit: int | None = None
         if capacity_tokens is not None:
             self._block_limit = max(0, capacity_tokens // block_size - null_block)
-        self._made = 0
-        # blocks that no running request holds, the next to be taken first
+        # blocks without content are all alike, so they are only counted
+        self._empty: float = math.inf if self._block_limit is None else self._block_limit
+        self._numbers = count()
+        # blocks with content that no running request holds, the next to be taken first
         self._free: OrderedDict[BlockNumber, None] = OrderedDict()
         self._hash_of: dict[BlockNumber, ContentHash] = {}
         self._blocks_with: dict[ContentHash, OrderedDict[BlockNumber, None]] = {}
 
-    def serve(self, tokens: Sequence[int], salt: str = "") -> CacheUsage:
+    def serve(
+        self, tokens: Sequence[int], salt: str = "", *, generated: Sequence[int] = ()
+    ) -> CacheUsage:
         """Run one prompt to its end.
 
         A prompt that does not fit the whole cache is refused by the engine; it counts as computed
@@ -85,15 +92,18 @@ class PrefixCacheSimulator:
         Args:
             tokens: The prompt's token ids.
             salt: vLLM's `cache_salt`: prompts with different salts share nothing.
+            generated: The answer's token ids. They are cached behind the prompt, except for the
+                last, which the engine never computes.
 
         Returns:
             The prompt's tokens, and how many came from the cache.
         """
         size = self.block_size
-        needed = -(-len(tokens) // size)
+        computed = [*tokens, *generated[:-1]]
+        needed = -(-len(computed) // size)
         if self._block_limit is not None and needed > self._block_limit:
             return CacheUsage(len(tokens), 0)
-        hashes = self._content_hashes(tokens, salt)
+        hashes = self._content_hashes(computed, salt)
         held: list[BlockNumber] = []
         for content in hashes[: max(0, len(tokens) - 1) // size]:
             copies = self._blocks_with.get(content)
@@ -107,8 +117,9 @@ class PrefixCacheSimulator:
         for block, content in zip(held[hits:], hashes[hits:], strict=False):
             self._hash_of[block] = content
             self._blocks_with.setdefault(content, OrderedDict())[block] = None
-        for block in reversed(held):
+        for block in reversed(held[: len(hashes)]):
             self._free[block] = None
+        self._empty += len(held) - len(hashes)
         return CacheUsage(len(tokens), hits * size)
 
     def _content_hashes(self, tokens: Sequence[int], salt: str) -> list[ContentHash]:
@@ -122,18 +133,16 @@ class PrefixCacheSimulator:
         return chain
 
     def _take_block(self) -> BlockNumber:
-        if self._block_limit is None or self._made < self._block_limit:
-            # vLLM's free queue starts with all blocks, so unused ones are taken first
-            self._made += 1
-            return BlockNumber(self._made)
-        block, _ = self._free.popitem(last=False)
-        self._forget(block)
-        return block
+        if self._empty:
+            self._empty -= 1
+        else:
+            block, _ = self._free.popitem(last=False)
+            self._forget(block)
+        return BlockNumber(next(self._numbers))
 
     def _forget(self, block: BlockNumber) -> None:
-        content = self._hash_of.pop(block, None)
-        if content is not None:
-            copies = self._blocks_with[content]
-            del copies[block]
-            if not copies:
-                del self._blocks_with[content]
+        content = self._hash_of.pop(block)
+        copies = self._blocks_with[content]
+        del copies[block]
+        if not copies:
+            del self._blocks_with[content]
