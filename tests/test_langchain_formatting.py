@@ -127,8 +127,12 @@ def test_unplanned_documents_are_shown_in_the_order_given_and_can_be_planned():
     assert len(RENDERED.find(shown)) == 1
 
 
-def test_a_planned_text_is_left_alone_by_a_chat_model():
-    assert RENDERED.find(format_context(planned("zyxw"))) == []
+def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_without_a_plan():
+    assert format_context(documents("ab")) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+    text = format_context(planned("ba"))
+    assert text == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
+    [found] = RENDERED.find(f"Use this:\n{text}\n\nWhich?")
+    assert found.blocks == ()
 
 
 def test_no_documents_make_no_text():

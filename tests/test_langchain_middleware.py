@@ -43,7 +43,8 @@ from langchain_document_helpers import (
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxreuse import ReusePlanner
-from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
+from ctxreuse.renderings import RENDERED
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
 
 __all__ = ["no_sockets"]
 
@@ -593,6 +594,45 @@ def test_labels_of_such_a_result_and_of_the_next_context_differ():
         f"{see(3)}\n\n[Doc_4] {D}\n\ncd",
     ]
     assert is_append_only(model.seen)
+
+
+def test_a_chat_model_that_plans_contexts_leaves_planned_messages_alone():
+    # the same blocks, rendered without a plan somewhere, would be taken for a context
+    for letters in ("p", "q", "pq"):
+        format_context([document(letter) for letter in letters])
+    agent, _ = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done()])
+    question = ask(agent, "pq")[0].content
+    middleware = [DropsTheStart(at=7, number=3), ReuseMiddleware()]
+    agent, model = agent_with(
+        middleware, [calls("p"), calls("qp"), calls("r"), done()], search_tool()
+    )
+    ask(agent, "?")
+    result = next(one["content"] for one in model.seen[1] if one["role"] == "tool")
+    whole = next(one["content"] for one in model.seen[3] if one["role"] == "tool")
+    P, Q = text_of("p"), text_of("q")  # noqa: N806  # as A and B
+    assert question == f"[Doc_1] {P}\n\n[Doc_2] {Q}\n\npq"
+    assert result == f"[Doc_1] {P}"
+    assert whole == f"[Doc_2] {Q}\n\n[Doc_1] {P}"
+    for text in (question, result, whole):
+        assert [found.blocks for found in RENDERED.find(text)] == [()]
+
+
+def test_an_agents_wrapped_model_sends_what_the_middleware_planned():
+    script = [calls("cb"), done(), calls("c", "bd"), done()]
+    agent, plain = agent_with(ReuseMiddleware(retriever=LetterRetriever()), script, search_tool())
+    planner = ReusePlanner()
+    inner = Scripted(responses=script, seen=[])
+    wrapped = create_agent(
+        ReuseChatModel(inner=inner, planner=planner, window_s=0),
+        [search_tool()],
+        system_prompt="Be brief.",
+        middleware=[ReuseMiddleware(planner=planner, retriever=LetterRetriever())],
+        checkpointer=InMemorySaver(),
+    )
+    for question in ("ab", "ba"):
+        ask(agent, question)
+        ask(wrapped, question)
+    assert inner.seen == plain.seen
 
 
 class DropsTheStart(AgentMiddleware[Any, Any, Any]):

@@ -107,6 +107,13 @@ def test_a_memory_search_as_json_makes_a_block_a_memory_without_its_score():
     ]
 
 
+def test_a_planned_memory_search_is_shown_without_its_plan():
+    result = {"results": [memory(1, "likes tea")], "ctxreuse": {"plan": {"references": []}}}
+    assert blocks(blocks_in(None, json.dumps(result), "\n\n", False)) == [
+        ("m1", '{"id": "m1", "memory": "likes tea", "user_id": "u"}')
+    ]
+
+
 def test_a_memory_search_in_the_artifact_makes_a_block_a_line():
     result = {"results": [memory(1, "likes tea"), memory(2, "has a cat")]}
     found = blocks_in(result, "Memories:\n- likes tea\n- has a cat", "\n\n", False)
@@ -123,7 +130,7 @@ def test_a_memory_search_in_the_artifact_makes_a_block_a_line():
         {"results": [{"memory": "without an id"}]},
         {"results": []},
         {"results": "none"},
-        {"results": [memory(1, "likes tea")], "ctxreuse": {"references": ["m2"]}},
+        {"results": [memory(1, "likes tea")], "ctxreuse": {"plan": {"references": ["m2"]}}},
         {"answer": 42},
         ["likes tea"],
     ],

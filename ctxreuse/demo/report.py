@@ -154,7 +154,7 @@ def plot_hit_ratio(path: Path, outcomes: Sequence[Outcome], small_cache_tokens: 
 def _cached_blocks(plan: PlannedRequest, corpus: Corpus) -> int:
     """Return how many of the first blocks an earlier prompt had in front in the same order."""
     tokens = accumulate(corpus[block_id].tokens or 0 for block_id in plan.blocks)
-    return sum(total <= plan.expected_cached_tokens for total in tokens)
+    return sum(total <= (plan.expected_cached_tokens or 0) for total in tokens)
 
 
 def _marked(text: str, cached: bool) -> str:

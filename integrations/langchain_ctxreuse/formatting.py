@@ -50,7 +50,9 @@ def format_context(documents: Sequence[Document], templates: Templates = DEFAULT
             blocks.setdefault(place.label, document_block(document))
         texts = [blocks[place.label].text for place in places]
         if texts == [document.page_content for document in shown]:
-            return _as_planned(places, blocks, templates)
+            text = _as_planned(places, blocks, templates)
+            RENDERED.remember_planned(text)
+            return text
     return _as_given(given, shown, templates)
 
 

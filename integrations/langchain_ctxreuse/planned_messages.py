@@ -9,7 +9,8 @@ The agent's state holds what was sent, so its history is replayed byte for byte.
     part       which part of a multi-part content holds the text; None if the content is a string
     question   the user's words, where the text is a question behind its context
 
-Nothing in the mark changes from run to run, so caches of model calls still find such messages.
+Nothing in the mark changes from run to run, so caches of model calls still find such messages. A
+`ReuseChatModel` is told that these texts are planned.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ctxreuse.arranging import METADATA_KEY
 from ctxreuse.blocks import BlockKey
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import Reference, SentBlock, render_block, render_turn
+from ctxreuse.renderings import RENDERED
 from langchain_ctxreuse.content import TextPart, text_parts, with_text
 
 _Message = TypeVar("_Message", bound=BaseMessage)
@@ -59,6 +61,7 @@ class Question:
 
     def planned(self, plan: Plan) -> HumanMessage:
         """Return the message as a plan for it says; `words` was the plan's query."""
+        RENDERED.remember_planned(plan.content)
         return self.rewritten(plan.content, planned_mark(plan))
 
     def rewritten(self, text: str, mark: Mapping[str, Any]) -> HumanMessage:
@@ -114,6 +117,7 @@ def planned_result(
         before: What the text says before its blocks.
         after: What it says behind them.
     """
+    RENDERED.remember_planned(plan.content)
     new = with_text(message, TextPart(before + plan.content + after, old.part))
     return _marked(new, {**planned_mark(plan, len(before)), "part": old.part})
 
@@ -182,7 +186,10 @@ def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates)
         if new.startswith(words, start) and not stands:
             block = render_block(label, text, templates)
             new = new[:start] + block + new[start + len(words) :]
-    return message if new == old else with_text(message, TextPart(new, part))
+    if new == old:
+        return message
+    RENDERED.remember_planned(new)
+    return with_text(message, TextPart(new, part))
 
 
 def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:

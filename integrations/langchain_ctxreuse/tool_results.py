@@ -172,8 +172,9 @@ def _memories(result: Any) -> list[Mapping[str, Any]]:
     return known if len(known) == len(memories) else []
 
 
-def _leaves_out(plan: Any) -> bool:
-    """Return whether a plan that a memory search carries left something out."""
+def _leaves_out(mark: Any) -> bool:
+    """Return whether a planned memory search left something out that a conversation shows."""
+    plan = mark.get("plan") if isinstance(mark, Mapping) else None
     return isinstance(plan, Mapping) and bool(plan.get("references"))
 
 

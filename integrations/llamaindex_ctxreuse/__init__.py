@@ -3,7 +3,9 @@
 Each is swapped in for, or wrapped around, what an application has already.
 
 Tenant, conversation and history reach all of them through `ctxreuse.request_context`, across
-`await`, workflow steps, `asyncio_run`, `run_jobs` and LlamaIndex's threads.
+`await`, `asyncio_run`, `run_jobs` and LlamaIndex's own threads. Steps of a workflow run in the
+context in which its `run` was called, whoever sends them events; what a step sets ends with it.
+A thread pool of one's own loses it, unless work goes through `contextvars.copy_context().run`.
 """
 
 from __future__ import annotations

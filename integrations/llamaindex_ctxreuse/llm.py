@@ -78,9 +78,9 @@ class ReuseLLM(WrappedLLM):
     )
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
-    send_cache_salt: bool = Field(default=False, frozen=True)
-    send_session_id: bool = Field(default=False, frozen=True)
-    salt_key: str = Field(default="", exclude=True, repr=False, frozen=True)
+    send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
+    send_session_id: bool = Field(default=False, frozen=True, strict=True)
+    salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
     _gate: CallGate = PrivateAttr()
     _extras: EngineExtras = PrivateAttr()
 
