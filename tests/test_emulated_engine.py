@@ -351,18 +351,21 @@ async def test_the_other_http_library_is_served_too():
         assert client.post(CHAT, json=chat_body()).status_code == 200
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     st.lists(st.text("ab \n.", max_size=30), max_size=8),
+    st.sampled_from(("", "a", "a b a b.")),
     st.integers(1, 5),
     st.none() | st.integers(0, 80),
 )
-def test_it_serves_what_the_simulator_serves(contents, block_size, capacity):
-    engine = EmulatedEngine(block_size, capacity, answer="")
+def test_it_serves_what_the_simulator_serves(contents, answer, block_size, capacity):
+    engine = EmulatedEngine(block_size, capacity, answer)
     simulator = PrefixCacheSimulator(capacity, block_size, null_block=True)
-    for content in contents:
-        tokens = engine.prompt_tokens(chat_body(content)["messages"])
-        assert cached(engine, chat_body(content)) == simulator.serve(tokens).cached_tokens
+    for number, content in enumerate(contents):
+        messages = [*chat_body(content)["messages"], {"role": "user", "content": f"{number}?"}]
+        tokens = engine.prompt_tokens(messages)
+        usage = simulator.serve(tokens, generated=emulated.word_tokens(answer))
+        assert cached(engine, {"messages": messages}) == usage.cached_tokens
 
 
 @given(st.text(), st.text())

@@ -604,15 +604,15 @@ def test_a_chat_model_that_plans_contexts_leaves_planned_messages_alone():
     question = ask(agent, "pq")[0].content
     middleware = [DropsTheStart(at=7, number=3), ReuseMiddleware()]
     agent, model = agent_with(
-        middleware, [calls("p"), calls("qp"), calls("r"), done()], search_tool()
+        middleware, [calls("pr"), calls("qp"), calls("s"), done()], search_tool()
     )
     ask(agent, "?")
     result = next(one["content"] for one in model.seen[1] if one["role"] == "tool")
     whole = next(one["content"] for one in model.seen[3] if one["role"] == "tool")
-    P, Q = text_of("p"), text_of("q")  # noqa: N806  # as A and B
+    P, Q, R = (text_of(letter) for letter in "pqr")  # noqa: N806  # as A and B
     assert question == f"[Doc_1] {P}\n\n[Doc_2] {Q}\n\npq"
-    assert result == f"[Doc_1] {P}"
-    assert whole == f"[Doc_2] {Q}\n\n[Doc_1] {P}"
+    assert result == f"[Doc_1] {P}\n\n[Doc_2] {R}"
+    assert whole == f"[Doc_3] {Q}\n\n[Doc_1] {P}"
     for text in (question, result, whole):
         assert [found.blocks for found in RENDERED.find(text)] == [()]
 

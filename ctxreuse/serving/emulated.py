@@ -72,8 +72,7 @@ class EmulatedEngine:
     `/tokenize`, `/metrics`, `/health` and `/reset_prefix_cache`. Of the sampling parameters it
     knows `max_tokens` and `max_completion_tokens`, of vLLM's own ones `cache_salt` and
     `return_token_ids`. A prompt's blocks are registered when it arrives, an answer's when it is
-    complete, requests one after the other; the answer does not fill up the prompt's last block, so
-    a small cache holds up to a block less of it than vLLM's. It may be shared by threads and tasks.
+    complete, requests one after the other. It may be shared by threads and tasks.
 
     Args:
         block_size: Tokens of a cache block.
