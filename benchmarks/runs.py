@@ -20,6 +20,9 @@ from ctxreuse.planner import Strategy
 from ctxreuse.plans import Plan
 from ctxreuse.serving import EngineClient
 
+FEWEST_TURNS = 4
+"""Of a conversation that is long enough to tell something; MT-RAG's have 4.2 on average."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -107,7 +110,9 @@ class Run:
 
 
 def whole_conversations(trace: Sequence[TraceRequest], requests: int) -> tuple[TraceRequest, ...]:
-    """Return conversations of two turns or more, those first that began first, turns interleaved.
+    """Return whole conversations, those first that began first, turns interleaved as they came.
+
+    Only long ones: in short ones most turns have no history to speak of.
 
     Args:
         trace: Turns in arrival order.
@@ -116,7 +121,7 @@ def whole_conversations(trace: Sequence[TraceRequest], requests: int) -> tuple[T
     turns = Counter(traced.conversation_id for traced in trace)
     chosen: set[str | int] = set()
     for conversation, number in turns.items():  # in the order of their first turns
-        if conversation is not None and 2 <= number <= requests:
+        if conversation is not None and FEWEST_TURNS <= number <= requests:
             chosen.add(conversation)
             requests -= number
     return tuple(traced for traced in trace if traced.conversation_id in chosen)

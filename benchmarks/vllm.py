@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from runs import Policy, Run, Workload, run_policy, whole_conversations
+from runs import FEWEST_TURNS, Policy, Run, Workload, run_policy, whole_conversations
 from server import (
     ServerInfo,
     argument_parser,
@@ -174,8 +174,8 @@ def _print_workload(
         conversations = len({traced.conversation_id for traced in workload.trace})
         console.print(
             f"{len(workload.trace)} turns of {conversations} conversations: the first of the trace "
-            "that have two turns or more, whole, in arrival order, each turn answered 'OK.'; one "
-            f"stops where it no longer fits {server.context_tokens:,} tokens"
+            f"that have {FEWEST_TURNS} turns or more, whole, in arrival order, each turn answered "
+            f"'OK.'; one stops where it no longer fits {server.context_tokens:,} tokens"
         )
         console.print("'to as retrieved' compares the turns that both policies sent")
     for expectation in expectations:

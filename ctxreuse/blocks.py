@@ -76,6 +76,8 @@ class ContextBlock:
                 f"block {describe(self.id)} has {describe(self.tokens)} as its token count; "
                 "give an integer from 0, or None to have it counted"
             )
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", int(self.tokens))  # numpy's integers overflow
         key = hashlib.blake2b(digest + name, digest_size=_DIGEST_BYTES).digest()
         object.__setattr__(self, "digest", digest)
         object.__setattr__(self, "key", BlockKey(key))

@@ -21,6 +21,8 @@ from ctxreuse.tokens import well_formed
 
 _REMEMBERED_PROMPTS = 256
 _LONGEST_NAME = 60
+HEAVIEST = 2**40
+"""Tokens of a block count up to this, so that numbers stay printable."""
 
 
 class Cause(StrEnum):
@@ -51,7 +53,7 @@ class SentPrompt:
         after: The request that the history ends with, if it is known.
         keys: The identities of its own blocks, in order.
         ids: Their ids.
-        tokens: Their tokens.
+        tokens: Their tokens, each at most `HEAVIEST`.
     """
 
     request_id: str | int
@@ -202,8 +204,10 @@ def _compared(
         for key, tokens in zip(prompt.keys[blocks:], prompt.tokens[blocks:], strict=True)
         if key in in_closest
     )
-    evicted = 0 if cached_tokens is None else shared - cached_tokens
     too_short = shared if shared < engine_block_tokens else 0
+    evicted = 0 if cached_tokens is None or too_short else shared - cached_tokens
+    if evicted < engine_block_tokens:  # engines serve whole blocks of theirs
+        evicted = 0
     lost = moved + max(evicted, too_short)
     name = f"request {_named(closest.request_id)}"
     begins = f"No earlier prompt begins as it does; the closest is {name}"
@@ -253,8 +257,9 @@ def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
         blocks += 1
     own = prompt.ids[blocks] if blocks < len(prompt.ids) else None
     words = (
-        f"A prompt that is too old to be remembered begins as it does, for {blocks} of its "
-        f"{len(prompt.keys)} blocks ({shared:,} of {total:,} block tokens), and is cached."
+        "A prompt that is not among those compared begins as it does: "
+        f"{min(cached_tokens, total):,} of {total:,} block tokens are cached, "
+        f"{blocks} of its {len(prompt.keys)} blocks whole."
     )
     cause = Cause.hit if own is None else Cause.older_prompt
     return Explanation(prompt.request_id, cause, None, blocks, shared, own, None, 0, words)
@@ -263,7 +268,7 @@ def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
 def _later_turn(prompt: SentPrompt) -> Explanation:
     behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
     words = (
-        f"It continues a conversation{behind} and repeats that prompt; "
+        f"It continues a conversation{behind} and repeats what was sent there; "
         f"its own {len(prompt.keys)} blocks ({sum(prompt.tokens):,} tokens) stand behind that "
         "history, where no other prompt can have put them."
     )
@@ -337,6 +342,8 @@ def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockI
 
 def _named(name: str | int | None) -> str:
     """Return an id as it can be printed anywhere, a very long one cut."""
+    if name is not None and not isinstance(name, str):
+        name = int(name)  # of numpy, maybe
     try:
         text = repr(name)
     except ValueError:  # an integer past the limit of digits

@@ -20,7 +20,7 @@ from ctxreuse.chat import Conversation
 from ctxreuse.conversations import EMPTY_HISTORY, History
 from ctxreuse.descent import paper_order
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
-from ctxreuse.explanations import LoggedPrompt, SentPrompt
+from ctxreuse.explanations import HEAVIEST, LoggedPrompt, SentPrompt
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.overlaps import replace_overlaps
@@ -33,7 +33,6 @@ Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
 
 _REMEMBERED_COUNTS = 100_000
-_HEAVIEST_BLOCK = 2**40  # sums of weights stay within 64 bits
 
 
 class ReusePlanner:
@@ -351,7 +350,7 @@ class ReusePlanner:
                 if not part.repeated
             ]
             conversations.remember(request.conversation_id, whole, inserted.node, request.system)
-        tokens = tuple(min(self._tokens(part.block), _HEAVIEST_BLOCK) for part in shown)
+        tokens = tuple(min(self._tokens(part.block), HEAVIEST) for part in shown)
         prompt = SentPrompt(
             request_id=request_id,
             tenant=request.tenant,
@@ -366,9 +365,7 @@ class ReusePlanner:
 
     def _weights(self, blocks: dict[BlockKey, ContextBlock]) -> dict[BlockKey, int]:
         """Return each block's weight: its tokens, at least 1, for it has a label."""
-        return {
-            key: min(self._tokens(block) or 1, _HEAVIEST_BLOCK) for key, block in blocks.items()
-        }
+        return {key: min(self._tokens(block) or 1, HEAVIEST) for key, block in blocks.items()}
 
     def _tokens(self, block: ContextBlock) -> int:
         if block.tokens is not None:

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_event_helpers import TellingCache
 
-from ctxreuse.cache import EngineBlocks
+from ctxreuse.cache import EngineBlocks, block_tree
 from ctxreuse.errors import InvalidRequestError
 
 
@@ -240,6 +240,72 @@ def test_the_hash_of_an_implied_block_is_learned_from_what_is_built_upon_it():
     check(blocks)
 
 
+def test_a_block_that_is_told_takes_over_what_was_implied_in_its_place():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb")
+    removed(blocks, "x")  # "y" stays below it
+    stored(blocks, "z", "unknown", "cc")
+    assert follow(blocks, "p", "aabbcc") == 6
+    assert follow(blocks, "q", "aaxx") == 2  # ends in an implied block
+    stored(blocks, "x", None, "aa")
+    assert held(blocks, "aabbcc") == 4  # of the two blocks there the one whose place was told
+    assert blocks.take_lowered() == {"p": 2}
+    check(blocks)
+    removed(blocks, "x")
+    assert blocks.take_lowered() == {"p": 0, "q": 0}
+    check(blocks)
+
+
+def test_an_implied_block_below_which_nothing_is_left_can_be_told():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "cc")
+    follow(blocks, "p", "aabbcc")
+    removed(blocks, ["unknown"])
+    stored(blocks, "x", None, "aa")
+    assert (held(blocks, "aabbcc"), blocks.take_lowered()) == (2, {"p": 2})
+    check(blocks)
+
+
+def test_nothing_is_implied_before_the_first_block_or_inside_what_is_known():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "aa")
+    assert follow(blocks, "p", "aa") == 0
+    stored(blocks, "xy", None, "aabb")
+    stored(blocks, "w", "another", "bb")
+    assert follow(blocks, "q", "aabb") == 4
+    check(blocks)
+    assert len(blocks) == 4
+
+
+def test_implied_blocks_count_among_those_remembered():
+    blocks = EngineBlocks(max_blocks=3)
+    stored(blocks, "z", "unknown", "dd")
+    assert follow(blocks, "p", "aabbccdd") == 6  # the oldest block, "z", had to go
+    assert len(blocks) == 3
+    check(blocks)
+
+
+def test_only_so_many_unknown_parents_are_remembered_the_latest(monkeypatch):
+    monkeypatch.setattr(block_tree, "_UNKNOWN_PARENTS", 2)
+    blocks = EngineBlocks()
+    for parent, tokens in (("u", "bb"), ("v", "cc"), ("u", "dd"), ("w", "ee")):
+        stored(blocks, [tokens], parent, tokens)
+    assert [follow(blocks, word, word) for word in ("11bb", "22cc", "33ee")] == [4, 0, 4]
+    check(blocks)
+
+
+def test_blocks_that_are_told_in_a_circle_do_no_harm():
+    blocks = EngineBlocks()
+    stored(blocks, "x", "y", "aa")
+    stored(blocks, "y", "x", "aa")
+    stored(blocks, "z", "x", "bb")
+    stored(blocks, "w", "w", "cc")
+    check(blocks)
+    assert follow(blocks, "p", "aaaabbcc") == 0
+    removed(blocks, "xyw")
+    check(blocks)
+
+
 def test_a_cleared_cache_implies_nothing():
     blocks = EngineBlocks()
     stored(blocks, "z", "unknown", "cc")
@@ -269,6 +335,7 @@ def test_groups_of_layers_must_all_hold_a_prompt():
     follow(blocks, "p", "aabb")
     removed(blocks, "y", group=1)
     assert (held(blocks, "aabb"), blocks.take_lowered()) == (2, {"p": 2})
+    assert follow(blocks, "q", "aabb") == 2
     removed(blocks, "y", group=7)
     assert not stored(blocks, "z", None, "", group=1)  # this group leaves blocks out
     assert held(blocks, "aabb") == 4
@@ -279,6 +346,20 @@ def test_a_group_known_to_store_parts_is_left_out():
     stored(blocks, "x", None, "aa")
     assert not stored(blocks, "y", None, "aa", group=1, whole_prompts=False)
     assert held(blocks, "aa") == 2
+
+
+def test_blocks_without_tokens_are_refused():
+    blocks = EngineBlocks()
+    assert not blocks.stored([b"x"], None, [], 0)
+    assert not blocks.stored([b"x"], None, [1, 2, 3], 2)
+    assert not blocks.stored([b"x"], None, [1, 2], 2, [None, None])
+    assert blocks.held_tokens([1, 2]) == 0
+
+
+def test_only_so_many_groups_are_followed():
+    blocks = EngineBlocks()
+    used = [stored(blocks, "x", None, "aa", group=group) for group in range(70)]
+    assert used == [True] * 64 + [False] * 6
 
 
 def test_only_so_many_blocks_are_remembered_the_latest():

@@ -184,21 +184,19 @@ def test_a_request_with_new_blocks_only_is_compared_with_the_latest_of_its_syste
 
 
 def test_a_long_trace_is_searched_for_the_longest_common_beginning():
-    common = [planned(f"c{n}", (1, 2 + n % 2, 4), system=f"S{n % 3}") for n in range(300)]
-    many = [planned(f"m{n}", (9, 1 + n % 8)) for n in range(1000)]
-    asked = planned("asked", (1, 2, 3))
-    first, *_, last = explained(planned("first", (1, 2, 3, 4)), *many, *common, asked)
-    assert (last.explanation.cause, last.explanation.closest) == (Cause.hit, "first")
-    assert first.explanation.cause is Cause.new_blocks
-
-    system = planned("asked", (1, 2, 3), system="another")
-    *_, last = explained(planned("first", (1, 2, 3, 4)), *many, *common, system)
-    assert (last.explanation.cause, last.explanation.closest) == (Cause.other_system, "first")
-    assert last.explanation.lost_tokens == 300
-
-    tenant = planned("asked", (1, 2, 3), tenant="T")
-    *_, last = explained(planned("first", (1, 2, 3, 4)), *many, *common, tenant)
-    assert (last.explanation.cause, last.explanation.lost_tokens) == (Cause.other_tenant, 300)
+    before = [
+        planned("first", (1, 2, 3, 4)),
+        planned("theirs", (1, 2, 3), tenant="them"),
+        *(planned(number, (9, 1, 2, 3)) for number in range(201)),
+    ]
+    for fields, cause, closest, lost in (
+        ({}, Cause.hit, "first", 0),
+        ({"system": "another"}, Cause.other_system, "first", 300),
+        ({"tenant": "another"}, Cause.other_tenant, None, 300),
+    ):
+        *_, last = explained(*before, planned("asked", (1, 2, 3), **fields))
+        assert (last.explanation.cause, last.explanation.closest) == (cause, closest)
+        assert last.explanation.lost_tokens == lost
 
 
 def test_a_plan_without_expectations_takes_everything_as_still_cached():

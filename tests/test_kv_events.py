@@ -712,7 +712,7 @@ values = st.recursive(
 events = st.dictionaries(st.sampled_from([*STORED, "extra_keys", "group_idx"]), values, max_size=9)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(values | events.map(lambda event: STORED | event), max_size=3))
 def test_no_events_break_the_reader_or_the_blocks(raw):
     batch = decoded(*raw)

@@ -27,6 +27,7 @@ from langchain_core.outputs import ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableBinding, RunnableLambda, RunnableParallel
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import tool
 from langchain_model_helpers import (
     CountingHandler,
@@ -139,11 +140,14 @@ class TestContexts:
         inner = RecordingModel()
         wrapper = model(inner)
         parts: list[Any] = ["Look:", PIXEL, {"type": "text", "text": context("abc"), "extra": 1}]
-        wrapper.invoke([HumanMessage(parts)])
-        moved = [*parts[:2], {"type": "text", "text": context("cab"), "extra": 1}, "Which?"]
+        wrapper.invoke([HumanMessage([*parts[:2], {"type": "text", "text": f" {context('abc')}"}])])
+        text = f" {context('cab')}\n "
+        moved = [*parts[:2], {"type": "text", "text": text, "extra": 1}, "Which?"]
         wrapper.invoke([HumanMessage(moved)])
         [sent] = inner.calls[1].messages
-        assert letters_in(sent.content[2]["text"]) == "abc"  # type: ignore[index, call-overload]
+        planned = sent.content[2]["text"]  # type: ignore[index, call-overload]
+        assert letters_in(planned) == "abc"
+        assert (planned[0], planned[-2:]) == (" ", "\n ")
         assert sent.content[2]["extra"] == 1  # type: ignore[index, call-overload]
         assert [*sent.content[:2], sent.content[3]] == [*moved[:2], "Which?"]
 
@@ -636,6 +640,13 @@ class TestStreaming:
     @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
     async def test_a_models_own_content_events_are_passed_on(self) -> None:
         class Native(StreamingModel):
+            def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+                raise AssertionError("it has events of its own")
+
+            async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+                raise AssertionError("it has events of its own")
+                yield
+
             def _events(self, messages: list[BaseMessage]) -> Iterator[Any]:
                 text = self._record(messages, {})
                 yield {"event": "message-start", "role": "ai", "id": "m"}
@@ -748,16 +759,26 @@ class TestToolsAndStructuredOutput:
             def with_structured_output(self, schema: Any, **kwargs: Any) -> Any:  # type: ignore[override]
                 retried = self.bind(stop=["."]).with_retry().with_config(tags=["x"])
                 both = RunnableParallel(raw=retried.with_fallbacks([self]), text=lambda text: text)
-                return RunnableLambda(lambda text: text) | both | (lambda out: out["raw"])
+                made = RunnableLambda(lambda text: text) | both | (lambda out: out["raw"])
+                all_made.append(made)
+                return made
 
+        def models_in(made: Any) -> list[Any]:
+            fallen_back = made.steps[1].steps__["raw"]
+            innermost = fallen_back.runnable
+            while isinstance(innermost, RunnableBindingBase):
+                innermost = innermost.bound
+            return [innermost, *fallen_back.fallbacks]
+
+        all_made: list[Any] = []
         inner = Elaborate()
-        made = inner.with_structured_output(None)
         wrapper = model(inner)
         structured = wrapper.with_structured_output({"title": "x"})
+        assert [one is wrapper for one in models_in(structured)] == [True, True]
+        assert [one is inner for one in models_in(all_made[0])] == [True, True], "unchanged"
         wrapper.invoke(question("abc"))
         structured.invoke(question("cab"))
         assert letters_in(inner.calls[-1].text) == "abc"
-        assert made.steps[1].steps__["raw"].fallbacks == [inner], "what the model made is unchanged"
 
     def test_a_model_that_hides_itself_is_said_so(self, caplog: pytest.LogCaptureFixture) -> None:
         class Hiding(RecordingModel):

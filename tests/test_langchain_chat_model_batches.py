@@ -139,7 +139,11 @@ def test_the_batch_starts_no_more_than_it_may(method: str) -> None:
         with lock:
             running -= 1
 
-    run(method, model(RecordingModel(before_answer=enter)), prompts(), {"max_concurrency": 2})
+    class Entered(RecordingModel):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            return await asyncio.to_thread(self._generate, *args, **kwargs)
+
+    run(method, model(Entered(before_answer=enter)), prompts(), {"max_concurrency": 2})
     assert 1 <= most <= 2
 
 
@@ -339,13 +343,22 @@ def test_as_completed_answers_come_when_they_are_there() -> None:
 
 
 def test_who_stops_listening_to_threads_starts_no_more() -> None:
-    inner = RecordingModel()
+    release = threading.Event()
+
+    def wait(text: str) -> None:
+        if text.endswith("q2"):
+            assert release.wait(10)
+
+    inner = RecordingModel(before_answer=wait)
     wrapper = model(inner)
     steps = wrapper.batch_as_completed(prompts(), {"max_concurrency": 1})
     next(steps)
+    while len(inner.calls) < 2:
+        time.sleep(0.001)
+    threading.Timer(0.02, release.set).start()  # while the batch is being closed
     steps.close()  # type: ignore[attr-defined]
-    assert inner.sent == PLANNED[: len(inner.sent)]
-    assert wrapper.planner.statistics().requests == len(inner.sent)
+    assert inner.sent == ["q0", "q2"]
+    assert wrapper.planner.statistics().requests == 2
 
 
 class SlowModel(RecordingModel):
@@ -437,6 +450,35 @@ def test_a_subclass_that_tries_again_is_still_planned() -> None:
     assert wrapper.planner.statistics().requests == 6
 
 
+def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan() -> None:
+    other = model(window_s=0)
+
+    class Asking(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+            other.invoke(messages[0])
+
+    inner = RecordingModel()
+    wrapper = model(inner, window_s=0)
+    wrapper.batch(prompts(), {"max_concurrency": 1, "callbacks": [Asking()]})
+    assert inner.sent == PLANNED
+    assert wrapper.planner.statistics().requests == 6
+    assert other.planner.statistics().requests == 6
+
+
+def test_a_subclass_that_asks_something_else_first_is_still_planned() -> None:
+    class Careful(ReuseChatModel):
+        def invoke(self, prompt: Any, *args: Any, **kwargs: Any) -> AIMessage:  # type: ignore[override]
+            super().invoke("May I?", *args, **kwargs)
+            return super().invoke(prompt, *args, **kwargs)
+
+    inner = RecordingModel()
+    wrapper = Careful(inner=inner, window_s=0)
+    answers = wrapper.batch(prompts(), {"max_concurrency": 1})
+    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
+    assert [name for name in inner.sent if name != "May I?"] == PLANNED
+    assert wrapper.planner.statistics().requests == 6
+
+
 async def test_a_subclass_whose_async_calls_block_does_not_hang() -> None:
     class Blocking(ReuseChatModel):
         async def ainvoke(self, *args: Any, **kwargs: Any) -> AIMessage:
@@ -502,6 +544,21 @@ class TestWindow:
         inner = RecordingModel()
         await asyncio.gather(*(model(inner, window_s=0).ainvoke(prompt) for prompt in prompts()))
         assert inner.sent == ["q0", "q1", "q2", "q3", "q4", "q5"]
+
+    async def test_who_is_cancelled_behind_others_is_taken_back(self) -> None:
+        inner = RecordingModel()
+        wrapper = model(inner)
+        window = wrapper._planning._window
+        tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
+        while window._open is None or len(window._open.tickets) < 6:
+            await asyncio.sleep(0.001)
+        window._close(window._open)  # as if its time was over: planned, nobody has gone on
+        assert wrapper.planner.statistics().requests == 6
+        tasks[4].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[4], asyncio.CancelledError)
+        assert inner.sent == [name for name in PLANNED if name != "q4"]
+        assert wrapper.planner.statistics().requests == 5
 
     async def test_who_is_cancelled_while_waiting_is_not_sent(self) -> None:
         inner = RecordingModel()

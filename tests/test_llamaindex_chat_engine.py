@@ -256,10 +256,11 @@ class TestHistory:
 
 class TestWindow:
     def test_the_oldest_turns_go_when_the_models_window_is_full(self) -> None:
-        inner = RecordingLLM(context_window=1_000, num_output=100)
-        chat = engine(inner, token_counter=lambda text: len(text) // 4)
+        inner, planner = RecordingLLM(context_window=1_000, num_output=100), ReusePlanner()
+        chat = engine(inner, planner=planner, token_counter=lambda text: len(text) // 4)
         for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl")):
             chat.chat(f"{letters} {number}?")
+            assert planner.statistics().requests == number + 1, "only what is sent is counted"
         assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
         cut = [
             number

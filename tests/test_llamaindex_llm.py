@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from threading import Barrier
+from threading import Barrier, Thread, current_thread
 from typing import Any
 
 import httpx
@@ -24,7 +24,7 @@ from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llama_index.core.types import PydanticProgramMode
+from llama_index.core.types import BaseOutputParser, PydanticProgramMode
 from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
 from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
 
@@ -243,19 +243,27 @@ class TestMessages:
         )
 
     def test_the_roles_of_other_models_are_understood(self) -> None:
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        with request_context(conversation_id="c"):
-            first = [
+        inner, planner = RecordingLLM(), ReusePlanner()
+        llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
+
+        def opening(word: str) -> list[ChatMessage]:
+            return [
                 ChatMessage(role="developer", content="Be brief."),
-                ChatMessage(role="user", content=f"{context('ab')}\n\nWhich?"),
+                ChatMessage(role="user", content=f"{context(word)}\n\nWhich?"),
             ]
-            llm.chat(first)
+
+        for conversation, word in (("c", "abc"), ("d", "cba")):
+            with request_context(conversation_id=conversation):
+                llm.chat(opening(word))
+        assert sent_words(inner) == ["abc", "abc"], "a developer's message is no turn"
+        with request_context(conversation_id="d"):
             again = ChatMessage(role="user", content=f"{context('b')}\n\nSure?")
-            llm.chat([*first, ChatMessage(role="model", content="a."), again])
-        assert inner.prompts[1].endswith(
+            llm.chat([*opening("cba"), ChatMessage(role="model", content="a."), again])
+        assert inner.prompts[2].startswith(inner.prompts[1])
+        assert inner.prompts[2].endswith(
             "<model>a.</><user>Please refer to [Doc_2] in the previous conversation.\n\nSure?</>"
         )
+        assert planner.statistics().requests == 3, "what a model has answered is not planned again"
 
     def test_a_context_that_was_planned_before_is_only_scheduled(self) -> None:
         inner, postprocessor = RecordingLLM(), ReusePostprocessor(metadata_mode=MetadataMode.NONE)
@@ -404,6 +412,22 @@ class TestBatches:
         assert sent_words(inner) == ["abc", "abc"]
         assert planner.statistics().requests == 2
 
+    async def test_an_error_stops_the_jobs_that_are_under_way(self) -> None:
+        class Slow(RecordingLLM):
+            async def achat(self, messages: Any, **kwargs: Any) -> Any:
+                if "now" not in (messages[-1].content or ""):
+                    begun.append(messages)
+                    await asyncio.sleep(3_600)
+                raise OSError("gone")
+
+        begun: list[Any] = []
+        planner = ReusePlanner()
+        llm = ReuseLLM(inner=Slow(), planner=planner)
+        batch = [question("abc"), question("cba"), question("abcx", "now"), question("xyz")]
+        with pytest.raises(OSError, match="gone"):
+            await llm.achat_batch(batch, workers=3)
+        assert planner.statistics().requests == 0
+
     async def test_errors_can_take_their_answers_place(self) -> None:
         inner = RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None)
         answers = await ReuseLLM(inner=inner).achat_batch(
@@ -413,13 +437,21 @@ class TestBatches:
         assert [answers[n].message.content for n in (0, 2)] == ["answer 1", "answer 2"]
 
     async def test_a_large_batch_is_planned_off_the_event_loop_in_its_tenants_name(self) -> None:
+        threads: list[Thread] = []
+
+        class Noting(ReusePlanner):
+            def plan_batch(self, *args: Any, **kwargs: Any) -> Any:
+                threads.append(current_thread())
+                return super().plan_batch(*args, **kwargs)
+
         inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner)
+        llm = ReuseLLM(inner=inner, planner=Noting())
         rng = random.Random(1)
         words = ["".join(rng.sample("abcdef", 4)) for _ in range(100)]
         with request_context(tenant="one"):
             answers = await llm.acomplete_batch([context(word) for word in words], workers=7)
         assert len({one.text for one in answers}) == 100
+        assert current_thread() not in threads
         assert sorted(map(sorted, sent_words(inner))) == sorted(map(sorted, words))
 
     async def test_a_planning_fault_sends_the_batch_as_given(self) -> None:
@@ -641,6 +673,33 @@ class TestStructuredOutput:
             inner.prompts.clear()
         city = await llm.astructured_predict(City, text_prompt, context="none")
         assert city == City(name="Rome")
+
+    def test_a_template_with_an_output_parser_of_its_own_is_planned(self) -> None:
+        class Polite(BaseOutputParser):
+            def parse(self, output: str) -> Any:
+                return output
+
+            def format(self, query: str) -> str:
+                return f"{query}\n\nPlease."
+
+        served = Served()
+        served.llm.structured_predict(City, _PROMPT, context=context("abc"))
+        template = PromptTemplate("{context}\n\nWhich city?", output_parser=Polite())
+        served.llm.structured_predict(City, template, context=context("cba"))
+        assert planned("abc", "321") in served.prompt_of(served.requests()[1])
+
+    def test_all_contexts_of_a_template_are_planned(self) -> None:
+        served = Served()
+        template = ChatPromptTemplate.from_messages([("system", "{one}"), ("user", "{two}")])
+        for one, two in (("abc", "xyz"), ("cba", "zyx")):
+            served.llm.structured_predict(City, template, one=context(one), two=context(two))
+        [first, second] = map(served.prompt_of, served.requests())
+        assert second.count("priority order: [Doc_3] > [Doc_2] > [Doc_1]") >= 1
+        order = re.compile(r"(\w) says")
+        assert order.findall(first) == list("abcxyz")
+        assert order.findall(second)[:3] == list("abc")
+        assert sorted(order.findall(second)[3:]) == list("xyz")
+        assert re.findall(r"\[Doc_(\d)\] \w says", second) == list("123456")
 
     def test_the_callers_template_and_arguments_are_not_changed(self) -> None:
         served = Served()

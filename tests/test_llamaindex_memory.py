@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
 import pytest_socket
 from llama_index.core import VectorStoreIndex
@@ -13,7 +14,6 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, SimpleChatEngine
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.memory import InsertMethod, Memory, StaticMemoryBlock, VectorMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.schema import BaseNode, MetadataMode, TextNode
@@ -24,6 +24,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
 from llamaindex_helpers import (
     LetterRetriever,
     ListChatStore,
@@ -34,8 +35,11 @@ from llamaindex_helpers import (
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
 
 from ctxreuse import ReusePlanner, request_context
+from ctxreuse.serving.emulated import EmulatedEngine
+from ctxreuse.serving.openai_replies import ToolCall
 from llamaindex_ctxreuse import (
     ReplayMemory,
+    ReuseLLM,
     ReuseMemoryBlock,
     ReusePostprocessor,
     ReuseRetriever,
@@ -210,7 +214,9 @@ class TestReuseMemoryBlock:
             block = ReuseMemoryBlock(memory=retriever)
             assert await block.aget([user("ab")]) == labelled("ab")
             await block.aput([user("nothing is kept")])
-        assert block.faults == 0
+            await block.aget([user("abc")])
+            assert "[Doc_3] > [Doc_2] > [Doc_1]" in await block.aget([user("cba")])
+            assert block.faults == 0
 
     @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
     async def test_an_index_is_read_and_written(self) -> None:
@@ -446,6 +452,13 @@ class TestReplayMemory:
         assert await memory.aget() == [*asked, user("abc one?")]
         assert mem0.queries == ["abc one?"]
 
+    async def test_a_question_that_was_added_may_be_named_too(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        await memory.aput(user("abc one?"))
+        [sent] = await memory.aget(input="abc one?")
+        assert labelled("abc") in (sent.content or "")
+        assert await memory.aget(input=user("abc one?")) == [sent]
+
     async def test_a_question_that_was_never_added_leaves_nothing_behind(self) -> None:
         mem0 = LetterMemory()
         memory = plain_memory(ReuseMemoryBlock(memory=mem0))
@@ -524,26 +537,34 @@ class TestReplayMemory:
 
     # LlamaIndex's workflows look at every attribute of an agent
     @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
-    async def test_an_agent_with_tools_keeps_its_prefix(self) -> None:
-        prompts: list[str] = []
+    async def test_an_agent_that_calls_tools_keeps_its_prefix(self) -> None:
+        def answer(body: dict[str, Any]) -> Any:
+            if body["messages"][-1]["role"] == "tool":
+                return "It is sunny."
+            return ToolCall("weather", "{}")
 
-        def answer(messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-            prompts.append(as_prompt(messages))
-
-            async def stream() -> Any:
-                yield assistant(f"answer {len(prompts)}")
-
-            return stream()
-
-        model = MockFunctionCallingLLM(response_generator=answer, is_chat_model=True)
+        server = EmulatedEngine(answer=answer)
+        model = OpenAILike(
+            model="emulated",
+            api_base="http://engine/v1",
+            api_key="none",
+            is_chat_model=True,
+            is_function_calling_model=True,
+            context_window=100_000,
+            async_http_client=httpx.AsyncClient(transport=server.transport()),
+        )
         tool = FunctionTool.from_defaults(lambda: "sunny", name="weather", description="w")
-        agent = FunctionAgent(tools=[tool], llm=model, system_prompt="Be brief.")
+        agent = FunctionAgent(
+            tools=[tool], llm=ReuseLLM(inner=model, window_s=0), system_prompt="Be brief."
+        )
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         for question in ("abc one?", "cbd two?", "bx three?"):
-            await agent.run(user_msg=question, memory=memory)
-        assert len(prompts) == 3
-        assert grow(prompts)
-        assert prompts[2].count("says:") == 5
+            assert str(await agent.run(user_msg=question, memory=memory)) == "It is sunny."
+        chats = [request["messages"] for request in server.requests]
+        assert [len(chat) for chat in chats] == [2, 4, 6, 8, 10, 12]
+        for earlier, later in itertools.pairwise(chats):
+            assert later[: len(earlier)] == earlier
+        assert str(chats[-1]).count("says:") == 5
 
 
 class TestInsideLlamaIndexsOwn:

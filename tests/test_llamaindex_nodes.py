@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -278,13 +279,21 @@ class TestPlannedNodes:
         assert ReusePostprocessor().postprocess_nodes([]) == []
 
     async def test_many_nodes_are_planned_off_the_event_loop_in_their_tenants_name(self) -> None:
-        planner = ReusePlanner()
+        threads: list[Thread] = []
+
+        class Noting(ReusePlanner):
+            def plan(self, *args: Any, **kwargs: Any) -> Any:
+                threads.append(current_thread())
+                return super().plan(*args, **kwargs)
+
+        planner = Noting()
         postprocessor = ReusePostprocessor(planner=planner)
         nodes = [NodeWithScore(node=TextNode(id_=str(n), text=f"{n} " * 50)) for n in range(300)]
         with request_context(tenant="one"):
             await postprocessor.apostprocess_nodes(nodes)
             planned = await postprocessor.apostprocess_nodes(nodes[::-1])
         assert [one.node_id for one in planned[:300]] == [str(n) for n in range(300)]
+        assert current_thread() not in threads
         elsewhere = await postprocessor.apostprocess_nodes(nodes[::-1])
         assert [one.node_id for one in elsewhere] == [str(n) for n in range(299, -1, -1)]
 
@@ -470,6 +479,8 @@ class TestFormatContext:
         assert text.count(end.strip()) == 1
         assert "[Doc_2] (continues [Doc_1]) " in text
         assert end in format_context(planned[1:]), "it is not shown before any more"
+        planned[0].node.set_content("first, edited")
+        assert f"[Doc_2] {end}" in format_context(planned), "nor does it stand there now"
 
     def test_other_templates_are_used(self) -> None:
         templates = Templates(label="<{ordinal}>", block="{label}: {text}", separator="\n")

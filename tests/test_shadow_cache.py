@@ -171,24 +171,24 @@ class Engine:
 def run_workload(*, with_shadow):
     """Run requests on popular blocks; compare the index with the engine at the end."""
     rng = random.Random(5)
-    planner, engine = ReusePlanner(), Engine(capacity_tokens=12_000)
-    shadow = ShadowCache(planner, 12_000) if with_shadow else None
+    planner, engine = ReusePlanner(), Engine(capacity_tokens=8_000)
+    shadow = ShadowCache(planner, 8_000) if with_shadow else None
     blocks = [ContextBlock(id=n, text=f"{n}", tokens=rng.randint(60, 140)) for n in range(60)]
     plans, expected, cached = [], 0, 0
-    for _ in range(300):
+    for _ in range(180):
         ids = {min(int(rng.expovariate(0.07)), 59) for _ in range(5)}
         plan = planner.plan(ContextRequest([blocks[n] for n in sorted(ids)], "?"))
         usage = engine.serve(plan)
         if shadow is not None:
             shadow.observe(plan, usage.prompt_tokens, usage.cached_tokens, 40)
         plans.append(plan)
-        if len(plans) > 100:
+        if len(plans) > 60:
             expected += plan.expected_cached_tokens
             cached += usage.cached_tokens
     in_index = {path[:end] for path in index_paths(planner) for end in range(1, len(path) + 1)}
     in_engine = set()
-    for plan in plans:
-        keys = tuple(block.key for block in plan.blocks)
+    distinct = {tuple(block.key for block in plan.blocks): plan for plan in plans}
+    for keys, plan in distinct.items():
         in_engine |= {keys[:end] for end in range(1, engine.held_blocks(plan) + 1)}
     return expected / cached, in_index, in_engine
 

@@ -20,7 +20,6 @@ _SAMPLE = re.compile(
     re.VERBOSE,
 )
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
-_ESCAPE = re.compile(r"\\(.)")
 _POSITIVE = re.compile(r"[1-9][0-9]{0,17}")
 _PREFIX = re.compile(r"^(?:ray_)?vllm[:_]")  # Ray renames them
 
@@ -123,14 +122,8 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
         except ValueError:
             continue
         if math.isfinite(value):
-            labels = {
-                name: _unescaped(shown) for name, shown in _LABEL.findall(found["labels"] or "")
-            }
+            labels = dict(_LABEL.findall(found["labels"] or ""))
             yield found["name"][prefix.end() :].removesuffix("_total"), labels, value
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
 
 
 def _numbers(configs: list[Mapping[str, str]], label: str) -> list[int]:

@@ -16,7 +16,7 @@ from ctxreuse.blocks import BlockId
 from ctxreuse.evaluation.planfile import PlannedRequest
 from ctxreuse.evaluation.simulate import Tokenizer, corpus_block, prompt_tokens
 from ctxreuse.evaluation.traces import Corpus
-from ctxreuse.explanations import Explanation, SentPrompt, explain
+from ctxreuse.explanations import HEAVIEST, Explanation, SentPrompt, explain
 from ctxreuse.tokens import estimate_tokens, well_formed
 
 _LATEST = 200
@@ -125,7 +125,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
         keys=tuple(block.key for block in blocks),
         ids=tuple(block.id for block in blocks),
         tokens=tuple(
-            estimate_tokens(block.text) if block.tokens is None else block.tokens
+            estimate_tokens(block.text) if block.tokens is None else min(block.tokens, HEAVIEST)
             for block in blocks
         ),
     )

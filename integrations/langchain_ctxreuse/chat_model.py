@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.chat_model_stream import (
-    AsyncChatModelStream,
-    ChatModelStream,
-)
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list, run_in_executor
@@ -21,10 +17,16 @@ from langchain_ctxreuse.batching import (
     answers,
     answers_as_completed,
 )
-from langchain_ctxreuse.held_scope import Held, aheld_in_steps, held_in_steps, holding
+from langchain_ctxreuse.held_scope import aheld_in_steps, held_in_steps, holding
 from langchain_ctxreuse.planned_model import PlannedChatModel, Prompt
 from langchain_ctxreuse.scope import scope_from_config
-from langchain_ctxreuse.turns import Line, Turn, handed_over_turn
+from langchain_ctxreuse.turns import Line, Turn
+
+if TYPE_CHECKING:
+    from langchain_core.language_models.chat_model_stream import (
+        AsyncChatModelStream,
+        ChatModelStream,
+    )
 
 _PLANNED_ON_THE_LOOP = 64
 """Larger batches are planned in a thread, so that the event loop stays responsive."""
@@ -81,7 +83,7 @@ class ReuseChatModel(PlannedChatModel):
         **kwargs: Any,
     ) -> AIMessage:
         """Return the model's answer; concurrent calls are planned together."""
-        with holding(self._known(config)):
+        with holding(scope_from_config(config)):
             return super().invoke(input, config, stop=stop, **kwargs)
 
     async def ainvoke(
@@ -93,7 +95,7 @@ class ReuseChatModel(PlannedChatModel):
         **kwargs: Any,
     ) -> AIMessage:
         """Return the model's answer; concurrent calls are planned together."""
-        with holding(self._known(config)):
+        with holding(scope_from_config(config)):
             return await super().ainvoke(input, config, stop=stop, **kwargs)
 
     def stream(
@@ -106,7 +108,7 @@ class ReuseChatModel(PlannedChatModel):
     ) -> Iterator[AIMessageChunk]:
         """Yield the model's answer in pieces, or whole if the model does not stream."""
         steps = super().stream(input, config, stop=stop, **kwargs)
-        return held_in_steps(self._known(config), steps)
+        return held_in_steps(scope_from_config(config), steps)
 
     def astream(
         self,
@@ -118,7 +120,7 @@ class ReuseChatModel(PlannedChatModel):
     ) -> AsyncIterator[AIMessageChunk]:
         """Yield the model's answer in pieces, or whole if the model does not stream."""
         steps = super().astream(input, config, stop=stop, **kwargs)
-        return aheld_in_steps(self._known(config), steps)
+        return aheld_in_steps(scope_from_config(config), steps)
 
     def batch(
         self,
@@ -204,9 +206,6 @@ class ReuseChatModel(PlannedChatModel):
         return await super(ReuseChatModel, self._knowing(config))._achat_model_stream_v3(
             input, config, **kwargs
         )
-
-    def _known(self, config: RunnableConfig | None) -> Held:
-        return Held(scope_from_config(config), handed_over_turn(self))
 
     def _knowing(self, config: RunnableConfig | None) -> Self:
         """Return the same model for one call, whose steps run in contexts unknown so far."""

@@ -1,55 +1,40 @@
-"""What `invoke` and its relatives know of a call, kept for `_generate`, which is not told."""
+"""Whose request a call is: `invoke` and its relatives know it, `_generate` is not told."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TypeVar
 
 from ctxreuse.request_scope import RequestScope
-from langchain_ctxreuse.turns import Turn
 
 _Step = TypeVar("_Step")
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Whose call it is, and its turn in a batch.
-
-    Attributes:
-        scope: What config and context say of the request.
-        turn: The turn that a batch has handed over.
-    """
-
-    scope: RequestScope
-    turn: Turn | None = None
+_held: ContextVar[RequestScope | None] = ContextVar("langchain_ctxreuse_scope", default=None)
 
 
-_held: ContextVar[Held | None] = ContextVar("langchain_ctxreuse_held", default=None)
-
-
-def held() -> Held | None:
-    """Return what the call around this code knows."""
+def held_scope() -> RequestScope | None:
+    """Return whose request the call around this code is; None outside of a call."""
     return _held.get()
 
 
 @contextmanager
-def holding(known: Held) -> Iterator[None]:
-    """Keep what is known for the code inside."""
-    token = _held.set(known)
+def holding(scope: RequestScope) -> Iterator[None]:
+    """Hold a scope for the code inside."""
+    token = _held.set(scope)
     try:
         yield
     finally:
         _held.reset(token)
 
 
-def held_in_steps(known: Held, steps: Iterator[_Step]) -> Iterator[_Step]:
-    """Yield what a generator yields; the caller's context never shows what is held inside."""
+def held_in_steps(scope: RequestScope, steps: Iterator[_Step]) -> Iterator[_Step]:
+    """Yield what a generator yields; the listener's context never shows the scope held inside."""
     try:
         while True:
-            with holding(known):
+            with holding(scope):
                 try:
                     step = next(steps)
                 except StopIteration:
@@ -57,15 +42,15 @@ def held_in_steps(known: Held, steps: Iterator[_Step]) -> Iterator[_Step]:
             yield step
     finally:
         if isinstance(steps, Generator):
-            with holding(known):
+            with holding(scope):
                 steps.close()
 
 
-async def aheld_in_steps(known: Held, steps: AsyncIterator[_Step]) -> AsyncIterator[_Step]:
+async def aheld_in_steps(scope: RequestScope, steps: AsyncIterator[_Step]) -> AsyncIterator[_Step]:
     """Yield what an async generator yields, as `held_in_steps` does."""
     try:
         while True:
-            with holding(known):
+            with holding(scope):
                 try:
                     step = await anext(steps)
                 except StopAsyncIteration:
@@ -73,5 +58,5 @@ async def aheld_in_steps(known: Held, steps: AsyncIterator[_Step]) -> AsyncItera
             yield step
     finally:
         if isinstance(steps, AsyncGenerator):
-            with holding(known):
+            with holding(scope):
                 await steps.aclose()

@@ -19,10 +19,10 @@ from ctxreuse.request_scope import RequestScope
 from ctxreuse.serving.window import DEFAULT_WINDOW_S, checked_window
 from langchain_ctxreuse.additions import with_cache_salt, with_session_id
 from langchain_ctxreuse.call_planning import CallPlanning
-from langchain_ctxreuse.held_scope import held
+from langchain_ctxreuse.held_scope import held_scope
 from langchain_ctxreuse.message_texts import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import scope_from_config
-from langchain_ctxreuse.turns import Turn
+from langchain_ctxreuse.turns import Turn, handed_over_turn
 from langchain_ctxreuse.wrapped_model import WrappedChatModel
 
 _Step = TypeVar("_Step")
@@ -204,17 +204,13 @@ class PlannedChatModel(WrappedChatModel):
                 yield step
 
     def _scope_here(self) -> RequestScope:
-        known = held()
-        return self._scope or (scope_from_config(None) if known is None else known.scope)
+        return self._scope or held_scope() or scope_from_config(None)
 
     def _prompt(
         self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
     ) -> Prompt | None:
         """Return a prompt that is about to be sent; None if a fault of ours is in the way."""
-        known = held()
-        turn = None if known is None else known.turn
-        if turn is not None and not turn.is_for(self):
-            turn = None
+        turn = handed_over_turn(self)
         return self._read_prompt(messages, arguments, self._scope_here(), turn)
 
     def _read_prompt(

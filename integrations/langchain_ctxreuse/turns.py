@@ -52,8 +52,8 @@ class Line:
 class Turn:
     """One call of a batch, its plan, and its place in the line.
 
-    The batch hands it over to `invoke`, which it calls as a user would; whoever sends the call
-    takes the plan; in the end the batch closes it.
+    The batch hands it over and calls `invoke` as a user would; whoever sends the call takes the
+    plan; in the end the batch closes it.
 
     Args:
         model: Whose call it is.
@@ -84,7 +84,7 @@ class Turn:
         self._lock = Lock()
 
     def hand_over(self) -> None:
-        """Give the turn to the model's next call in this context."""
+        """Give the turn to the model's call in this context."""
         _handed_over.set(self)
 
     def is_for(self, model: object) -> bool:
@@ -143,9 +143,6 @@ _handed_over: ContextVar[Turn | None] = ContextVar("langchain_ctxreuse_turn", de
 
 
 def handed_over_turn(model: object) -> Turn | None:
-    """Return the turn that a batch has handed over to this call of the model; only once."""
+    """Return the turn that a batch of the model has handed over in this context."""
     turn = _handed_over.get()
-    if turn is None or not turn.is_for(model):
-        return None
-    _handed_over.set(None)
-    return turn
+    return turn if turn is not None and turn.is_for(model) else None

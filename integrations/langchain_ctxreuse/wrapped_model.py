@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import merge_configs
@@ -18,6 +17,9 @@ from pydantic import BaseModel, field_validator, model_validator
 
 from ctxreuse.errors import InvalidRequestError, describe
 from langchain_ctxreuse.rebinding import rebound
+
+if TYPE_CHECKING:
+    from langchain_core.language_models.model_profile import ModelProfile
 
 _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
