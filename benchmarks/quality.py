@@ -191,15 +191,16 @@ def _print_scores(
     scores: Sequence[Scores],
 ) -> None:
     table = Table(title=f"{questions.name}, {questions.turns} questions, {server.model}")
+    table.show_lines = True
     table.add_column("policy")
     for column in (
         "answered",
         "other\nprompt",
         "F1",
         "exact match",
-        "F1 less\nas retrieved",
-        "exact less\nas retrieved",
-        "agreement with\nas retrieved (F1)",
+        "F1, change",
+        "exact, change",
+        "F1 with answer\nas retrieved",
     ):
         table.add_column(column, justify="right")
     for of, score in zip(answers, scores, strict=True):
@@ -217,9 +218,10 @@ def _print_scores(
     console.print(table)
     asked = {traced.request_id for turns in questions.conversations for traced in turns}
     console.print(
-        f"F1 and exact match: {len(asked & questions.references.keys())} questions have a "
-        "reference answer. Agreement: all questions. 'other prompt': questions whose blocks were "
-        "moved or left out"
+        f"F1 and exact match: on the {len(asked & questions.references.keys())} questions with a "
+        "reference answer. F1 with the answer as retrieved: on all questions; it says how much "
+        "answers change, not which is better. other prompt: questions whose blocks were moved or "
+        "left out"
     )
     if any(len(turns) > 1 for turns in questions.conversations):
         console.print(
@@ -236,7 +238,7 @@ def _print_scores(
 def _cell(interval: Interval | None, sign: str = "") -> str:
     if interval is None:
         return "-"
-    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+    return f"{interval.mean:{sign}.3f}\n[{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
 
 
 def _as_json(

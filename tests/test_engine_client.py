@@ -54,7 +54,7 @@ def raw_replies(*bodies):
 async def test_a_completion_says_what_the_request_cost():
     engine = EmulatedEngine(block_size=4, answer="In France.")
     planner = ReusePlanner()
-    ticks = itertools.count()
+    ticks = itertools.count(10)
     async with connected(engine, clock=lambda: next(ticks), planner=planner) as client:
         first = await client.complete(planned(planner))
         second = await client.complete(planned(planner), max_tokens=3)
@@ -71,6 +71,15 @@ async def test_a_completion_says_what_the_request_cost():
     )
     assert (second.request_id, second.cached_tokens) == ("request-1", 20)
     assert planner.statistics().requests == 2
+
+
+async def test_the_first_token_is_timed_from_the_attempt_that_succeeded():
+    ticks = itertools.count(10)
+    options = {"clock": lambda: next(ticks), "model": "emulated"}
+    completion = await completed(EmulatedEngine(fail=[503, "break"]), options=options)
+    assert completion.attempts == 3
+    # attempts begin at 10, 11 and 13; the second one broke after its first token
+    assert (completion.time_to_first_token_s, completion.total_s) == (1, 6)
 
 
 async def test_nothing_is_sent_but_the_prompt_and_what_was_asked_for():
@@ -378,6 +387,16 @@ async def test_the_event_sync_hears_the_prompts_tokens_and_salt():
     assert events.told == [("request-0", tokens, "s")]
     assert completion.prompt_token_ids == tokens
     assert [body.get("return_token_ids") for body in engine.requests] == [True, None]
+
+
+async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(caplog):
+    chunk = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
+    chunk += b'"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}}\n\n'
+    events = Records()
+    options = {"model": "m", "events": events}
+    await completed(raw_replies(chunk), planned(ReusePlanner()), options)
+    assert events.told == []
+    assert caplog.records == []
 
 
 async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):

@@ -82,10 +82,11 @@ def test_a_context_inside_a_document_is_part_of_the_document() -> None:
 
 
 def test_openings_that_overlap_are_all_looked_at() -> None:
-    templates = Templates(label="aa{ordinal}", block="{label}{text}")
     renderings = Renderings()
-    context = renderings.render(blocks("x" * 20), templates)
-    assert found_texts(renderings.find("a" + context)) == [["x" * 20]]
+    renderings.render(blocks("x"))
+    context = renderings.render(blocks("y" * 20), Templates(label="1] {ordinal}"))
+    assert context.startswith("1] 1 yyy")
+    assert found_texts(renderings.find(f"[Doc_{context}")) == [["y" * 20]]
 
 
 def test_other_templates_are_found_too() -> None:

@@ -332,6 +332,7 @@ class EngineClient:
 
     def _completed(self, call: _Call) -> Completion:
         reader, ended = call.reader, self._clock()
+        first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
             text=reader.text,
             request_id=reader.reply_id if call.plan is None else call.plan.request_id,
@@ -339,7 +340,7 @@ class EngineClient:
             prompt_tokens=reader.prompt_tokens,
             cached_tokens=reader.cached_tokens,
             completion_tokens=reader.completion_tokens,
-            time_to_first_token_s=(call.first_token_at or ended) - call.attempt_began_at,
+            time_to_first_token_s=first_token - call.attempt_began_at,
             total_s=ended - call.began_at,
             attempts=call.attempts,
             prompt_token_ids=reader.prompt_token_ids,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TypeVar
 
 from ctxreuse.request_scope import RequestScope
 
 _Step = TypeVar("_Step")
-
 
 _held: ContextVar[RequestScope | None] = ContextVar("langchain_ctxreuse_scope", default=None)
 
@@ -27,7 +26,8 @@ def holding(scope: RequestScope) -> Iterator[None]:
     try:
         yield
     finally:
-        _held.reset(token)
+        with suppress(ValueError):  # closed from another context, which never held it
+            _held.reset(token)
 
 
 def held_in_steps(scope: RequestScope, steps: Iterator[_Step]) -> Iterator[_Step]:
