@@ -45,8 +45,10 @@ from pydantic import BaseModel, ValidationError
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.calls import Segment
+from ctxreuse.request_scope import RequestScope
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
+from langchain_ctxreuse.held_scope import held_scope, holding
 from langchain_ctxreuse.message_texts import prompt_texts
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -423,6 +425,12 @@ class TestScope:
         assert values.get("langchain_ctxreuse_scope") is None
         steps.close()  # type: ignore[attr-defined]
         await asteps.aclose()  # type: ignore[attr-defined]
+
+    def test_a_call_may_be_ended_from_another_context(self) -> None:
+        held = holding(RequestScope(tenant="one"))
+        copy_context().run(held.__enter__)  # as when a coroutine is closed by its collection
+        held.__exit__(None, None, None)
+        assert held_scope() is None
 
 
 class TestCallbacks:

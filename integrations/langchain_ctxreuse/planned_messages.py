@@ -61,7 +61,7 @@ class Question:
 
     def planned(self, plan: Plan) -> HumanMessage:
         """Return the message as a plan for it says; `words` was the plan's query."""
-        RENDERED.remember_planned(plan.content)
+        _remember(plan)
         return self.rewritten(plan.content, planned_mark(plan))
 
     def rewritten(self, text: str, mark: Mapping[str, Any]) -> HumanMessage:
@@ -117,7 +117,7 @@ def planned_result(
         before: What the text says before its blocks.
         after: What it says behind them.
     """
-    RENDERED.remember_planned(plan.content)
+    _remember(plan)
     new = with_text(message, TextPart(before + plan.content + after, old.part))
     return _marked(new, {**planned_mark(plan, len(before)), "part": old.part})
 
@@ -202,3 +202,17 @@ def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
 def _marked(message: _Message, mark: Mapping[str, Any]) -> _Message:
     kwargs = {**message.additional_kwargs, METADATA_KEY: dict(mark)}
     return message.model_copy(update={"additional_kwargs": kwargs})
+
+
+def _remember(plan: Plan) -> None:
+    """Remember what a plan shows, so that nobody plans it again.
+
+    Without the question where that comes last: with it, the same question asked elsewhere about
+    documents that nobody has planned would pass for planned.
+    """
+    templates = plan.templates
+    if plan.order_annotation is None or templates.order_position == "before_question":
+        text = render_turn(plan.parts, plan.order_annotation, "", templates)
+    else:
+        text = plan.content
+    RENDERED.remember_planned(text)
