@@ -301,8 +301,8 @@ def test_more_cached_than_any_given_prompt_shares_is_an_older_prompts_beginning(
         block="c",
         other_block=None,
         lost_tokens=0,
-        words="A prompt that is not among those compared begins as it does: 200 of 400 block tokens "
-        "are cached, 2 of its 4 blocks whole.",
+        words="A prompt that is not among those compared begins as it does: 200 of 400 block "
+        "tokens are cached, 2 of its 4 blocks whole.",
     )
     assert why("ab", cached=100).cause is Cause.older_prompt
     assert why("abcd", "axyz", cached=299).shared_tokens == 200  # whole blocks only
@@ -322,8 +322,8 @@ def test_an_older_prompt_that_begins_with_all_of_it_is_a_hit(cached):
         block=None,
         other_block=None,
         lost_tokens=0,
-        words="A prompt that is not among those compared begins as it does: 200 of 200 block tokens "
-        "are cached, 2 of its 2 blocks whole.",
+        words="A prompt that is not among those compared begins as it does: 200 of 200 block "
+        "tokens are cached, 2 of its 2 blocks whole.",
     )
 
 
@@ -766,8 +766,8 @@ def test_later_turns_are_explained_by_what_they_send_themselves():
         block=3,
         other_block=None,
         lost_tokens=0,
-        words="It continues a conversation and repeats what was sent there; its own 1 blocks (100 tokens) "
-        "stand behind that history, where no other prompt can have put them.",
+        words="It continues a conversation and repeats what was sent there; its own 1 blocks "
+        "(100 tokens) stand behind that history, where no other prompt can have put them.",
     )
 
 

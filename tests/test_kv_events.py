@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_event_helpers import Publisher, TellingCache, encoded
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import EngineBlocks, KVEventSync, block_ends
 from ctxreuse.cache.event_sequence import Arrival, EventSequence
 from ctxreuse.cache.held_requests import HeldRequests
@@ -262,6 +262,7 @@ def test_numbers_that_go_back_are_a_new_engine(publisher, missed):
             publisher.publish([CLEARED] * number, lost=True)
         app.send("gh")
         stats = caught_up(sync, publisher)
+        assert stats.batches == 3 + missed + 1
         assert app.planner.statistics() == NOTHING  # what was planned before counts no more
         app.send("ij", sync)
         caught_up(sync, publisher)
@@ -340,7 +341,7 @@ def test_broken_and_unknown_messages_are_passed_over(publisher):
             (b"kv",),
             (b"kv", b"12345678"),
             (b"kv", b"1", b""),
-            (b"kv", number, b"", b""),
+            (b"kv", b"", number, encoded([CLEARED])),
         ):
             publisher.send(*frames)
         publisher.send(b"kv", (-3).to_bytes(8, "big", signed=True), b"")
@@ -559,8 +560,9 @@ class Tokenizer:
 
 
 def test_the_tokenizers_own_template_is_used_and_may_strip_messages():
-    plan = ReusePlanner().plan(ContextRequest(["one two ", "three\ud800"], "Which? \n"))
-    rendered = "<u>[Doc_1] one two \n\n[Doc_2] three?\n\nWhich?</u>"
+    planner = ReusePlanner(templates=Templates(block="  {label} {text}"))
+    plan = planner.plan(ContextRequest(["one two ", "three\ud800"], "Which? \n"))
+    rendered = "<u>[Doc_1] one two \n\n  [Doc_2] three?\n\nWhich?</u>"
     tokenizer = Tokenizer(lambda messages: f"<u>{messages[0]['content'].strip()}</u>")
     assert block_ends(plan, tokenizer) == [
         len(word_tokens(rendered[: rendered.index("two ") + 4])),
