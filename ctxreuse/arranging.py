@@ -29,6 +29,21 @@ _Thing = TypeVar("_Thing")
 
 
 @dataclass(frozen=True, slots=True)
+class Retrieved(Generic[_Thing]):
+    """What one query retrieved.
+
+    Attributes:
+        things: The things, best first.
+        query: The query.
+        scope: Whose request it is.
+    """
+
+    things: Sequence[_Thing]
+    query: str
+    scope: RequestScope
+
+
+@dataclass(frozen=True, slots=True)
 class Placed(Generic[_Thing]):
     """A retrieved thing in its place.
 
@@ -99,52 +114,47 @@ class Arranger(Generic[_Thing]):
         self, things: Sequence[_Thing], query: str, scope: RequestScope
     ) -> Arranged[_Thing]:
         """Return what was retrieved for one query in its planned order."""
-        return self.arrange_batch([(things, query)], scope)[0]
+        return self.arrange_batch([Retrieved(things, query, scope)])[0]
 
-    def arrange_batch(
-        self, retrieved: Sequence[tuple[Sequence[_Thing], str]], scope: RequestScope
-    ) -> list[Arranged[_Thing]]:
+    def arrange_batch(self, batch: Sequence[Retrieved[_Thing]]) -> list[Arranged[_Thing]]:
         """Return what was retrieved for some queries, each in its planned order.
 
         Args:
-            retrieved: Things, best first, and the query, for each.
-            scope: Whose requests they are.
+            batch: What the queries retrieved; planned together, tenants apart.
 
         Returns:
             One arrangement a query, in the order given.
         """
         return self._fail_open.attempt(
-            lambda: self._arrange_batch(retrieved, scope),
-            lambda: [as_retrieved(things) for things, _ in retrieved],
+            lambda: self._arrange_batch(batch),
+            lambda: [as_retrieved(retrieved.things) for retrieved in batch],
         )
 
-    def _arrange_batch(
-        self, retrieved: Sequence[tuple[Sequence[_Thing], str]], scope: RequestScope
-    ) -> list[Arranged[_Thing]]:
-        blocks = [[self._block_of(thing) for thing in things] for things, _ in retrieved]
+    def _arrange_batch(self, batch: Sequence[Retrieved[_Thing]]) -> list[Arranged[_Thing]]:
+        blocks = [[self._block_of(thing) for thing in retrieved.things] for retrieved in batch]
         ranks = [
-            _ranks_of(things, context)
-            for (things, _), context in zip(retrieved, blocks, strict=True)
+            _ranks_of(retrieved.things, context)
+            for retrieved, context in zip(batch, blocks, strict=True)
         ]
         requests = [
             ContextRequest(
                 context,
-                query,
-                history=scope.history,
-                conversation_id=scope.conversation_id,
-                tenant=scope.tenant or "",
+                retrieved.query,
+                history=retrieved.scope.history,
+                conversation_id=retrieved.scope.conversation_id,
+                tenant=retrieved.scope.tenant or "",
             )
-            for context, (_, query) in zip(blocks, retrieved, strict=True)
+            for context, retrieved in zip(blocks, batch, strict=True)
         ]
         deduplicate = False if self._annotation == "off" else None
         if len(requests) == 1:
             plans = [self._planner.plan(requests[0], deduplicate=deduplicate)]
         else:
-            batch = self._planner.plan_batch(requests, deduplicate=deduplicate)
-            plans = list(batch.in_input_order())
+            planned = self._planner.plan_batch(requests, deduplicate=deduplicate)
+            plans = list(planned.in_input_order())
         return [
-            self._placed(things, ranks_of, plan)
-            for (things, _), ranks_of, plan in zip(retrieved, ranks, plans, strict=True)
+            self._placed(retrieved.things, ranks_of, plan)
+            for retrieved, ranks_of, plan in zip(batch, ranks, plans, strict=True)
         ]
 
     def _placed(

@@ -26,6 +26,7 @@ from ctxreuse.arranging import (
     Arranged,
     Arranger,
     Placed,
+    Retrieved,
     appended_annotation,
     as_retrieved,
     checked_annotation,
@@ -79,6 +80,10 @@ def things_of(names):
 def arranger(planner=None, annotation="append", component="ReuseRetriever"):
     planner = ReusePlanner() if planner is None else planner
     return Arranger(planner, block_of, annotation, component)
+
+
+def in_scope(retrieved, scope):
+    return [Retrieved(things, query, scope) for things, query in retrieved]
 
 
 def names(placed):
@@ -241,7 +246,7 @@ def test_a_batch_is_answered_in_the_order_given_and_loses_nothing(contexts, mode
     arranging = arranger(annotation=mode)
     before = copy.deepcopy(contexts)
     retrieved = [(things, f"{number}?") for number, things in enumerate(contexts)]
-    batch = arranging.arrange_batch(retrieved, NO_SCOPE)
+    batch = arranging.arrange_batch(in_scope(retrieved, NO_SCOPE))
     assert (len(batch), arranging.faults) == (len(contexts), 0)
     assert contexts == before
     for number, (arranged, things) in enumerate(zip(batch, contexts, strict=True)):
@@ -256,7 +261,7 @@ def test_each_of_equal_blocks_side_by_side_is_named_in_the_legend():
     moved = [thing("b"), thing("a", page=1), thing("b", page=2), thing("a", page=2)]
     for arranged in (
         arranging.arrange(moved, "?", NO_SCOPE),
-        arranging.arrange_batch([(things_of("cd"), "?"), (moved, "?")], NO_SCOPE)[1],
+        arranging.arrange_batch(in_scope([(things_of("cd"), "?"), (moved, "?")], NO_SCOPE))[1],
     ):
         assert row(arranged.placed) == [
             ("a", 1, "[Doc_1]"),
@@ -273,7 +278,7 @@ def test_each_of_equal_blocks_side_by_side_is_named_in_the_legend():
 def test_a_batch_is_planned_together():
     planner = RecordingPlanner()
     batch = arranger(planner).arrange_batch(
-        [(things_of(retrieved), "?") for retrieved in ("ab", "xy", "cba")], NO_SCOPE
+        in_scope([(things_of(retrieved), "?") for retrieved in ("ab", "xy", "cba")], NO_SCOPE)
     )
     assert [(call, len(requests)) for call, requests, _ in planner.asked] == [("plan_batch", 3)]
     assert [names(arranged.placed) for arranged in batch] == ["ab", "xy", "abc"]
@@ -282,8 +287,8 @@ def test_a_batch_is_planned_together():
 
 def test_a_batch_of_one_is_planned_as_it_arrives_and_an_empty_one_is_empty():
     planner = RecordingPlanner()
-    assert arranger(planner).arrange_batch([], NO_SCOPE) == []
-    batch = arranger(planner).arrange_batch([(things_of("ab"), "?")], NO_SCOPE)
+    assert arranger(planner).arrange_batch(in_scope([], NO_SCOPE)) == []
+    batch = arranger(planner).arrange_batch(in_scope([(things_of("ab"), "?")], NO_SCOPE))
     assert [names(arranged.placed) for arranged in batch] == ["ab"]
     assert [call for call, requests, _ in planner.asked if requests] == ["plan"]
 
@@ -320,7 +325,9 @@ def test_off_mode_leaves_nothing_out_of_a_batch_either():
     for mode, left_out in (("off", ["", ""]), ("metadata", ["ba", "a"])):
         arranging = arranger(annotation=mode)
         scope = first_turn(arranging, "ab")
-        batch = arranging.arrange_batch([(things_of("bca"), "?"), (things_of("ad"), "?")], scope)
+        batch = arranging.arrange_batch(
+            in_scope([(things_of("bca"), "?"), (things_of("ad"), "?")], scope)
+        )
         assert [names(arranged.left_out) for arranged in batch] == left_out
 
 
@@ -408,7 +415,7 @@ def test_tenant_conversation_and_history_come_from_the_scope():
     ]
     for scope in scopes:
         arranging.arrange(things_of("a"), "Why?", scope)
-        arranging.arrange_batch([(things_of("a"), "1?"), (things_of("b"), "2?")], scope)
+        arranging.arrange_batch(in_scope([(things_of("a"), "1?"), (things_of("b"), "2?")], scope))
     asked = [request for _, requests, _ in planner.asked for request in requests]
     for number, scope in enumerate(scopes):
         group = asked[3 * number : 3 * number + 3]
@@ -462,7 +469,9 @@ def test_a_planning_fault_lets_all_things_through_as_retrieved(caplog, mode):
         arranged = arranging.arrange(things, SECRET, NO_SCOPE)
         assert arranged == retrieved_as_they_are(things)
         assert all(one.thing is given for one, given in zip(arranged.placed, things, strict=True))
-    batch = arranging.arrange_batch([(things, SECRET), (things_of("c"), SECRET)], NO_SCOPE)
+    batch = arranging.arrange_batch(
+        in_scope([(things, SECRET), (things_of("c"), SECRET)], NO_SCOPE)
+    )
     assert batch == [retrieved_as_they_are(things), retrieved_as_they_are(things_of("c"))]
     assert arranging.faults == 3
     (record,) = caplog.records
@@ -487,7 +496,7 @@ def test_a_thing_that_cannot_become_a_block_lets_its_batch_through_as_retrieved(
     arranging = Arranger(ReusePlanner(), block_of_text, "append", "ReuseRetriever")
     broken = [thing("a"), Thing("b", [SECRET])]
     assert arranging.arrange(broken, "?", NO_SCOPE) == retrieved_as_they_are(broken)
-    batch = arranging.arrange_batch([(things_of("c"), "?"), (broken, "?")], NO_SCOPE)
+    batch = arranging.arrange_batch(in_scope([(things_of("c"), "?"), (broken, "?")], NO_SCOPE))
     assert batch == [retrieved_as_they_are(things_of("c")), retrieved_as_they_are(broken)]
     assert arranging.faults == 2
     assert "planning failed with InvalidBlockError at blocks.py:" in caplog.text
@@ -518,7 +527,9 @@ def test_things_that_cannot_be_compared_count_as_different(error, caplog):
     arranging = arranger()
     for arranged in (
         arranging.arrange([*odd, thing("b")], "?", NO_SCOPE),
-        arranging.arrange_batch([(things_of("b"), "?"), ([*odd, thing("b")], "?")], NO_SCOPE)[1],
+        arranging.arrange_batch(
+            in_scope([(things_of("b"), "?"), ([*odd, thing("b")], "?")], NO_SCOPE)
+        )[1],
     ):
         assert row(arranged.placed) == [
             ("a", 0, "[Doc_1]"),
@@ -546,7 +557,7 @@ def test_a_comparison_that_fails_otherwise_lets_things_through_before_anything_i
     odd = [Incomparable("a", "same", {"error": RuntimeError(SECRET)}) for _ in range(2)]
     for arranged in (
         arranging.arrange(odd, "?", NO_SCOPE),
-        arranging.arrange_batch([(things_of("b"), "?"), (odd, "?")], NO_SCOPE)[1],
+        arranging.arrange_batch(in_scope([(things_of("b"), "?"), (odd, "?")], NO_SCOPE))[1],
     ):
         assert [(id(one.thing), one.rank, one.label) for one in arranged.placed] == [
             (id(one), rank, None) for rank, one in enumerate(odd)

@@ -18,6 +18,7 @@ from ctxreuse.arranging import (
     Arranged,
     Arranger,
     Placed,
+    Retrieved,
     appended_annotation,
     plan_metadata,
 )
@@ -110,9 +111,7 @@ class DocumentArranger:
         return self.arrange_batch([retrieval])[0]
 
     def arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
-        """Return what some queries retrieved, each in its planned order.
-
-        Those of one scope are planned together.
+        """Return what some queries retrieved, planned together, each in its planned order.
 
         Returns:
             The documents of each query, in the order given.
@@ -124,24 +123,16 @@ class DocumentArranger:
 
     def _arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
         arranged: list[list[Document]] = [list(one.documents) for one in retrievals]
-        waiting: list[tuple[RequestScope, list[tuple[int, list[Document]]]]] = []
+        positions: list[int] = []
+        batch: list[Retrieved[Document]] = []
         for position, retrieval in enumerate(retrievals):
             unplanned = without_plan(retrieval.documents)
-            if unplanned is None:
-                continue
-            for scope, group in waiting:
-                if scope == retrieval.scope:
-                    group.append((position, unplanned))
-                    break
-            else:
-                waiting.append((retrieval.scope, [(position, unplanned)]))
-        for scope, group in waiting:
-            batch = self._arranger.arrange_batch(
-                [(documents, retrievals[position].query) for position, documents in group], scope
-            )
-            for (position, _), one in zip(group, batch, strict=True):
-                if one.plan is not None:
-                    arranged[position] = self._marked(one, one.plan)
+            if unplanned is not None:
+                positions.append(position)
+                batch.append(Retrieved(unplanned, retrieval.query, retrieval.scope))
+        for position, one in zip(positions, self._arranger.arrange_batch(batch), strict=True):
+            if one.plan is not None:
+                arranged[position] = self._marked(one, one.plan)
         return arranged
 
     def _marked(self, arranged: Arranged[Document], plan: Plan) -> list[Document]:

@@ -45,8 +45,8 @@ class ReuseRetriever(BaseRetriever):
     Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
     caught. No document is lost or altered; a planning fault lets them through as retrieved.
 
-    `batch` and `abatch` plan all contexts of one tenant and conversation together; what callbacks
-    see at the end of a retriever's run is then still the order as retrieved. `batch_as_completed`
+    `batch` and `abatch` plan all contexts together, tenants apart; what callbacks see at the end of
+    a retriever's run is then still the order as retrieved. `batch_as_completed`
     plans each on its own.
 
     Args:
