@@ -57,6 +57,24 @@ class Expectation:
     is_met: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All policies on one workload.
+
+    Attributes:
+        runs: One for each policy.
+        load: How many processes ran on this machine at a time, at the busiest.
+    """
+
+    runs: tuple[Run, ...]
+    load: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether more ran than the server, if it is on this machine."""
+        return self.load > 1.25 * (os.cpu_count() or 1)
+
+
 def main() -> int:
     """Measure and print; return 1 if a request failed."""
     parser = argument_parser(__doc__)
@@ -69,30 +87,18 @@ def main() -> int:
     data = check_data(options.data, *names)
     server = describe_server(options.base_url, options.model)
     console = Console(width=130)
-    if not options.json:
-        _print_load(console)
     results, has_failed = [], False
     for name in names:
         workload = _workload(data, name, options.requests)
-        runs = asyncio.run(_measure(server, workload))
-        expectations = _expectations(workload, runs)
-        has_failed = has_failed or any(run.failures for run in runs)
-        results.append(_as_json(workload, runs, expectations))
+        measured = asyncio.run(_measure(server, workload))
+        expectations = _expectations(workload, measured.runs)
+        has_failed = has_failed or any(run.failures for run in measured.runs)
+        results.append(_as_json(workload, measured, expectations))
         if not options.json:
-            _print_workload(console, server, workload, runs, expectations)
+            _print_workload(console, server, workload, measured, expectations)
     if options.json:
         print(json.dumps({"server": asdict(server), "workloads": results}, indent=2))
     return int(has_failed)
-
-
-def _print_load(console: Console) -> None:
-    """Say so if something else keeps this machine busy."""
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
-    if load > 0.2 * processors:
-        console.print(
-            f"[yellow]{load:.1f} processes ran on these {processors} processors in the last "
-            "minute: times will be noisy[/]"
-        )
 
 
 def _workload(data: Path, name: str, requests: int) -> Workload:
@@ -106,17 +112,18 @@ def _workload(data: Path, name: str, requests: int) -> Workload:
             return Workload("MT-RAG k=5", trace, conversations=True)
 
 
-async def _measure(server: ServerInfo, workload: Workload) -> list[Run]:
+async def _measure(server: ServerInfo, workload: Workload) -> Measurement:
     """Send a workload under each policy that suits it."""
     async with EngineClient(server.base_url, server.model) as client:
         for _ in range(2):  # a server's first requests are slow
             await client.complete([{"role": "user", "content": "Hello. " * 200}], max_tokens=1)
-    runs = []
+    runs, loads = [], [os.getloadavg()[0]]
     with progress_bar() as progress:
         for policy in CONVERSATIONS if workload.conversations else INDEPENDENT:
             task = progress.add_task(f"{workload.name}: {policy.name}", total=len(workload.trace))
             runs.append(await run_policy(server, workload, policy, partial(progress.advance, task)))
-    return runs
+            loads.append(os.getloadavg()[0])
+    return Measurement(tuple(runs), max(loads))
 
 
 def _expectations(workload: Workload, runs: Sequence[Run]) -> list[Expectation]:
@@ -166,9 +173,10 @@ def _print_workload(
     console: Console,
     server: ServerInfo,
     workload: Workload,
-    runs: Sequence[Run],
+    measured: Measurement,
     expectations: Sequence[Expectation],
 ) -> None:
+    runs = measured.runs
     console.print(_table(server, workload, runs))
     if workload.conversations:
         conversations = len({traced.conversation_id for traced in workload.trace})
@@ -181,6 +189,11 @@ def _print_workload(
     for expectation in expectations:
         mark = {True: "[green]as expected[/]", False: "[red]not as expected[/]", None: "measured"}
         console.print(f"{mark[expectation.is_met]}: {expectation.text}")
+    if measured.is_disturbed:
+        console.print(
+            f"[yellow]up to {measured.load:.1f} processes ran on this machine's {os.cpu_count()} "
+            "processors: times are noisy[/]"
+        )
     for run in runs:
         for reason, number in run.failures.items():
             console.print(f"[red]{run.policy.name}: {number} requests failed:[/] {reason}")
@@ -228,11 +241,12 @@ def _table(server: ServerInfo, workload: Workload, runs: Sequence[Run]) -> Table
 
 
 def _as_json(
-    workload: Workload, runs: Sequence[Run], expectations: Sequence[Expectation]
+    workload: Workload, measured: Measurement, expectations: Sequence[Expectation]
 ) -> dict[str, Any]:
     return {
         "name": workload.name,
         "requests": [traced.request_id for traced in workload.trace],
+        "load": measured.load,
         "policies": [
             {
                 "name": run.policy.name,
@@ -246,7 +260,7 @@ def _as_json(
                 "left_out": run.left_out,
                 "failures": dict(run.failures),
             }
-            for run in runs
+            for run in measured.runs
         ],
         "expectations": [asdict(expectation) for expectation in expectations],
     }

@@ -247,6 +247,18 @@ async def test_the_first_token_is_announced_once_an_attempt():
     assert seen == [1, 2]
 
 
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_a_thought_is_a_first_token_and_no_part_of_the_answer(field):
+    chunk = '{"choices": [{"index": 0, "delta": {"%s": "Hm"}}]}' % field  # noqa: UP031
+    end = '{"choices": [{"index": 0, "delta": {"content": "Yes"}, "finish_reason": "stop"}]}'
+    ticks = itertools.count(10)
+    completion = await completed(
+        raw_replies(f"data: {chunk}\n\ndata: {end}\n\n".encode()),
+        options={"model": "m", "clock": lambda: next(ticks)},
+    )
+    assert (completion.text, completion.time_to_first_token_s, completion.total_s) == ("Yes", 1, 3)
+
+
 async def test_tool_calls_are_put_together():
     calls = [ToolCall("search", '{"q": 1}', id="a"), ToolCall("read", "{}", id="b")]
     completion = await completed(EmulatedEngine(answer=lambda body: calls))
@@ -317,6 +329,15 @@ async def test_tenants_get_their_own_salt_and_the_default_tenant_none():
 async def test_a_salt_that_vllm_would_refuse_is_refused(salt):
     with pytest.raises(InvalidRequestError, match="cache_salt must be a string of 1 to 128"):
         await completed(EmulatedEngine(), cache_salt=salt)
+
+
+def test_the_longest_salt_that_vllm_takes_is_taken():
+    assert [is_cache_salt("a" * length) for length in (0, 1, 128, 129)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text())

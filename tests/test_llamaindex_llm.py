@@ -424,8 +424,9 @@ class TestBatches:
         planner = ReusePlanner()
         llm = ReuseLLM(inner=Slow(), planner=planner)
         batch = [question("abc"), question("cba"), question("abcx", "now"), question("xyz")]
-        with pytest.raises(OSError, match="gone"):
-            await llm.achat_batch(batch, workers=3)
+        async with asyncio.timeout(30):
+            with pytest.raises(OSError, match="gone"):
+                await llm.achat_batch(batch, workers=3)
         assert planner.statistics().requests == 0
 
     async def test_errors_can_take_their_answers_place(self) -> None:
