@@ -56,6 +56,7 @@ test-vllm: $(VENV)/dev  ## the tests that need a real engine, on servers of thei
 bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/vllm.py --base-url "$(ENGINE_URL)"
+	$(BIN)/python benchmarks/leader_first.py --base-url "$(ENGINE_URL)"
 
 bench-quality: $(VENV)/dev  ## whether answers change, on a real engine
 	@$(START_ENGINE)

@@ -136,6 +136,18 @@ class TestPrompts:
         assert inner.prompts[2].count("says:") == 4
         assert "documents above" not in inner.prompts[2]
 
+    def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        retriever = ReuseRetriever(LetterRetriever(), planner=planner)
+        chat = engine(inner, retriever=retriever, planner=planner)
+        with request_context(conversation_id="c"):
+            chat.chat("ab one?")
+        history = [{"role": one.role.value, "content": one.content} for one in chat.chat_history]
+        with request_context(conversation_id="c", history=history):
+            response = chat.chat("b two?")
+        assert inner.prompts[1].endswith("[Doc_2] in the previous conversation.\n\nb two?</>")
+        assert [node.node_id for node in response.source_nodes] == ["id-b"]
+
     def test_a_model_that_schedules_leaves_the_prompt_alone(self) -> None:
         inner, plain = RecordingLLM(), RecordingLLM()
         wrapped, bare = engine(ReuseLLM(inner=inner, window_s=0)), engine(plain)
