@@ -12,7 +12,7 @@ from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugH
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import MetadataMode
-from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_text
+from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.cache.simulator import PrefixCacheSimulator
@@ -138,7 +138,9 @@ class TestPrompts:
 
     def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()
-        retriever = ReuseRetriever(LetterRetriever(), planner=planner)
+        retriever = ReuseRetriever(
+            LetterRetriever(), planner=planner, metadata_mode=MetadataMode.NONE
+        )
         chat = engine(inner, retriever=retriever, planner=planner)
         with request_context(conversation_id="c"):
             chat.chat("ab one?")
@@ -147,6 +149,25 @@ class TestPrompts:
             response = chat.chat("b two?")
         assert inner.prompts[1].endswith("[Doc_2] in the previous conversation.\n\nb two?</>")
         assert [node.node_id for node in response.source_nodes] == ["id-b"]
+
+    def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self) -> None:
+        class Keeping(LetterRetriever):
+            def _retrieve(self, query_bundle: Any) -> Any:
+                return kept
+
+        planner = ReusePlanner()
+        postprocessor = ReusePostprocessor(planner=planner, metadata_mode=MetadataMode.NONE)
+        with request_context(conversation_id="c", history=[]):
+            postprocessor.postprocess_nodes(letter_nodes("ab"))
+        shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
+        with request_context(conversation_id="c", history=[shown]):
+            kept = postprocessor.postprocess_nodes(letter_nodes("ca"))
+        inner = RecordingLLM()
+        engine(inner, retriever=Keeping()).chat("one?")
+        assert inner.prompts[0] == (
+            f"<user>[Doc_1] {letter_text('c')}\n\n"
+            "Please refer to [Doc_1] in the previous conversation.\n\none?</>"
+        )
 
     def test_a_model_that_schedules_leaves_the_prompt_alone(self) -> None:
         inner, plain = RecordingLLM(), RecordingLLM()

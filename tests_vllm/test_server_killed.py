@@ -17,9 +17,13 @@ ANSWERED_BEFORE = 3
 LONGEST_S = 600
 
 
-async def test_each_request_is_answered_once_or_reported_failed(
+def test_each_request_is_answered_once_or_reported_failed(
     small_server: Server, data_folder: Path
 ) -> None:
+    asyncio.run(kill_in_the_middle(small_server, data_folder))
+
+
+async def kill_in_the_middle(small_server: Server, data_folder: Path) -> None:
     impatient, patient = ReusePlanner(), ReusePlanner()
     hurried = impatient.plan_batch(requests(data_folder, "hurried"))
     waiting = patient.plan_batch(requests(data_folder, "waiting"))

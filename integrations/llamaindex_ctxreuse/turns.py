@@ -18,7 +18,7 @@ from ctxreuse.plans import Plan
 from ctxreuse.prompts import Reference
 from ctxreuse.request_scope import current_scope
 from ctxreuse.tokens import as_token_counter
-from llamaindex_ctxreuse.marks import marks_of
+from llamaindex_ctxreuse.marks import left_out_words, marks_of, plan_of
 from llamaindex_ctxreuse.nodes import (
     AnnotationNode,
     checked_metadata_mode,
@@ -111,12 +111,13 @@ class TurnPlanner:
             begun: The conversation so far.
             model: Says how large its window is.
         """
-        given = _unplanned(nodes)
+        given, words = _unplanned(nodes)
+        asked = "\n\n".join([*words, question])
         blocks = [node_block(one.node, self._metadata_mode) for one in given]
         window = _window(model)
         history = begun
         while True:
-            plan, content = self._planned(question, blocks, history)
+            plan, content = self._planned(asked, blocks, history)
             if not len(history) or self._length(history, content) <= window:
                 break
             self._take_back(plan)
@@ -177,11 +178,14 @@ def _window(model: LLMMetadata) -> int:
     return max(model.context_window - answer, model.context_window // 2)
 
 
-def _unplanned(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+def _unplanned(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore], list[str]]:
+    """Return nodes without earlier plans, and where those say that further ones stand."""
     unplanned = without_plan(nodes)
-    if unplanned is None:
-        unplanned = [one for one in nodes if not isinstance(one.node, AnnotationNode)]
-    return unplanned
+    if unplanned is not None:
+        return unplanned, []
+    plans = [plan for plan in (plan_of(one.node.metadata) for one in nodes) if plan is not None]
+    words = dict.fromkeys(said for plan in plans for said in left_out_words(plan))
+    return [one for one in nodes if not isinstance(one.node, AnnotationNode)], list(words)
 
 
 def _marked(
