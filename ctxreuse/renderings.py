@@ -48,12 +48,15 @@ class Rendering:
         digest: Of the whole text.
         opening: The characters before the first block's text: a label.
         spans: The blocks, in order; none where they were planned before.
+        goes_on: What would follow if there were one more block: then it is only the beginning of
+            a longer context.
     """
 
     length: int
     digest: bytes
     opening: str
     spans: tuple[BlockSpan, ...]
+    goes_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,9 @@ class Renderings:
         ]
         text = render_turn(parts, None, "", templates)
         if parts:
-            self._remember(text, tuple(_spans(parts, templates)))
+            next_label = templates.before_text(templates.block_label(len(parts) + 1))
+            goes_on = templates.separator + next_label if next_label else ""
+            self._remember(text, tuple(_spans(parts, templates)), goes_on)
         return text
 
     def remember_planned(self, text: str) -> None:
@@ -164,13 +169,15 @@ class Renderings:
             if digest is None:
                 digest = text_digest(text[start : start + rendering.length])
                 digests[rendering.length] = digest
-            if digest == rendering.digest:
+            end = start + rendering.length
+            is_longer = bool(rendering.goes_on) and text.startswith(rendering.goes_on, end)
+            if digest == rendering.digest and not is_longer:
                 return rendering
         return None
 
-    def _remember(self, text: str, spans: tuple[BlockSpan, ...]) -> None:
+    def _remember(self, text: str, spans: tuple[BlockSpan, ...], goes_on: str = "") -> None:
         opening = text[: max(spans[0].start if spans else 0, _SHORTEST_OPENING)]
-        rendering = Rendering(len(text), text_digest(text), opening, spans)
+        rendering = Rendering(len(text), text_digest(text), opening, spans, goes_on)
         head = text[:_HEAD]
         with self._lock:
             self._forget(rendering.digest)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_socket
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
@@ -278,6 +278,15 @@ class TestHistory:
             "answer 2",
             "cd two?",
         ]
+
+    def test_a_model_that_streams_the_answer_so_far_is_understood(self) -> None:
+        class Cumulative(RecordingLLM):
+            def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+                return (ChatResponse(message=_said(text)) for text in ("ans", "answer"))
+
+        chat = engine(Cumulative())
+        "".join(chat.stream_chat("ab one?").response_gen)
+        assert [message.content for message in chat.said] == ["ab one?", "answer"]
 
     def test_white_space_around_a_streamed_answer_is_kept(self) -> None:
         inner = RecordingLLM(answer="  an answer\n")

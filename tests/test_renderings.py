@@ -197,3 +197,10 @@ def test_the_texts_themselves_are_not_kept() -> None:
     renderings = Renderings()
     renderings.render(blocks("public " * 20 + "a secret"))
     assert "secret" not in repr(vars(renderings))
+
+
+def test_the_beginning_of_a_longer_context_is_no_context():
+    renderings = Renderings()
+    short = renderings.render([ContextBlock(id="a", text="A"), ContextBlock(id="b", text="B")])
+    assert renderings.find(f"{short}\n\n[Doc_3] C") == []
+    assert len(renderings.find(f"{short}\n\nWhich?")) == 1

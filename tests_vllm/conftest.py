@@ -6,6 +6,9 @@ are; the others start their own in `.venv-vllm`.
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -30,6 +33,25 @@ from vllm_process import (  # noqa: E402
 )
 
 SMALL_CACHE_TOKENS = 6_144
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_event_loop_is_left() -> Iterator[None]:
+    """Close the event loops that libraries and plugins open in the main thread and leave."""
+    yield
+    for one in gc.get_objects():
+        if isinstance(one, asyncio.BaseEventLoop) and not (one.is_closed() or one.is_running()):
+            one.close()
+
+
+@pytest.fixture(autouse=True)
+def event_loop_of_the_thread() -> Iterator[None]:
+    """Give each test an event loop that is closed: LlamaIndex takes or makes one and leaves it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.close()
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="session")
