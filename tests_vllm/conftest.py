@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import asyncio
 import os
 import sys
 from collections.abc import Iterator
