@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
-from ctxreuse.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
+from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.calls import checked_planner
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.fail_open import FailOpen
@@ -21,9 +21,6 @@ from ctxreuse.request_scope import RequestScope
 
 AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
 """Where annotations go: an own document at the end, the metadata only, or nowhere."""
-
-METADATA_KEY = "ctxreuse"
-"""Under this key an adapter's documents carry rank, label and plan in their metadata."""
 
 _Thing = TypeVar("_Thing")
 
@@ -194,29 +191,6 @@ def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
     return " ".join(said) or None
 
 
-def plan_metadata(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON-compatible metadata, without any text of documents or messages.
-
-    Returns:
-        `request_id`, `blocks` (ids to send, in order), `references` (ids left out),
-        `order_annotation`, `parts` (`[label, id]`, or `[label, id, words]` for one left out) and
-        `expected_cached_tokens`.
-    """
-    return {
-        "request_id": _plain(plan.request_id),
-        "blocks": [_plain(block.id) for block in plan.blocks],
-        "references": [_plain(block_id) for block_id in plan.references],
-        "order_annotation": plan.order_annotation,
-        "parts": [
-            [part.label, _plain(part.id), part.annotation]
-            if isinstance(part, Reference)
-            else [part.label, _plain(part.block.id)]
-            for part in plan.parts
-        ],
-        "expected_cached_tokens": int(plan.expected_cached_tokens),
-    }
-
-
 def _ranks_of(
     things: Sequence[_Thing], blocks: Sequence[ContextBlock]
 ) -> dict[BlockKey, list[int]]:
@@ -234,11 +208,6 @@ def _are_equal(one: object, other: object) -> bool:
         return bool(one == other)
     except (ValueError, TypeError):  # arrays in their metadata: not one truth value
         return False
-
-
-def _plain(name: BlockId) -> BlockId:
-    """Return an id as JSON has it: numpy's integers are none of its numbers."""
-    return name if isinstance(name, str) else int(name)
 
 
 def checked_annotation(annotation: object) -> AnnotationMode:

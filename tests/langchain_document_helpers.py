@@ -99,5 +99,5 @@ def as_shown(one: Document) -> Shown:
         rank=mark.get("rank"),
         label=mark.get("label"),
         plan=mark.get("plan"),
-        is_annotation=mark.get("annotation", False),
+        is_annotation="annotation" in mark,
     )

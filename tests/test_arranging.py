@@ -21,7 +21,6 @@ from planning_helpers import (
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.arranging import (
-    METADATA_KEY,
     AnnotationMode,
     Arranged,
     Arranger,
@@ -30,9 +29,9 @@ from ctxreuse.arranging import (
     appended_annotation,
     as_retrieved,
     checked_annotation,
-    plan_metadata,
 )
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.marks import METADATA_KEY, plan_metadata
 from ctxreuse.request_scope import NO_SCOPE, RequestScope
 
 MODES = get_args(AnnotationMode)

@@ -12,15 +12,14 @@ from langchain_document_helpers import LetterRetriever, document, documents, let
 
 import langchain_ctxreuse
 from ctxreuse import ReusePlanner
+from ctxreuse.marks import Place, copied, place_of
 from ctxreuse.request_scope import NO_SCOPE, RequestScope
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents import (
     DocumentArranger,
     Retrieval,
-    copied_metadata,
     document_block,
-    is_annotation,
-    place_of,
+    marked_document,
     without_plan,
 )
 
@@ -38,6 +37,10 @@ def planned(letters: str, annotation: str = "append") -> list[Document]:
     found = used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
     assert letters_of(found)[: len(letters)] == "".join(sorted(letters))
     return found
+
+
+def places(found: list[Document]) -> list[Place]:
+    return [place for one in found if (place := place_of(one.metadata)) is not None]
 
 
 def test_the_package_exports_these_names():
@@ -105,7 +108,7 @@ def test_a_documents_identity_is_its_id_and_text():
 
 def test_planned_documents_go_back_to_the_retrievers_order():
     found = planned("cba")
-    assert is_annotation(found[-1])
+    assert marked_document(found[-1]).is_annotation
     assert without_plan(found) == documents("cba")
     assert without_plan(found[1:]) == documents("cb"), "also where some were taken away"
 
@@ -141,8 +144,8 @@ def test_planning_twice_gives_one_plan_and_one_annotation():
     found = planned("cba")
     again = arranger(planner=ReusePlanner()).arrange(Retrieval(found, "?", NO_SCOPE))
     assert letters_of(again) == "cba", "another planner, so the order as retrieved"
-    assert [place.rank for place in map(place_of, again) if place] == [0, 1, 2]
-    assert not any(is_annotation(one) for one in again)
+    assert [place.rank for place in places(again)] == [0, 1, 2]
+    assert not any(marked_document(one).is_annotation for one in again)
 
 
 def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
@@ -151,11 +154,7 @@ def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
         once = used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
         twice = used.arrange(Retrieval(once, "?", NO_SCOPE))
         assert [one.page_content for one in twice] == [one.page_content for one in once]
-        assert [place_of(one).rank for one in twice if place_of(one)] == [  # type: ignore[union-attr]
-            place_of(one).rank
-            for one in once
-            if place_of(one)  # type: ignore[union-attr]
-        ]
+        assert [place.rank for place in places(twice)] == [place.rank for place in places(once)]
 
 
 def test_a_fault_in_replanning_leaves_the_earlier_plan():
@@ -168,20 +167,20 @@ def test_a_fault_in_replanning_leaves_the_earlier_plan():
 def test_metadata_of_our_name_that_is_none_of_ours_is_not_taken_for_a_plan():
     for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
         found = Document("text", metadata={"ctxreuse": mark})
-        assert place_of(found) is None
-        assert not is_annotation(found)
+        assert place_of(found.metadata) is None
+        assert not marked_document(found).is_annotation
         assert without_plan([found]) == [Document("text")]
 
 
 def test_off_mode_keeps_the_annotation_out_of_the_metadata_too():
     found = planned("cba", "off")
-    assert [place.plan["order_annotation"] for place in map(place_of, found) if place] == [None] * 3
+    assert [place.plan["order_annotation"] for place in places(found)] == [None] * 3
 
 
-def test_copied_metadata_shares_no_dict_or_list():
+def test_copied_shares_no_dict_or_list():
     handle = object()
     metadata = {"a": [{"b": [1]}], "handle": handle}
-    copy = copied_metadata(metadata)
+    copy = copied(metadata)
     assert copy == metadata
     copy["a"][0]["b"].append(2)
     assert metadata["a"] == [{"b": [1]}]

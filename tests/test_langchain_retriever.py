@@ -34,7 +34,9 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 import ctxreuse
 from ctxreuse import ReusePlanner
+from ctxreuse.blocks import text_digest
 from langchain_ctxreuse import ReuseRetriever, format_context
+from langchain_ctxreuse.documents import marked_document
 
 __all__ = ["no_sockets"]
 
@@ -90,11 +92,12 @@ def reuse_retriever(**arguments: Any) -> ReuseRetriever:
 def test_what_is_returned_shares_nothing_that_can_change_with_the_retrievers_store():
     inner = LetterRetriever(store={"a": document("a", tags=["x", {"y": 1}])})
     retriever = ReuseRetriever(retriever=inner, annotation="metadata")
-    first, second = retriever.invoke("ab")
+    first, _ = retriever.invoke("ab")
     first.metadata["tags"][1]["y"] = 2
     first.metadata["ctxreuse"]["plan"]["blocks"].clear()
     assert inner.store["a"] == document("a", tags=["x", {"y": 1}])
-    assert second.metadata["ctxreuse"]["plan"]["blocks"] == ["id-a", "id-b"]
+    again, _ = retriever.invoke("ab")
+    assert again.metadata["ctxreuse"]["plan"]["blocks"] == ["id-a", "id-b"]
 
 
 def test_the_metadata_of_a_planned_document_is_plain_data():
@@ -114,7 +117,10 @@ def test_the_metadata_of_a_planned_document_is_plain_data():
         {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_1]", "plan": plan}},
         {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_2]", "plan": plan}},
         {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_3]", "plan": plan}},
-        {"source": "", "ctxreuse": {"annotation": True, "plan": plan}},
+        {
+            "source": "",
+            "ctxreuse": {"annotation": text_digest(found[3].page_content).hex(), "plan": plan},
+        },
     ]
     assert found[3].page_content == (
         "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
@@ -330,7 +336,7 @@ def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_
 def test_where_the_history_shows_everything_one_document_says_so_in_metadata_mode_too():
     [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
     assert only.page_content == "Please refer to [Doc_2] in the previous conversation."
-    assert only.metadata["ctxreuse"]["annotation"] is True
+    assert marked_document(only).is_annotation
 
 
 def test_with_annotations_off_nothing_is_left_out():

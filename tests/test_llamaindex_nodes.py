@@ -421,7 +421,7 @@ class TestFormatContext:
             "Please read the context in the following priority order: "
             "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
         )
-        assert RENDERED.find(text) == [], "it is not planned again"
+        assert [found.blocks for found in RENDERED.find(text)] == [()], "it is not planned again"
 
     def test_without_annotation_the_order_is_not_told(self) -> None:
         postprocessor = ReusePostprocessor(annotation="off")

@@ -250,16 +250,19 @@ def test_an_event_loop_that_stands_still_does_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(window_module, "_STANDSTILL_S", 0.02)
-    planner = Planner(window_s=0.01)
+    planner = Planner(window_s=0.05)
     loop = asyncio.new_event_loop()
-    first = loop.create_task(planner.acall("a"))
-    loop.run_until_complete(asyncio.sleep(0))  # it has opened the window, and runs no more
-    with ThreadPoolExecutor(2) as pool:
-        others = [pool.submit(planner.call, item) for item in "cb"]
-        assert [other.result(10) for other in others] == ["plan of c", "plan of b"]
-    assert [sorted(batch) for batch in planner.batches] == [["a", "b", "c"]]
-    assert loop.run_until_complete(first) == "plan of a"
-    loop.close()
+    try:
+        first = loop.create_task(planner.acall("a"))
+        loop.run_until_complete(asyncio.sleep(0))  # it has opened the window, and runs no more
+        with ThreadPoolExecutor(2) as pool:
+            others = [pool.submit(planner.call, item) for item in "cb"]
+            assert [other.result(10) for other in others] == ["plan of c", "plan of b"]
+        assert "a" in planner.batches[0], "its window was closed for it"
+        assert sorted(item for batch in planner.batches for item in batch) == ["a", "b", "c"]
+        assert loop.run_until_complete(first) == "plan of a"
+    finally:
+        loop.close()
     assert planner.dropped == []
 
 

@@ -8,65 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from langchain_core.documents import Document
 
 from ctxreuse.arranging import (
-    METADATA_KEY,
     AnnotationMode,
     Arranged,
     Arranger,
-    Placed,
     Retrieved,
     appended_annotation,
-    plan_metadata,
 )
-from ctxreuse.blocks import ContextBlock, text_digest
+from ctxreuse.blocks import ContextBlock
 from ctxreuse.fail_open import FailOpen
+from ctxreuse.marks import METADATA_KEY, MarkedDocument, copied, marks_of, retrievers_order
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
-from ctxreuse.prompts import SentBlock
 from ctxreuse.request_scope import RequestScope
-
-PlanMetadata: TypeAlias = Mapping[str, Any]
-"""A plan as a document's metadata holds it; see `ctxreuse.arranging.plan_metadata`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a planned document says of itself.
-
-    Attributes:
-        rank: Its position as retrieved, from 0.
-        label: Its label, such as "[Doc_1]".
-        plan: The plan that it is part of.
-        overlap: What its rendering leaves out, if its beginning repeats an earlier block's end.
-    """
-
-    rank: int
-    label: str
-    plan: PlanMetadata
-    overlap: Overlap | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """The beginning of a document that stands at the end of an earlier one.
-
-    Attributes:
-        characters: How many characters.
-        label: Under which label they stand.
-        digest: Of these characters, in hexadecimal, for a user may change the document later.
-    """
-
-    characters: int
-    label: str
-    digest: str
-
-    def stands_in(self, text: str) -> bool:
-        """Return whether a text still begins with these characters."""
-        return text_digest(text[: self.characters]).hex() == self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +95,18 @@ class DocumentArranger:
 
     def _marked(self, arranged: Arranged[Document], plan: Plan) -> list[Document]:
         """Return copies that carry their plan, the annotation behind them."""
-        said = plan_metadata(plan)
-        if self._annotation == "off":
-            said["order_annotation"] = None
-        overlaps = {
-            part.label: Overlap(
-                part.repeated,
-                part.repeats,
-                text_digest(part.block.text[: part.repeated]).hex(),
-            )
-            for part in plan.parts
-            if isinstance(part, SentBlock) and part.repeated
-        }
-        documents = [_marked_copy(one, said, overlaps) for one in arranged.placed]
+        marks = marks_of(plan, with_order=self._annotation != "off")
+        documents = [
+            _marked_copy(one.thing, marks.place(one.rank, one.label or ""))
+            for one in arranged.placed
+        ]
         annotation = arranged.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            documents.append(_annotation_document(annotation, said, documents))
+            documents.append(
+                _annotation_document(annotation, marks.annotation(annotation), documents)
+            )
         return documents
 
 
@@ -165,85 +117,23 @@ def document_block(document: Document) -> ContextBlock:
     return ContextBlock(id=document.id, text=document.page_content)
 
 
-def plan_of(document: Document) -> PlanMetadata | None:
-    """Return the plan that a document carries, or None if there is none of ours."""
-    mark = document.metadata.get(METADATA_KEY)
-    plan = mark.get("plan") if isinstance(mark, Mapping) else None
-    return plan if isinstance(plan, Mapping) and "parts" in plan else None
-
-
-def place_of(document: Document) -> Place | None:
-    """Return what a document says of its place, or None if it carries no plan of ours."""
-    plan = plan_of(document)
-    if plan is None:
-        return None
-    mark = document.metadata[METADATA_KEY]
-    rank, label, overlap = mark.get("rank"), mark.get("label"), mark.get("overlap")
-    if not (isinstance(rank, int) and isinstance(label, str)):
-        return None
-    return Place(rank, label, plan, None if overlap is None else Overlap(**overlap))
-
-
-def is_annotation(document: Document) -> bool:
-    """Return whether a document is an annotation that stood behind planned ones."""
-    mark = document.metadata.get(METADATA_KEY)
-    return isinstance(mark, Mapping) and mark.get("annotation") is True
-
-
-def left_out_words(plan: PlanMetadata) -> list[str]:
-    """Return a plan's location annotations."""
-    return [part[2] for part in plan["parts"] if len(part) == 3]
-
-
-def as_planned(places: Sequence[Place]) -> bool:
-    """Return whether places are of one plan and stand in its order, maybe with gaps."""
-    if not places or any(place.plan != places[0].plan for place in places):
-        return False
-    ordinals = {part[0]: number for number, part in enumerate(places[0].plan["parts"])}
-    numbers = [ordinals.get(place.label, -1) for place in places]
-    return min(numbers) >= 0 and numbers == sorted(numbers)
+def marked_document(document: Document) -> MarkedDocument:
+    """Return a document as one that may carry a plan."""
+    return MarkedDocument(document_block(document), document.metadata)
 
 
 def without_plan(documents: Sequence[Document]) -> list[Document] | None:
     """Return documents as they were before an earlier plan of ours, so that plans never nest.
 
-    None says that they have to stay as they are; see `retrievers_order`.
+    None says that they have to stay as they are; see `ctxreuse.marks.retrievers_order`.
     """
-    order = retrievers_order(documents)
+    order = retrievers_order([marked_document(one) for one in documents])
     return None if order is None else [_without_mark(documents[position]) for position in order]
-
-
-def retrievers_order(documents: Sequence[Document]) -> list[int] | None:
-    """Return the positions of documents in the order in which they were retrieved.
-
-    Documents that stand as one plan put them go back to the retriever's order; in any other order,
-    such as a reranker's, they stay. Annotations that an earlier plan put behind them are left out.
-    None says that all have to stay, since the earlier plan left out what the conversation shows and
-    they say where it stands.
-    """
-    if any(left_out_words(plan) for plan in map(plan_of, documents) if plan is not None):
-        return None
-    kept = [n for n, document in enumerate(documents) if not is_annotation(document)]
-    places = [place for n in kept if (place := place_of(documents[n])) is not None]
-    if len(places) == len(kept) and as_planned(places):
-        rank_of = {n: place.rank for n, place in zip(kept, places, strict=True)}
-        kept.sort(key=lambda n: rank_of[n])
-    return kept
 
 
 def labelled_copy(document: Document, rank: int, label: str) -> Document:
     """Return a copy that says its rank and label, without a plan of which they are a part."""
-    metadata = copied_metadata(document.metadata) | {METADATA_KEY: {"rank": rank, "label": label}}
-    return document.model_copy(update={"metadata": metadata})
-
-
-def copied_metadata(value: Any) -> Any:
-    """Return a copy of nested dicts and lists; what else they hold is shared."""
-    if isinstance(value, dict):
-        return {name: copied_metadata(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [copied_metadata(one) for one in value]
-    return value
+    return _marked_copy(document, {"rank": rank, "label": label})
 
 
 def _without_mark(document: Document) -> Document:
@@ -253,22 +143,14 @@ def _without_mark(document: Document) -> Document:
     return document.model_copy(update={"metadata": metadata})
 
 
-def _marked_copy(
-    placed: Placed[Document], plan: PlanMetadata, overlaps: Mapping[str, Overlap]
+def _marked_copy(document: Document, mark: Mapping[str, Any]) -> Document:
+    metadata = copied(document.metadata) | {METADATA_KEY: mark}
+    return document.model_copy(update={"metadata": metadata})
+
+
+def _annotation_document(
+    text: str, mark: Mapping[str, Any], documents: Sequence[Document]
 ) -> Document:
-    mark = {"rank": placed.rank, "label": placed.label, "plan": copied_metadata(plan)}
-    overlap = overlaps.get(placed.label or "")
-    if overlap is not None:
-        mark["overlap"] = {
-            "characters": overlap.characters,
-            "label": overlap.label,
-            "digest": overlap.digest,
-        }
-    metadata = copied_metadata(placed.thing.metadata) | {METADATA_KEY: mark}
-    return placed.thing.model_copy(update={"metadata": metadata})
-
-
-def _annotation_document(text: str, plan: PlanMetadata, documents: Sequence[Document]) -> Document:
     """Return the annotation as a document.
 
     It has the metadata names that all the documents have, empty, because a prompt for documents
@@ -278,5 +160,4 @@ def _annotation_document(text: str, plan: PlanMetadata, documents: Sequence[Docu
     for document in documents:
         shared &= set(document.metadata)
     metadata: dict[str, Any] = dict.fromkeys(sorted(shared), "")
-    metadata[METADATA_KEY] = {"annotation": True, "plan": copied_metadata(plan)}
-    return Document(page_content=text, metadata=metadata)
+    return Document(page_content=text, metadata=metadata | {METADATA_KEY: mark})

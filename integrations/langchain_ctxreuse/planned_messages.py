@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ctxreuse.annotations import Templates
-from ctxreuse.arranging import METADATA_KEY
 from ctxreuse.blocks import BlockKey
+from ctxreuse.marks import METADATA_KEY
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import Reference, SentBlock, render_block, render_turn
 from ctxreuse.renderings import RENDERED

@@ -15,9 +15,9 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from ctxreuse.arranging import METADATA_KEY
 from ctxreuse.blocks import BlockId, ContextBlock
-from langchain_ctxreuse.documents import retrievers_order
+from ctxreuse.marks import METADATA_KEY, retrievers_order
+from langchain_ctxreuse.documents import marked_document
 
 _OF_ONE_SEARCH = ("score", "score_details")
 """What one search says of a memory and the next says otherwise; the order says it, too."""
@@ -98,7 +98,7 @@ def _document(value: Any) -> Document | None:
 
 
 def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks | None:
-    order = retrievers_order(documents)
+    order = retrievers_order([marked_document(document) for document in documents])
     if not order:
         return None
     found = pieces.as_blocks([document.id for document in documents], order)

@@ -30,8 +30,8 @@ from llama_index.core.settings import Settings
 from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
-from ctxreuse.arranging import METADATA_KEY, plan_metadata
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.marks import METADATA_KEY, plan_metadata
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.request_scope import request_context
 from llamaindex_ctxreuse.own_planner import OWN_PLANNER, given_or_own

@@ -7,20 +7,8 @@ from collections.abc import Sequence
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
-from ctxreuse.renderings import RENDERED
-from llamaindex_ctxreuse.marks import (
-    left_out_words,
-    place_of,
-    plan_of,
-    render_as_planned,
-    stand_as_planned,
-)
-from llamaindex_ctxreuse.nodes import (
-    AnnotationNode,
-    checked_metadata_mode,
-    checked_nodes,
-    node_block,
-)
+from ctxreuse.formatting import format_documents
+from llamaindex_ctxreuse.nodes import checked_metadata_mode, checked_nodes, marked_documents
 
 
 def format_context(
@@ -51,14 +39,4 @@ def format_context(
     """
     mode = checked_metadata_mode(metadata_mode)
     given = checked_nodes(nodes, "format_context")
-    shown = [one.node for one in given if not isinstance(one.node, AnnotationNode)]
-    blocks = [node_block(node, mode) for node in shown]
-    places = [place for place in (place_of(node.metadata) for node in shown) if place is not None]
-    if len(places) == len(shown) and stand_as_planned(places):
-        text_of = {place.label: block.text for place, block in zip(places, blocks, strict=True)}
-        if [text_of[place.label] for place in places] == [block.text for block in blocks]:
-            return render_as_planned(places, blocks, templates)
-    plans = [plan for plan in (plan_of(one.node.metadata) for one in given) if plan is not None]
-    words = [said for plan in plans for said in left_out_words(plan)]
-    text = [RENDERED.render(blocks, templates)] if blocks else []
-    return templates.separator.join([*text, *dict.fromkeys(words)])  # each node repeats its plan
+    return format_documents(marked_documents(given, mode), templates)

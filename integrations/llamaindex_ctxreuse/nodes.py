@@ -6,7 +6,7 @@ model nor an embedding sees it; what came in is never changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llama_index.core.schema import (
@@ -19,7 +19,6 @@ from llama_index.core.schema import (
 )
 
 from ctxreuse.arranging import (
-    METADATA_KEY,
     AnnotationMode,
     Arranged,
     Arranger,
@@ -28,17 +27,10 @@ from ctxreuse.arranging import (
 from ctxreuse.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.fail_open import FailOpen
+from ctxreuse.marks import METADATA_KEY, MarkedDocument, copied, marks_of, retrievers_order
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
 from ctxreuse.request_scope import RequestScope
-from llamaindex_ctxreuse.marks import (
-    copied,
-    left_out_words,
-    marks_of,
-    place_of,
-    plan_of,
-    stand_as_planned,
-)
 
 
 class AnnotationNode(TextNode):
@@ -125,7 +117,7 @@ class NodeArranger:
         if annotation is not None:
             shown = arranged.placed or arranged.left_out
             scores = [one.thing.score for one in shown if one.thing.score is not None]
-            node = marked_copy(AnnotationNode(text=annotation), marks.annotation())
+            node = marked_copy(AnnotationNode(text=annotation), marks.annotation(annotation))
             # the lowest: sorting by score leaves it at the end, and no cut-off takes it alone
             nodes.append(NodeWithScore(node=node, score=min(scores, default=None)))
         return nodes
@@ -136,22 +128,21 @@ def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
     return ContextBlock(id=node.node_id, text=node.get_content(metadata_mode=metadata_mode))
 
 
+def marked_documents(
+    nodes: Iterable[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.NONE
+) -> list[MarkedDocument]:
+    """Return nodes as documents that may carry a plan."""
+    found = [one.node for one in nodes]
+    return [MarkedDocument(node_block(node, metadata_mode), node.metadata) for node in found]
+
+
 def without_plan(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore] | None:
     """Return nodes as they were before an earlier plan of ours, so that plans never nest.
 
-    Nodes that stand as one plan put them go back to the retriever's order; in any other order, such
-    as a reranker's, they stay. None says that all have to stay as they are, since the earlier plan
-    left out what the conversation shows, and they say where it stands.
+    None says that they have to stay as they are; see `ctxreuse.marks.retrievers_order`.
     """
-    plans = [plan for plan in (plan_of(one.node.metadata) for one in nodes) if plan is not None]
-    if any(left_out_words(plan) for plan in plans):
-        return None
-    kept = [one for one in nodes if not isinstance(one.node, AnnotationNode)]
-    places = [place for place in (place_of(one.node.metadata) for one in kept) if place is not None]
-    if len(places) == len(kept) and stand_as_planned(places):
-        ranked = sorted(zip(places, kept, strict=True), key=lambda pair: pair[0].rank)
-        kept = [one for _, one in ranked]
-    return [_unmarked(one) for one in kept]
+    order = retrievers_order(marked_documents(nodes))
+    return None if order is None else [_unmarked(nodes[position]) for position in order]
 
 
 def marked_copy(node: BaseNode, mark: dict[str, Any]) -> BaseNode:

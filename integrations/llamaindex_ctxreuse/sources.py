@@ -22,9 +22,9 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 
-from ctxreuse.arranging import METADATA_KEY
 from ctxreuse.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.marks import METADATA_KEY
 from llamaindex_ctxreuse.nodes import AnnotationNode, node_block, without_plan
 from llamaindex_ctxreuse.prompts import message_text, openai_role
 

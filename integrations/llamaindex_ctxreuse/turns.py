@@ -13,16 +13,17 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from ctxreuse.blocks import ContextBlock, ContextRequest
 from ctxreuse.fail_open import FailOpen
+from ctxreuse.marks import left_out_words, marks_of
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import Reference
 from ctxreuse.request_scope import current_scope
 from ctxreuse.tokens import as_token_counter
-from llamaindex_ctxreuse.marks import left_out_words, marks_of, plan_of
 from llamaindex_ctxreuse.nodes import (
     AnnotationNode,
     checked_metadata_mode,
     marked_copy,
+    marked_documents,
     node_block,
     without_plan,
 )
@@ -183,9 +184,8 @@ def _unplanned(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore], lis
     unplanned = without_plan(nodes)
     if unplanned is not None:
         return unplanned, []
-    plans = [plan for plan in (plan_of(one.node.metadata) for one in nodes) if plan is not None]
-    words = dict.fromkeys(said for plan in plans for said in left_out_words(plan))
-    return [one for one in nodes if not isinstance(one.node, AnnotationNode)], list(words)
+    words = left_out_words(marked_documents(nodes))
+    return [one for one in nodes if not isinstance(one.node, AnnotationNode)], words
 
 
 def _marked(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, Plan
-from ctxreuse.arranging import METADATA_KEY, plan_metadata
 from ctxreuse.blocks import BlockId, BlockKey
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.marks import METADATA_KEY, plan_metadata
 from ctxreuse.prompts import SentBlock
 
 Memory: TypeAlias = Mapping[str, Any]
