@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -77,43 +78,50 @@ class Answers:
 
 
 async def ask(
-    server: ServerInfo,
-    questions: Questions,
-    policy: Policy,
-    concurrency: int,
-    advance: Callable[[], object],
-) -> Answers:
-    """Return the answers under a policy.
+    server: ServerInfo, questions: Questions, concurrency: int, advance: Callable[[], object]
+) -> list[Answers]:
+    """Return the answers under each policy.
 
-    All first turns are asked, then all second ones, and so on, so that the plans do not hang on
-    which answer comes first. The first turns are planned as one batch. A conversation with a turn
-    that is not answered ends there.
+    The first turns are planned as one batch; later ones stand behind their history and keep the
+    retriever's order, so no plan hangs on which answer comes first. A conversation is asked to its
+    end under one policy after the other, as long as the engine still has what it said before; where
+    two policies send the same, the answer is the engine's to the same prompt. A conversation with a
+    turn that is not answered ends there.
 
     Args:
         server: Who is asked.
         questions: What is asked.
-        policy: How the blocks are shown.
-        concurrency: Requests at a time.
-        advance: Called once a question that was asked.
+        concurrency: Conversations at a time.
+        advance: Called once a question and policy.
+
+    Returns:
+        The answers under each of the policies, in their order.
     """
-    planner = ReusePlanner(deduplicate=policy.deduplicate)
-    answers = Answers(policy)
-    async with EngineClient(server.base_url, server.model, planner=planner) as client:
-        asker = _Asker(client, server, questions.answer_tokens, answers, concurrency, advance)
-        going_on = [_Conversation(turns) for turns in questions.conversations]
-        while going_on:
-            requests = [conversation.request() for conversation in going_on]
-            if all(not request.history for request in requests):
-                plans = list(planner.plan_batch(requests, policy.strategy).in_input_order())
-            else:
-                plans = [planner.plan(request, policy.strategy) for request in requests]
-            if not policy.annotate:
-                plans = [replace(plan, order_annotation=None) for plan in plans]
-            texts = await asyncio.gather(*map(asker.answer, plans))
-            for conversation, plan, text in zip(going_on, plans, texts, strict=True):
-                conversation.record(plan, text)
-            going_on = [conversation for conversation in going_on if conversation.goes_on]
-    return answers
+    salt = uuid4().hex
+    async with AsyncExitStack() as clients:
+        askers = []
+        for policy in questions.policies:
+            planner = ReusePlanner(deduplicate=policy.deduplicate)
+            client = EngineClient(server.base_url, server.model, planner=planner)
+            await clients.enter_async_context(client)
+            askers.append(
+                _Asker(client, planner, server, questions.answer_tokens, Answers(policy), salt)
+            )
+        conversations = [list(map(_Conversation, questions.conversations)) for _ in askers]
+        plans = [
+            asker.first_plans(begun) for asker, begun in zip(askers, conversations, strict=True)
+        ]
+        slots = asyncio.Semaphore(concurrency)
+
+        async def under_each_policy(number: int) -> None:
+            async with slots:
+                for asker, begun, first in zip(askers, conversations, plans, strict=True):
+                    await asker.converse(begun[number], first[number])
+                    for _ in questions.conversations[number]:
+                        advance()
+
+        await asyncio.gather(*map(under_each_policy, range(len(questions.conversations))))
+    return [asker.answers for asker in askers]
 
 
 class _Conversation:
@@ -149,43 +157,48 @@ class _Conversation:
         self._history.append({"role": "assistant", "content": text})
 
 
+@dataclass(frozen=True, slots=True)
 class _Asker:
-    """Sends plans, a few at a time, and notes the answers."""
+    """Asks under one policy, and notes the answers."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        server: ServerInfo,
-        answer_tokens: int,
-        answers: Answers,
-        concurrency: int,
-        advance: Callable[[], object],
-    ) -> None:
-        self._client = client
-        self._server = server
-        self._answer_tokens = answer_tokens
-        self._answers = answers
-        self._slots = asyncio.Semaphore(concurrency)
-        self._advance = advance
-        self._salt = uuid4().hex
+    client: EngineClient
+    planner: ReusePlanner
+    server: ServerInfo
+    answer_tokens: int
+    answers: Answers
+    salt: str
 
-    async def answer(self, plan: Plan) -> str | None:
+    def first_plans(self, conversations: Sequence[_Conversation]) -> list[Plan]:
+        """Return the plans of the first turns, planned together."""
+        requests = [conversation.request() for conversation in conversations]
+        planned = self.planner.plan_batch(requests, self.answers.policy.strategy)
+        return [self._shown(plan) for plan in planned.in_input_order()]
+
+    async def converse(self, conversation: _Conversation, first: Plan) -> None:
+        """Ask the turns of a conversation."""
+        conversation.record(first, await self._answer(first))
+        while conversation.goes_on:
+            planned = self.planner.plan(conversation.request(), self.answers.policy.strategy)
+            plan = self._shown(planned)
+            conversation.record(plan, await self._answer(plan))
+
+    def _shown(self, plan: Plan) -> Plan:
+        """Return a plan as the policy shows it."""
+        return plan if self.answers.policy.annotate else replace(plan, order_annotation=None)
+
+    async def _answer(self, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""
-        async with self._slots:
-            try:
-                context, room = self._server.context_tokens, self._answer_tokens
-                if not await fits(self._client, plan, context, room):
-                    self._answers.failures["longer than the model's context"] += 1
-                    return None
-                completion = await self._client.complete(
-                    plan, cache_salt=self._salt, max_tokens=room, temperature=0
-                )
-            except EngineError as error:
-                self._answers.failures[str(error)] += 1
+        try:
+            if not await fits(self.client, plan, self.server.context_tokens, self.answer_tokens):
+                self.answers.failures["longer than the model's context"] += 1
                 return None
-            finally:
-                self._advance()
-        self._answers.texts[plan.request_id] = completion.text
+            completion = await self.client.complete(
+                plan, cache_salt=self.salt, max_tokens=self.answer_tokens, temperature=0
+            )
+        except EngineError as error:
+            self.answers.failures[str(error)] += 1
+            return None
+        self.answers.texts[plan.request_id] = completion.text
         if plan.blocks != tuple(plan.request.unique_blocks.values()):
-            self._answers.changed.add(plan.request_id)
+            self.answers.changed.add(plan.request_id)
         return completion.text

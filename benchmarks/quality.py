@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--questions", type=int, default=150, help="of XQuAD (default: 150)")
     parser.add_argument("--conversations", type=int, default=60, help="of MT-RAG (default: 60)")
     parser.add_argument(
-        "--concurrency", type=int, default=4, help="requests at a time (default: 4)"
+        "--concurrency", type=int, default=4, help="conversations at a time (default: 4)"
     )
     options = parser.parse_args()
     data = check_data(options.data, "xquad", "mtrag")
@@ -137,13 +137,10 @@ def _references(path: Path) -> dict[QuestionId, list[str]]:
 
 async def _ask(server: ServerInfo, questions: Questions, concurrency: int) -> list[Answers]:
     """Return the answers under each policy."""
-    answers = []
     with progress_bar() as progress:
-        for policy in questions.policies:
-            task = progress.add_task(f"{questions.name}: {policy.name}", total=questions.turns)
-            advance = partial(progress.advance, task)
-            answers.append(await ask(server, questions, policy, concurrency, advance))
-    return answers
+        total = questions.turns * len(questions.policies)
+        task = progress.add_task(questions.name, total=total)
+        return await ask(server, questions, concurrency, partial(progress.advance, task))
 
 
 def _scores(questions: Questions, answers: Sequence[Answers]) -> list[Scores]:
