@@ -191,6 +191,7 @@ class _Asker:
         try:
             if not await fits(self.client, plan, self.server.context_tokens, self.answer_tokens):
                 self.answers.failures["longer than the model's context"] += 1
+                self.client.forget(plan)
                 return None
             completion = await self.client.complete(
                 plan, cache_salt=self.salt, max_tokens=self.answer_tokens, temperature=0

@@ -16,7 +16,14 @@ from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from server import ServerInfo, argument_parser, check_data, describe_server, read_named_trace
+from server import (
+    ServerInfo,
+    argument_parser,
+    check_data,
+    describe_server,
+    read_named_trace,
+    warm_up,
+)
 
 from ctxreuse import BatchPlan, ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage
@@ -47,6 +54,7 @@ def main() -> int:
     server = describe_server(options.base_url, options.model)
     requests = [ContextRequest(one.blocks, one.query) for one in trace]
     batch = ReusePlanner().plan_batch(requests)
+    asyncio.run(warm_up(server))
     table = Table("sent", "hit ratio", "prefilled tokens", "seconds", title="leader first")
     for name, how in (
         ("one after the other", {"concurrency": 1}),

@@ -23,6 +23,7 @@ from rich.progress import (
 
 from ctxreuse.cache.metrics import EngineMetrics
 from ctxreuse.evaluation.traces import TraceRequest, read_corpus, read_trace
+from ctxreuse.serving import EngineClient
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
@@ -103,6 +104,13 @@ def describe_server(base_url: str, model: str | None) -> ServerInfo:
         context_tokens=int(cards[name]["max_model_len"]),
         cache_tokens=metrics.capacity_tokens,
     )
+
+
+async def warm_up(server: ServerInfo) -> None:
+    """Send what nobody measures, for a server's first requests are slow."""
+    async with EngineClient(server.base_url, server.model) as client:
+        for _ in range(2):
+            await client.complete([{"role": "user", "content": "Hello. " * 200}], max_tokens=1)
 
 
 def progress_bar() -> Progress:

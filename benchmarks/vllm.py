@@ -27,9 +27,8 @@ from server import (
     describe_server,
     progress_bar,
     read_named_trace,
+    warm_up,
 )
-
-from ctxreuse.serving import EngineClient
 
 AS_RETRIEVED = Policy("as retrieved", "none")
 PAPER = Policy("papers' order, online", "paper")
@@ -114,9 +113,7 @@ def _workload(data: Path, name: str, requests: int) -> Workload:
 
 async def _measure(server: ServerInfo, workload: Workload) -> Measurement:
     """Send a workload under each policy that suits it."""
-    async with EngineClient(server.base_url, server.model) as client:
-        for _ in range(2):  # a server's first requests are slow
-            await client.complete([{"role": "user", "content": "Hello. " * 200}], max_tokens=1)
+    await warm_up(server)
     runs, loads = [], [os.getloadavg()[0]]
     with progress_bar() as progress:
         for policy in CONVERSATIONS if workload.conversations else INDEPENDENT:
@@ -185,7 +182,7 @@ def _print_workload(
             f"that have {FEWEST_TURNS} turns or more, whole, in arrival order, each turn answered "
             f"'OK.'; one stops where it no longer fits {server.context_tokens:,} tokens"
         )
-        console.print("'to as retrieved' compares the turns that both policies sent")
+        console.print("all but 'answered' is over the turns that fit as retrieved, too")
     for expectation in expectations:
         mark = {True: "[green]as expected[/]", False: "[red]not as expected[/]", None: "measured"}
         console.print(f"{mark[expectation.is_met]}: {expectation.text}")
@@ -228,13 +225,13 @@ def _table(server: ServerInfo, workload: Workload, runs: Sequence[Run]) -> Table
         table.add_row(
             run.policy.name,
             str(len(run.measured)),
-            f"{run.usage.hit_ratio:.3f}",
-            f"{run.usage.prompt_tokens:,}",
-            f"{run.usage.prefilled_tokens:,}",
+            f"{part.usage.hit_ratio:.3f}",
+            f"{part.usage.prompt_tokens:,}",
+            f"{part.usage.prefilled_tokens:,}",
             f"{tokens:.2f}",
-            f"{run.mean_first_token_s * 1000:,.0f}",
-            f"{run.first_token_s(50) * 1000:,.0f}",
-            f"{run.first_token_s(95) * 1000:,.0f}",
+            f"{part.mean_first_token_s * 1000:,.0f}",
+            f"{part.first_token_s(50) * 1000:,.0f}",
+            f"{part.first_token_s(95) * 1000:,.0f}",
             f"{part.first_token_s(50) / plain.first_token_s(50):.2f}",
         )
     return table

@@ -33,7 +33,7 @@ from ctxreuse.evaluation.traces import read_corpus, read_trace
 app = typer.Typer(
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
 
-    Start with `ctxreuse demo`: it plans real retrievals in three ways and shows what each saves.
+    Start with `ctxreuse demo`: it plans real retrievals in several ways and shows what each saves.
 
     With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
     trace with `request_id`, `query` and `blocks` (ids, best first). Then:

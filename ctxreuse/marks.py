@@ -152,6 +152,9 @@ def plan_of(metadata: Metadata) -> PlanMetadata | None:
     plan = mark.get("plan") if isinstance(mark, Mapping) else None
     if not isinstance(plan, Mapping) or not isinstance(plan.get("parts"), list):
         return None
+    order = plan.get("order_annotation")
+    if not (order is None or isinstance(order, str)) or not all(map(_is_part, plan["parts"])):
+        return None
     return plan
 
 
@@ -161,10 +164,10 @@ def place_of(metadata: Metadata) -> Place | None:
     if plan is None:
         return None
     mark = metadata[METADATA_KEY]
-    rank, label, overlap = mark.get("rank"), mark.get("label"), mark.get("overlap")
+    rank, label = mark.get("rank"), mark.get("label")
     if not (isinstance(rank, int) and isinstance(label, str)):
         return None
-    return Place(rank, label, plan, Overlap(**overlap) if isinstance(overlap, Mapping) else None)
+    return Place(rank, label, plan, _overlap(mark.get("overlap")))
 
 
 def left_out_words(documents: Sequence[MarkedDocument]) -> list[str]:
@@ -218,6 +221,22 @@ def copied(value: Any) -> Any:
     if isinstance(value, list):
         return [copied(one) for one in value]
     return value
+
+
+def _is_part(part: object) -> bool:
+    """Return whether this is `[label, id]` or `[label, id, words]`."""
+    if not isinstance(part, (list, tuple)) or len(part) not in (2, 3):
+        return False
+    label, name, *words = part
+    return isinstance(name, (str, int)) and all(isinstance(one, str) for one in (label, *words))
+
+
+def _overlap(said: object) -> Overlap | None:
+    match said:
+        case {"characters": int(characters), "label": str(label), "digest": str(digest)}:
+            return Overlap(characters, label, digest)
+        case _:
+            return None
 
 
 def _plain(name: BlockId) -> BlockId:

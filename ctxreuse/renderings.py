@@ -12,6 +12,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from threading import Lock
 
 from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
@@ -19,6 +20,7 @@ from ctxreuse.blocks import BlockId, ContextBlock, ContextRequest, text_digest
 from ctxreuse.prompts import SentBlock, render_block, render_turn
 
 _HEAD = 64
+_ENDING = 64
 _SHORTEST_OPENING = 8
 
 
@@ -47,6 +49,7 @@ class Rendering:
         length: In characters.
         digest: Of the whole text.
         opening: The characters before the first block's text: a label.
+        ending: Digest of its last characters: the whole is compared only where these stand.
         spans: The blocks, in order; none where they were planned before.
         goes_on: What would follow if there were one more block: then it is only the beginning of
             a longer context.
@@ -55,6 +58,7 @@ class Rendering:
     length: int
     digest: bytes
     opening: str
+    ending: bytes
     spans: tuple[BlockSpan, ...]
     goes_on: str = ""
 
@@ -158,26 +162,24 @@ class Renderings:
         return [match.start() for match in re.finditer(f"(?=(?:{pattern}))", text)]
 
     def _standing_at(self, text: str, start: int) -> Rendering | None:
-        candidates: dict[bytes, Rendering] = {}
+        candidates: list[Rendering] = []
         for length in self._head_lengths:
-            candidates.update(self._by_head.get(text[start : start + length], {}))
-        digests: dict[int, bytes] = {}
-        for rendering in sorted(candidates.values(), key=lambda one: one.length, reverse=True):
-            if start + rendering.length > len(text):
+            candidates += self._by_head.get(text[start : start + length], {}).values()
+        candidates.sort(key=lambda one: one.length, reverse=True)
+        for length, as_long in groupby(candidates, key=lambda one: one.length):
+            end = start + length
+            if end > len(text):
                 continue
-            digest = digests.get(rendering.length)
-            if digest is None:
-                digest = text_digest(text[start : start + rendering.length])
-                digests[rendering.length] = digest
-            end = start + rendering.length
-            is_longer = bool(rendering.goes_on) and text.startswith(rendering.goes_on, end)
-            if digest == rendering.digest and not is_longer:
-                return rendering
+            ending = _ending(text[max(start, end - _ENDING) : end])
+            ending_so = {one.digest: one for one in as_long if one.ending == ending}
+            standing = ending_so.get(text_digest(text[start:end])) if ending_so else None
+            if standing and not (standing.goes_on and text.startswith(standing.goes_on, end)):
+                return standing
         return None
 
     def _remember(self, text: str, spans: tuple[BlockSpan, ...], goes_on: str = "") -> None:
         opening = text[: max(spans[0].start if spans else 0, _SHORTEST_OPENING)]
-        rendering = Rendering(len(text), text_digest(text), opening, spans, goes_on)
+        rendering = Rendering(len(text), text_digest(text), opening, _ending(text), spans, goes_on)
         head = text[:_HEAD]
         with self._lock:
             self._forget(rendering.digest)
@@ -214,6 +216,10 @@ def _spans(parts: Sequence[SentBlock], templates: Templates) -> Iterable[BlockSp
         first = start + len(templates.before_text(label))
         yield BlockSpan(block.id, first, first + len(block.text), block.tokens)
         start += len(render_block(label, block.text, templates)) + len(templates.separator)
+
+
+def _ending(text: str) -> bytes:
+    return text_digest(text[-_ENDING:])
 
 
 def _found(text: str, start: int, rendering: Rendering) -> FoundContext:

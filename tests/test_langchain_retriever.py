@@ -35,8 +35,9 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests
 import ctxreuse
 from ctxreuse import ReusePlanner
 from ctxreuse.blocks import text_digest
+from ctxreuse.request_scope import NO_SCOPE
 from langchain_ctxreuse import ReuseRetriever, format_context
-from langchain_ctxreuse.documents import marked_document
+from langchain_ctxreuse.documents import Retrieval, marked_document
 
 __all__ = ["no_sockets"]
 
@@ -337,6 +338,31 @@ def test_where_the_history_shows_everything_one_document_says_so_in_metadata_mod
     [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
     assert only.page_content == "Please refer to [Doc_2] in the previous conversation."
     assert marked_document(only).is_annotation
+
+
+def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_names():
+    inner = LetterRetriever(store={"b": document("b", source="b.txt")})
+    [only] = second_turn(ReuseRetriever(retriever=inner), "b")
+    assert only.metadata["source"] == ""
+
+
+@pytest.mark.parametrize("found", [None, "text", [1]])
+def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
+    assert retriever._arranger.arrange(Retrieval(found, "?", NO_SCOPE)) == found
+    assert retriever.faults == 1
+
+
+def test_something_else_than_a_retriever_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"pass its as_retriever\(\)"):
+        ReuseRetriever(retriever=letter_store())
+    with pytest.raises(ValueError, match="pass a retriever or a runnable"):
+        ReuseRetriever(retriever="store")
+
+
+def test_misspelt_options_are_refused():
+    with pytest.raises(ValueError, match="annotations"):
+        reuse_retriever(annotations="off")
 
 
 def test_with_annotations_off_nothing_is_left_out():

@@ -60,7 +60,8 @@ def test_values_of_another_type_count_as_their_text():
 @pytest.mark.parametrize("history", [3, [object()], [{"no": "role"}]])
 def test_a_history_that_is_none_is_not_used_and_never_raises(history, caplog):
     with caplog.at_level(logging.WARNING, "ctxreuse"):
-        assert scope_from_config(config(history=history)).history is None
+        said = config(tenant="acme", thread_id="t1", history=history)
+        assert scope_from_config(said) == RequestScope("acme", "t1", None)
 
 
 def test_a_history_has_no_system_message():

@@ -27,8 +27,9 @@ class ReuseCompressor(BaseDocumentCompressor):
     Args:
         planner: Plans the contexts; an own one if it is left out.
         annotation: "append" puts the annotation behind the documents as one more Document, so that
-            an unchanged chain shows it; "metadata" keeps it in the metadata, for `format_context`;
-            "off" drops it.
+            an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
+            `format_context`, and for chains that call the model once a document (map-reduce,
+            refine) or list their sources; "off" drops it.
 
     Raises:
         ValueError: If the planner or the annotation mode is none.
@@ -41,7 +42,7 @@ class ReuseCompressor(BaseDocumentCompressor):
         ['[Doc_1]', '[Doc_2]']
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
     annotation: AnnotationMode = "append"

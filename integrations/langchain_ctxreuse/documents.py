@@ -76,7 +76,7 @@ class DocumentArranger:
         """
         return self._fail_open.attempt(
             lambda: self._arrange_batch(retrievals),
-            lambda: [list(retrieval.documents) for retrieval in retrievals],
+            lambda: [_as_they_came(retrieval.documents) for retrieval in retrievals],
         )
 
     def _arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
@@ -104,9 +104,9 @@ class DocumentArranger:
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            documents.append(
-                _annotation_document(annotation, marks.annotation(annotation), documents)
-            )
+            shown = [one.thing for one in arranged.placed or arranged.left_out]
+            mark = marks.annotation(annotation)
+            documents.append(_annotation_document(annotation, mark, shown))
         return documents
 
 
@@ -136,6 +136,11 @@ def labelled_copy(document: Document, rank: int, label: str) -> Document:
     return _marked_copy(document, {"rank": rank, "label": label})
 
 
+def _as_they_came(documents: Any) -> Any:
+    """Return what a retriever returned: a list of its own or, if it is no sequence, just that."""
+    return list(documents) if isinstance(documents, (list, tuple)) else documents
+
+
 def _without_mark(document: Document) -> Document:
     if METADATA_KEY not in document.metadata:
         return document
@@ -153,8 +158,8 @@ def _annotation_document(
 ) -> Document:
     """Return the annotation as a document.
 
-    It has the metadata names that all the documents have, empty, because a prompt for documents
-    that names one of them fails for a document that lacks it.
+    It has the metadata names that all the documents it speaks of have, empty, because a prompt for
+    documents that names one of them fails for a document that lacks it.
     """
     shared = set(documents[0].metadata) if documents else set()
     for document in documents:

@@ -50,7 +50,8 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     Context, memories and tool results are labelled and planned once, before the first model call
     that shows them, and the agent's state holds them as they were sent: every later call replays
     them byte for byte, from any checkpointer, in any process. Blocks that the conversation shows
-    already become location annotations. If what shows them is cut away later (a summary, trimming,
+    already become location annotations, where the planner that planned them is still there; another
+    process shows them again. If what shows them is cut away later (a summary, trimming,
     cleared tool results), the model gets them where the annotation stood.
 
     A tool result is planned if it is certain which pieces of its text are the retrieved things: its

@@ -12,23 +12,38 @@ from langchain_core.callbacks import (
 )
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import (
     ensure_config,
     get_config_list,
     patch_config,
     run_in_executor,
 )
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.arranging import AnnotationMode, checked_annotation
 from ctxreuse.calls import checked_planner
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.documents import DocumentArranger, Retrieval
 from langchain_ctxreuse.scope import scope_from_config
 
 _CALL = "_ctxreuse_call"
 """The keyword that carries a call's config to where the documents are retrieved."""
+
+
+def checked_retriever(retriever: object) -> object:
+    """Return the retriever if it is one.
+
+    Raises:
+        InvalidRequestError: If it is something else.
+    """
+    if isinstance(retriever, Runnable):
+        return retriever
+    remedy = "pass a retriever or a runnable from a string to documents"
+    if hasattr(retriever, "as_retriever"):
+        remedy = "pass its as_retriever()"
+    raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +60,20 @@ class ReuseRetriever(BaseRetriever):
     Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
     caught. No document is lost or altered; a planning fault lets them through as retrieved.
 
+    It is to be the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, equal
+    documents of two contexts would differ by their plan and come twice.
+
     `batch` and `abatch` plan all contexts together, tenants apart; what callbacks see at the end of
-    a retriever's run is then still the order as retrieved. `batch_as_completed`
-    plans each on its own.
+    a retriever's run is then still the order as retrieved. `batch_as_completed` plans each on its
+    own.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.
         planner: Plans the contexts; an own one if it is left out.
         annotation: "append" puts the annotation behind the documents as one more Document, so that
-            an unchanged chain shows it; "metadata" keeps it in the metadata, for `format_context`;
-            "off" drops it.
+            an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
+            `format_context`, and for chains that call the model once a document (map-reduce,
+            refine) or list their sources; "off" drops it.
 
     Raises:
         ValueError: If the retriever, the planner or the annotation mode is none.
@@ -67,11 +86,14 @@ class ReuseRetriever(BaseRetriever):
         ['first text', 'second text']
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     retriever: RetrieverLike
     planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
     annotation: AnnotationMode = "append"
     _arranger: DocumentArranger = PrivateAttr()
 
+    _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
     _check_planner = field_validator("planner", mode="before")(checked_planner)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
 

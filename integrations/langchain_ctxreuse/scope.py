@@ -18,7 +18,7 @@ from ctxreuse.fail_open import FailOpen
 from ctxreuse.request_scope import RequestScope, current_scope
 from langchain_ctxreuse.content import text_parts
 
-_fail_open = FailOpen("langchain_ctxreuse", "what the config says of the request is not used")
+_fail_open = FailOpen("langchain_ctxreuse", "the history in the config is not used")
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
@@ -26,13 +26,19 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
 
     What `ctxreuse.request_context` says is refined by `config["configurable"]`: `thread_id` names
     the conversation, `tenant` whose it is, `history` (LangChain messages or dicts) what will be
-    sent before this turn. Values of another type count as their text. Never raises.
+    sent before this turn. Other tenants and threads than texts count as their text; a history that
+    is none is not used.
 
     Args:
         config: The call's config; inside chains and graphs the one around it counts, too.
     """
-    scope = current_scope()
-    return _fail_open.attempt(lambda: _refined(scope, config), lambda: scope)
+    said: Mapping[str, Any] = ensure_config(config).get("configurable", {})
+    tenant, thread, history = (said.get(name) for name in ("tenant", "thread_id", "history"))
+    return current_scope().inside(
+        tenant=None if tenant is None else str(tenant),
+        conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),
+        history=None if history is None else _history(history),
+    )
 
 
 def messages_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
@@ -54,14 +60,8 @@ def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Mes
     ]
 
 
-def _refined(scope: RequestScope, config: RunnableConfig | None) -> RequestScope:
-    said: Mapping[str, Any] = ensure_config(config).get("configurable", {})
-    tenant, thread, history = (said.get(name) for name in ("tenant", "thread_id", "history"))
-    return scope.inside(
-        tenant=None if tenant is None else str(tenant),
-        conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),
-        history=None if history is None else history_as_openai(history),
-    )
+def _history(given: Any) -> list[Message] | None:
+    return _fail_open.attempt(lambda: history_as_openai(given), lambda: None)
 
 
 def _as_openai(message: MessageLikeRepresentation) -> Message:

@@ -2,7 +2,8 @@
 
 A tool result is text that somebody else wrote. Blocks are found in it only where it is certain
 which piece of the text belongs to which retrieved thing; each such piece, with whatever the tool
-wrote around the document, is a block, so no word of a result is lost.
+wrote around the document, is a block, so no word of a result is lost; only what Mem0 found goes
+without its scores, for they change from one search to the next, and the order says them.
 """
 
 from __future__ import annotations
