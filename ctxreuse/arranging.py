@@ -6,7 +6,7 @@ back with its rank and label. Failing open happens here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
@@ -16,7 +16,6 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
-from ctxreuse.prompts import Reference
 from ctxreuse.request_scope import RequestScope
 
 AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
@@ -157,16 +156,16 @@ class Arranger(Generic[_Thing]):
     def _placed(
         self, things: Sequence[_Thing], ranks_of: Mapping[BlockKey, list[int]], plan: Plan
     ) -> Arranged[_Thing]:
-        placed: list[Placed[_Thing]] = []
-        left_out: list[Placed[_Thing]] = []
-        sent = {block.key for block in plan.blocks}
-        references = iter([key for key in ranks_of if key not in sent])
-        for part in plan.parts:
-            if isinstance(part, Reference):
-                ranks, target = ranks_of[next(references)], left_out
-            else:
-                ranks, target = ranks_of[part.block.key], placed
-            target += [Placed(things[rank], rank, part.label) for rank in ranks]
+        label_of = plan.label_of
+
+        def in_place(keys: Iterable[BlockKey]) -> list[Placed[_Thing]]:
+            return [
+                Placed(things[rank], rank, label_of[key]) for key in keys for rank in ranks_of[key]
+            ]
+
+        sent = dict.fromkeys(block.key for block in plan.blocks)
+        placed = in_place(sent)
+        left_out = in_place(key for key in ranks_of if key not in sent)
         annotation = None
         if self._annotation == "append":
             annotation = appended_annotation(plan, [one.label or "" for one in placed])

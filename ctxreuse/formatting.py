@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from ctxreuse.annotations import Templates
 from ctxreuse.blocks import ContextBlock, text_digest
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.marks import MarkedDocument, Place, left_out_words, places_as_planned
 from ctxreuse.prompts import Part, Reference, SentBlock, render_turn
 from ctxreuse.renderings import RENDERED
@@ -21,7 +22,12 @@ def format_documents(documents: Sequence[MarkedDocument], templates: Templates) 
     Args:
         documents: The documents, in order.
         templates: The words around them.
+
+    Raises:
+        InvalidRequestError: If the templates are none.
     """
+    if not isinstance(templates, Templates):
+        raise InvalidRequestError(f"templates must be Templates, not {describe(templates)}")
     shown = [one for one in documents if not one.is_annotation]
     blocks = [one.block for one in shown]
     places = places_as_planned(shown)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxreuse.annotations import Templates
-from ctxreuse.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.explanations import Explanation, LoggedPrompt, explain
 from ctxreuse.prompts import Part, Reference, SentBlock, render_messages, render_turn
@@ -53,6 +53,16 @@ class Plan:
     def location_annotations(self) -> tuple[str, ...]:
         """Where each left-out block stands, in words, in the order of `references`."""
         return tuple(part.annotation for part in self.parts if isinstance(part, Reference))
+
+    @property
+    def label_of(self) -> dict[BlockKey, str]:
+        """The label of each block of the request; of a left-out one the label where it stands."""
+        sent = {part.block.key: part.label for part in self.parts if isinstance(part, SentBlock)}
+        # references stand in the retriever's order
+        left_out = iter([part.label for part in self.parts if isinstance(part, Reference)])
+        return {
+            key: sent[key] if key in sent else next(left_out) for key in self.request.unique_blocks
+        }
 
     @property
     def content(self) -> str:

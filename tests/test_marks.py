@@ -131,3 +131,8 @@ def test_places_of_two_plans_are_none():
     assert places_as_planned([first]) == [place_of(first.metadata)]
     assert places_as_planned([first, other]) is None
     assert places_as_planned([]) is None
+
+
+def test_templates_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="templates must be Templates, not 'x'"):
+        format_documents([], "x")  # type: ignore[arg-type]

@@ -41,6 +41,13 @@ def test_a_plan_tells_sent_blocks_from_references_in_order():
     assert SECOND_TURN.location_annotations == ("See [Doc_1].", "See [Doc_9].")
 
 
+def test_every_block_of_the_request_has_its_label():
+    plan = plan_of(
+        Reference("[Doc_1]", "b", "See [Doc_1]."), SentBlock("[Doc_2]", C), SentBlock("[Doc_3]", A)
+    )
+    assert plan.label_of == {B.key: "[Doc_1]", A.key: "[Doc_3]", C.key: "[Doc_2]"}
+
+
 def test_the_messages_are_system_history_and_this_turn():
     content = "See [Doc_1].\n\n[Doc_2] text a\n\nSee [Doc_9].\n\n[Doc_3] text c\n\nWhy?"
     assert SECOND_TURN.content == content

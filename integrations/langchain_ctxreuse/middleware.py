@@ -26,7 +26,6 @@ from langchain_ctxreuse.formatting import format_context
 from langchain_ctxreuse.planned_messages import (
     Question,
     first_unplanned,
-    labels_of,
     made_whole,
     newest_question,
     planned_result,
@@ -238,7 +237,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         planned = planned_result(message, old, plan, found.before, found.after)
         if not found.documents:
             return planned
-        label_of = labels_of(plan)
+        label_of = plan.label_of
         artifact = [
             labelled_copy(document, rank, label_of[block.key])
             for rank, (document, block) in enumerate(

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ctxreuse.annotations import Templates
-from ctxreuse.blocks import BlockKey
 from ctxreuse.marks import METADATA_KEY
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import Reference, SentBlock, render_block, render_turn
@@ -125,7 +124,7 @@ def planned_result(
 def planned_mark(plan: Plan, offset: int = 0) -> dict[str, Any]:
     """Return what a mark says of a plan whose content begins at an offset in the text."""
     labels = {part.label: part.block.id for part in plan.parts if isinstance(part, SentBlock)}
-    texts = {label: plan.request.unique_blocks[key].text for key, label in labels_of(plan).items()}
+    texts = {label: plan.request.unique_blocks[key].text for key, label in plan.label_of.items()}
     left_out = []
     for number, part in enumerate(plan.parts):
         if isinstance(part, Reference):
@@ -135,16 +134,6 @@ def planned_mark(plan: Plan, offset: int = 0) -> dict[str, Any]:
                 {"label": part.label, "id": part.id, "text": texts[part.label], "start": start}
             )
     return {"labels": labels, "left_out": left_out}
-
-
-def labels_of(plan: Plan) -> dict[BlockKey, str]:
-    """Return the label of each block of a plan's request, left-out ones included."""
-    label_of = {part.block.key: part.label for part in plan.parts if isinstance(part, SentBlock)}
-    references = iter([part.label for part in plan.parts if isinstance(part, Reference)])
-    return {
-        key: label_of[key] if key in label_of else next(references)
-        for key in plan.request.unique_blocks
-    }
 
 
 def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[AnyMessage] | None:
