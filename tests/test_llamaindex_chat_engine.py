@@ -11,13 +11,20 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
-from llama_index.core.schema import MetadataMode
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.cache.simulator import PrefixCacheSimulator
 from ctxreuse.serving.emulated import word_tokens
-from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
+from llamaindex_ctxreuse import (
+    ReuseChatEngine,
+    ReuseLLM,
+    ReusePostprocessor,
+    ReuseRetriever,
+    turns,
+)
+from llamaindex_ctxreuse.nodes import AnnotationNode
 
 
 @pytest.fixture(autouse=True)
@@ -435,6 +442,60 @@ class TestRetrieval:
         assert [node.text[0] for node in response.source_nodes] == ["b", "a"]
         assert chat.faults == 2
         assert len(caplog.records) == 1
+
+    def test_a_token_counter_that_fails_costs_no_turn_and_no_reuse(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def counter(text: str) -> int:
+            calls.append(text)
+            if len(calls) > 1:
+                raise OverflowError(text)
+            return len(text) // 4
+
+        calls: list[str] = []
+        inner = RecordingLLM(context_window=600, num_output=100)
+        chat = engine(inner, token_counter=counter)
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            for message in ("ab one?", "ba two?", "cd three?", "ef four?"):
+                chat.chat(message)
+        assert inner.prompts[1].startswith(inner.prompts[0])
+        assert inner.prompts[1].endswith(
+            "Please refer to [Doc_2] in the previous conversation.\n\n"
+            "Please refer to [Doc_1] in the previous conversation.\n\nba two?</>"
+        )
+        assert all(len(prompt) // 4 <= 500 for prompt in inner.prompts), "estimates keep it short"
+        assert chat.faults == len(calls) - 1 > 0
+        assert len(caplog.records) == 1
+        assert "says" not in caplog.text
+
+    @pytest.mark.parametrize("is_ours", [True, False])
+    def test_nodes_that_cannot_be_prepared_are_sent_as_retrieved(
+        self, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+    ) -> None:
+        def fails(nodes: Any) -> Any:
+            raise KeyError("a fault of ours")
+
+        class Odd(LetterRetriever):
+            def _retrieve(self, query_bundle: Any) -> Any:
+                return [NodeWithScore(node=node) for node in nodes]
+
+        template = "{key}: {value}" if is_ours else "{odd}"
+        nodes = [
+            TextNode(text="b", metadata={"k": "v"}, metadata_template=template),
+            TextNode(text="a", metadata={"k": "v"}),
+            AnnotationNode(text="[Doc_1] > [Doc_2]"),
+        ]
+        if is_ours:
+            monkeypatch.setattr(turns, "without_plan", fails)
+        inner, planner = RecordingLLM(), ReusePlanner()
+        options: dict[str, Any] = {"planner": planner, "metadata_mode": MetadataMode.LLM}
+        chat = engine(inner, retriever=Odd(), **options)
+        response = chat.chat("one?")
+        texts = "k: v\n\nb\n\nk: v\n\na" if is_ours else "b\n\na"
+        assert inner.prompts == [f"<user>{texts}\n\none?</>"]
+        assert [one.node for one in response.source_nodes] == nodes[:2]
+        assert chat.faults == (1 if is_ours else 2)
+        assert planner.statistics().requests == 0
 
     def test_an_error_of_the_retriever_is_the_callers(self) -> None:
         class Broken(LetterRetriever):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
@@ -172,6 +173,98 @@ class TestEachWayToCallAModel:
         with pytest.raises(ConnectionError):
             WAYS[way](llm, "abc")
         assert planner.statistics().requests == kept
+
+
+class Closing:
+    """A model's stream, sync and async, that says whether it was closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __iter__(self) -> Any:
+        return iter(["a piece"])
+
+    async def __aiter__(self) -> Any:
+        yield "a piece"
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+class Streaming(RecordingLLM):
+    """Streams what the test gives it."""
+
+    pieces: Any = None
+
+    def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        return self.pieces
+
+    async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        return self.pieces
+
+
+class TestStreamsThatNobodyReads:
+    @pytest.mark.parametrize("way", ["close", "throw", "aclose", "athrow"])
+    async def test_one_that_ends_before_it_begins_is_taken_back(self, way: str) -> None:
+        pieces, planner = Closing(), ReusePlanner()
+        llm = ReuseLLM(inner=Streaming(pieces=pieces), planner=planner, window_s=0)
+        if way in ("close", "throw"):
+            stream: Any = llm.stream_chat(question("abc"))
+        else:
+            stream = await llm.astream_chat(question("abc"))
+        assert planner.statistics().requests == 1
+        if way == "close":
+            stream.close()
+            stream.close()
+        elif way == "aclose":
+            await stream.aclose()
+            await stream.aclose()
+        else:
+            with pytest.raises(KeyError):
+                stream.throw(KeyError()) if way == "throw" else await stream.athrow(KeyError())
+        assert pieces.is_closed
+        assert planner.statistics().requests == 0
+        assert llm.faults == 0
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    async def test_one_that_is_dropped_is_taken_back_before_the_next_call_is_planned(
+        self, is_async: bool
+    ) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
+        stream: Any = llm.stream_complete(context("abc"))
+        if is_async:
+            stream = await llm.astream_complete(context("abc"))
+            [_ async for _ in stream]
+            stream = await llm.astream_complete(context("xyz"))
+        else:
+            list(stream)
+            stream = llm.stream_complete(context("xyz"))
+        del stream
+        gc.collect()
+        llm.complete(context("zyx"))
+        llm.complete(context("cba"))
+        assert inner.prompts[-2] == planned("zyx")
+        assert inner.prompts[-1] == planned("abc", "321"), "what was read stays"
+        assert llm.faults == 0
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    async def test_one_that_ends_after_its_first_piece_stays(self, is_async: bool) -> None:
+        pieces, planner = Closing(), ReusePlanner()
+        llm = ReuseLLM(inner=Streaming(pieces=pieces), planner=planner, window_s=0)
+        if is_async:
+            async_stream = await llm.astream_chat(question("abc"))
+            assert await anext(async_stream) == "a piece"  # type: ignore[comparison-overlap]
+            await async_stream.aclose()  # type: ignore[attr-defined]
+        else:
+            stream = llm.stream_chat(question("abc"))
+            assert next(stream) == "a piece"  # type: ignore[comparison-overlap]
+            stream.close()
+        assert pieces.is_closed
+        assert planner.statistics().requests == 1
 
 
 class Seen(BaseEventHandler):
@@ -718,6 +811,17 @@ class TestStructuredOutput:
         with pytest.raises(KeyError, match="context"):
             Served().llm.structured_predict(City, template)
 
+    def test_a_stream_is_its_callers_wherever_it_is_read(self) -> None:
+        served = Served()
+        llm = ReuseLLM(inner=served.bare, window_s=0, send_cache_salt=True)
+        with request_context(tenant="one"):
+            llm.structured_predict(City, _PROMPT, context=context("abc"))
+            stream = llm.stream_structured_predict(City, _PROMPT, context=context("cba"))
+        assert list(stream)[-1] == City(name="Rome")
+        first, second = served.requests()
+        assert planned("abc", "321") in served.prompt_of(second)
+        assert second["cache_salt"] == first["cache_salt"]
+
     def test_a_fault_sends_the_prompt_as_given(self) -> None:
         served = Served()
         llm = ReuseLLM(inner=served.bare, planner=FaultyPlanner(), window_s=0)
@@ -810,6 +914,24 @@ class TestWhatTheEngineIsTold:
             llm.chat(question("a"), extra_body=mine)
         assert inner.options == [{"extra_body": {"cache_salt": "mine", "top_k": 5}}]
         assert mine == {"cache_salt": "mine", "top_k": 5}
+
+    async def test_what_cannot_be_added_to_is_sent_as_given(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        inner.additional_kwargs = {"extra_headers": {"X-Always": "1"}}
+        llm = ReuseLLM(inner=inner, planner=planner, window_s=0, send_cache_salt=True)
+        odd: Any = [("top_k", 5)]
+        with request_context(tenant="one"):
+            llm.chat(question("abc"), extra_body=odd)
+            await llm.achat_batch([question("cba")], extra_body=odd)
+        assert (
+            llm._model.options
+            == [  # type: ignore[attr-defined]
+                {"extra_body": odd, "extra_headers": {"X-Always": "1"}}
+            ]
+            * 2
+        )
+        assert llm._model.prompts[1].count(planned("abc", "321")) == 1  # type: ignore[attr-defined]
+        assert llm.faults == 2
 
     def test_the_key_changes_the_salt_and_is_not_shown(self) -> None:
         inner = RecordingLLM()

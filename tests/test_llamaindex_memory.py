@@ -30,11 +30,13 @@ from llamaindex_helpers import (
     ListChatStore,
     RecordingLLM,
     as_prompt,
+    letter_nodes,
     letter_text,
 )
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
 
 from ctxreuse import ReusePlanner, request_context
+from ctxreuse.request_scope import RequestScope, current_scope
 from ctxreuse.serving.emulated import EmulatedEngine
 from ctxreuse.serving.openai_replies import ToolCall
 from llamaindex_ctxreuse import (
@@ -45,6 +47,7 @@ from llamaindex_ctxreuse import (
     ReuseRetriever,
     reuse_memory,
 )
+from mem0_ctxreuse import ReuseMemory
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +221,64 @@ class TestReuseMemoryBlock:
             assert "[Doc_3] > [Doc_2] > [Doc_1]" in await block.aget([user("cba")])
             assert block.faults == 0
 
+    async def test_a_planned_retriever_leaves_nothing_out_of_what_the_block_is_given(self) -> None:
+        chats = []
+        for wrap in (
+            lambda one, planner: one,
+            lambda one, planner: ReuseRetriever(one, planner=planner),
+        ):
+            planner = ReusePlanner()
+            block = ReuseMemoryBlock(memory=wrap(LetterRetriever(), planner), planner=planner)
+            memory = plain_memory(block, session_id="s")
+            chats.append(await chat_prompts(memory, ["abc one?", "abc two?", "bax three?"]))
+            assert block.faults == 0
+        assert chats[0] == chats[1]
+        assert chats[1][1].endswith(
+            "\n".join(
+                f"Please refer to [Doc_{number}] in the previous conversation.\n"
+                for number in (1, 2, 3)
+            )
+            + "</Memories>\n</memory>\nabc two?</>"
+        )
+
+    async def test_a_search_knows_whose_it_is_but_of_no_history(self) -> None:
+        class Noting(LetterRetriever):
+            async def _aretrieve(self, query_bundle: Any) -> Any:
+                scopes.append(current_scope())
+                return []
+
+        scopes: list[RequestScope] = []
+        block = ReuseMemoryBlock(memory=Noting())
+        said = {"role": "user", "content": "hello"}
+        with request_context(tenant="one", conversation_id="c", history=[said]):
+            assert await block.aget([user("q")]) == ""
+        assert scopes == [RequestScope("one", "c", ())]
+
+    async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self) -> None:
+        class Faulty(ReusePlanner):
+            def plan(self, *args: Any, **kwargs: Any) -> Any:
+                raise RuntimeError("a fault of ours")
+
+        postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
+        shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
+        with request_context(conversation_id="c", history=[]):
+            postprocessor.postprocess_nodes(letter_nodes("a"))
+        with request_context(conversation_id="c", history=[shown]):
+            kept = {
+                word: postprocessor.postprocess_nodes(letter_nodes(word)) for word in ("ca", "a")
+            }
+
+        class Kept(LetterRetriever):
+            async def _aretrieve(self, query_bundle: Any) -> Any:
+                return kept[query_bundle.query_str]
+
+        words = "Please refer to [Doc_1] in the previous conversation."
+        block = ReuseMemoryBlock(memory=Kept())
+        assert await block.aget([user("ca")]) == f"{labelled('c')}\n\n{words}"
+        assert await block.aget([user("a")]) == words
+        faulty = ReuseMemoryBlock(memory=Kept(), planner=Faulty())
+        assert await faulty.aget([user("ca")]) == f"{letter_text('c')}\n\n{words}"
+
     @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
     async def test_an_index_is_read_and_written(self) -> None:
         index = VectorStoreIndex(
@@ -309,6 +370,38 @@ class TestReuseMemoryBlock:
         assert await block.atruncate(content, 5_000) is None
         assert await block.atruncate("somebody else's", 1) is None
         assert planner.statistics().requests == 2, "the first, and the one that was shortened"
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"tenant": "two", "conversation_id": "c"}, {"tenant": "one", "conversation_id": 1}],
+    )
+    async def test_truncating_touches_no_other_tenants_or_conversations_content(
+        self, other: Any
+    ) -> None:
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
+        with request_context(tenant="one", conversation_id="c"):
+            content = await block.aget([user("abc")])
+        with request_context(**other):
+            assert await block.aget([user("abc")]) == content
+        with request_context(tenant="one", conversation_id="c"):
+            assert await block.atruncate(content, 50) == labelled("ab")
+        assert await block.atruncate(content, 50) is None, "nobody's"
+        assert planner.statistics().requests == 2
+        assert planner.evict(["request-1"]).unknown == (), "the other's is as it was"
+        with request_context(**other):
+            assert await block.atruncate(content, 150) == labelled("a")
+
+    async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self) -> None:
+        planner = ReusePlanner()
+        filters = {"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}
+        ReuseMemory(FakeMemory(lettered("abc")), planner=planner).search(
+            "q", filters={"user_id": " alice "}
+        )
+        block = ReuseMemoryBlock(
+            memory=FakeMemory(lettered("cba")), planner=planner, filters=filters
+        )
+        assert (await block.aget([user("q")])).startswith(labelled("abc"))
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

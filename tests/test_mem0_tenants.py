@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered
 
-from ctxreuse import request_context
+from ctxreuse import memory_owners, request_context
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"user_id": "alice"}
@@ -77,6 +77,10 @@ def test_a_tenant_is_a_valid_cache_salt_and_the_same_everywhere() -> None:
     tenant = tenant_of({"user_id": "alice@example.com/\\\0 é"})
     assert re.fullmatch(r"mem0-[0-9a-f]{32}", tenant)
     assert tenant_of(ALICE) == "mem0-089b962ff8b7b31c248f780274b2741a"
+
+
+def test_the_rule_is_the_one_that_all_integrations_share() -> None:
+    assert tenant_of is memory_owners.tenant_of
 
 
 class Options:

@@ -66,7 +66,7 @@ class ReuseChatEngine(BaseChatEngine):
         chat_history: Earlier messages of the conversation.
         metadata_mode: Which metadata is part of a node's text.
         token_counter: Counts what has to fit into the window: a function from text to tokens, a
-            tokenizer, or None for an estimate.
+            tokenizer, or None for an estimate, which also stands in for one that fails.
         callback_manager: Where events go.
 
     Raises:
@@ -143,7 +143,7 @@ class ReuseChatEngine(BaseChatEngine):
 
     @property
     def faults(self) -> int:
-        """How often planning has failed and nodes went through as retrieved."""
+        """How often planning has failed and nodes went through as retrieved, or counting has."""
         return self._turns.faults
 
     def reset(self) -> None:

@@ -58,3 +58,7 @@ class EngineExtras:
             if said:
                 options[name] = said
         return options
+
+    def without_ours(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's keyword arguments with only what the user sends."""
+        return {**given, **self._own}

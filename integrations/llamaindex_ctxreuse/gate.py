@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -11,12 +12,14 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from ctxreuse.calls import Call, CallPlanner, PlannedCall, as_given
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.window import MicroBatchWindow, Scheduled
+from llamaindex_ctxreuse.streams import AsyncStream, Stream
 
 _Answer = TypeVar("_Answer")
 _Piece = TypeVar("_Piece")
@@ -44,6 +47,7 @@ class CallGate:
     ) -> None:
         self._calls = CallPlanner(planner, strategy)
         self._fail_open = FailOpen(component, "prompts go through as given")
+        self._dropped: deque[PlannedCall] = deque()
         self._window = MicroBatchWindow(self._schedule, window_s, self.forget)
 
     @property
@@ -61,6 +65,7 @@ class CallGate:
 
     def plan_batch(self, calls: Sequence[Call]) -> list[PlannedCall]:
         """Return calls that are known together, planned, in the order in which to send them."""
+        self._forget_dropped()
         return self._fail_open.attempt(lambda: self._calls.plan(calls), lambda: as_given(calls))
 
     def forget(self, planned: PlannedCall) -> None:
@@ -92,7 +97,32 @@ class CallGate:
     def stream(
         self, planned: PlannedCall, pieces: Iterator[_Piece]
     ) -> Generator[_Piece, None, None]:
-        """Yield the pieces of an answer."""
+        """Return the pieces of an answer.
+
+        A stream that is closed before its first piece is asked for takes its call back; one that is
+        only dropped does so when this gate plans the next time.
+        """
+
+        def closed() -> None:
+            self.forget(planned)
+            _close(pieces)
+
+        return Stream(self._pieces(planned, pieces), closed, self._dropping(planned))
+
+    def astream(
+        self, planned: PlannedCall, pieces: AsyncIterator[_Piece]
+    ) -> AsyncGenerator[_Piece, None]:
+        """Return the pieces of an answer; see `stream`."""
+
+        async def closed() -> None:
+            self.forget(planned)
+            await _aclose(pieces)
+
+        return AsyncStream(self._apieces(planned, pieces), closed, self._dropping(planned))
+
+    def _pieces(
+        self, planned: PlannedCall, pieces: Iterator[_Piece]
+    ) -> Generator[_Piece, None, None]:
         has_come = False
         try:
             for piece in pieces:
@@ -103,14 +133,11 @@ class CallGate:
                 self.forget(planned)
             raise
         finally:
-            close = getattr(pieces, "close", None)
-            if close is not None:
-                close()
+            _close(pieces)
 
-    async def astream(
+    async def _apieces(
         self, planned: PlannedCall, pieces: AsyncIterator[_Piece]
     ) -> AsyncGenerator[_Piece, None]:
-        """Yield the pieces of an answer."""
         has_come = False
         try:
             async for piece in pieces:
@@ -121,9 +148,31 @@ class CallGate:
                 self.forget(planned)
             raise
         finally:
-            close = getattr(pieces, "aclose", None)
-            if close is not None:
-                await close()
+            await _aclose(pieces)
+
+    def _dropping(self, planned: PlannedCall) -> Callable[[], None]:
+        # only noted: whoever collects garbage may be holding the planner's lock
+        return partial(self._dropped.append, planned)
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            try:
+                planned = self._dropped.popleft()
+            except IndexError:  # another thread took it
+                return
+            self.forget(planned)
 
     def _schedule(self, calls: list[Call]) -> list[Scheduled[PlannedCall]]:
         return [Scheduled(planned.position, planned) for planned in self.plan_batch(calls)]
+
+
+def _close(pieces: Iterator[Any]) -> None:
+    close = getattr(pieces, "close", None)
+    if close is not None:
+        close()
+
+
+async def _aclose(pieces: AsyncIterator[Any]) -> None:
+    close = getattr(pieces, "aclose", None)
+    if close is not None:
+        await close()

@@ -116,24 +116,24 @@ class ReuseLLM(WrappedLLM):
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
+        options = self._options(kwargs)
         planned = self._gate.go_through(self._chat(messages))
-        options = self._extras.options(kwargs)
         return self._gate.answer(
             planned, lambda: self._model.chat(_sent(messages, planned), **options)
         )
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
+        options = self._options({"formatted": formatted, **kwargs})
         planned = self._gate.go_through(self._completion(prompt))
-        options = self._extras.options({"formatted": formatted, **kwargs})
         return self._gate.answer(
             planned, lambda: self._model.complete(_sent_text(prompt, planned), **options)
         )
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Return the inner model's answer to the messages, piece by piece."""
+        options = self._options(kwargs)
         planned = self._gate.go_through(self._chat(messages))
-        options = self._extras.options(kwargs)
         pieces = self._gate.answer(
             planned, lambda: self._model.stream_chat(_sent(messages, planned), **options)
         )
@@ -143,8 +143,8 @@ class ReuseLLM(WrappedLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Return the inner model's completion of the prompt, piece by piece."""
+        options = self._options({"formatted": formatted, **kwargs})
         planned = self._gate.go_through(self._completion(prompt))
-        options = self._extras.options({"formatted": formatted, **kwargs})
         pieces = self._gate.answer(
             planned, lambda: self._model.stream_complete(_sent_text(prompt, planned), **options)
         )
@@ -152,8 +152,8 @@ class ReuseLLM(WrappedLLM):
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
+        options = self._options(kwargs)
         planned = await self._gate.ago_through(self._chat(messages))
-        options = self._extras.options(kwargs)
         return await self._gate.aanswer(
             planned, lambda: self._model.achat(_sent(messages, planned), **options)
         )
@@ -162,8 +162,8 @@ class ReuseLLM(WrappedLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
+        options = self._options({"formatted": formatted, **kwargs})
         planned = await self._gate.ago_through(self._completion(prompt))
-        options = self._extras.options({"formatted": formatted, **kwargs})
         return await self._gate.aanswer(
             planned, lambda: self._model.acomplete(_sent_text(prompt, planned), **options)
         )
@@ -172,8 +172,8 @@ class ReuseLLM(WrappedLLM):
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Return the inner model's answer to the messages, piece by piece."""
+        options = self._options(kwargs)
         planned = await self._gate.ago_through(self._chat(messages))
-        options = self._extras.options(kwargs)
         pieces = await self._gate.aanswer(
             planned, lambda: self._model.astream_chat(_sent(messages, planned), **options)
         )
@@ -183,8 +183,8 @@ class ReuseLLM(WrappedLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Return the inner model's completion of the prompt, piece by piece."""
+        options = self._options({"formatted": formatted, **kwargs})
         planned = await self._gate.ago_through(self._completion(prompt))
-        options = self._extras.options({"formatted": formatted, **kwargs})
         pieces = await self._gate.aanswer(
             planned, lambda: self._model.astream_complete(_sent_text(prompt, planned), **options)
         )
@@ -199,8 +199,8 @@ class ReuseLLM(WrappedLLM):
     ) -> Any:
         """Return the inner model's structured answer to the prompt."""
         messages = messages_of(prompt, self.inner, prompt_args)
+        options = self._options(llm_kwargs or {})
         planned = self._gate.go_through(self._chat(messages))
-        options = self._extras.options(llm_kwargs or {})
         return self._gate.answer(
             planned,
             lambda: self._model.structured_predict(
@@ -217,8 +217,8 @@ class ReuseLLM(WrappedLLM):
     ) -> Any:
         """Return the inner model's structured answer to the prompt."""
         messages = messages_of(prompt, self.inner, prompt_args)
+        options = self._options(llm_kwargs or {})
         planned = await self._gate.ago_through(self._chat(messages))
-        options = self._extras.options(llm_kwargs or {})
         return await self._gate.aanswer(
             planned,
             lambda: self._model.astructured_predict(
@@ -233,17 +233,17 @@ class ReuseLLM(WrappedLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
-        """Yield the inner model's structured answer to the prompt as it grows."""
+        """Return the inner model's structured answer to the prompt as it grows."""
         messages = messages_of(prompt, self.inner, prompt_args)
+        options = self._options(llm_kwargs or {})
         planned = self._gate.go_through(self._chat(messages))
-        options = self._extras.options(llm_kwargs or {})
         pieces = self._gate.answer(
             planned,
             lambda: self._model.stream_structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
             ),
         )
-        yield from self._gate.stream(planned, pieces)
+        return self._gate.stream(planned, pieces)
 
     async def astream_structured_predict(
         self,
@@ -254,8 +254,8 @@ class ReuseLLM(WrappedLLM):
     ) -> AsyncGenerator[Any, None]:
         """Return the inner model's structured answer to the prompt as it grows."""
         messages = messages_of(prompt, self.inner, prompt_args)
+        options = self._options(llm_kwargs or {})
         planned = await self._gate.ago_through(self._chat(messages))
-        options = self._extras.options(llm_kwargs or {})
         pieces = await self._gate.aanswer(
             planned,
             lambda: self._model.astream_structured_predict(
@@ -287,7 +287,7 @@ class ReuseLLM(WrappedLLM):
             One answer a chat, in the order given.
         """
         given = [list(messages) for messages in batch]
-        options = self._extras.options(kwargs)
+        options = self._options(kwargs)
         return await self._send_batch(
             [self._chat(messages) for messages in given],
             lambda planned: self._model.achat(_sent(given[planned.position], planned), **options),
@@ -307,7 +307,7 @@ class ReuseLLM(WrappedLLM):
     ) -> list[CompletionResponse]:
         """Return the completions of many prompts, as `achat_batch` does for chats."""
         given = list(prompts)
-        options = self._extras.options(kwargs)
+        options = self._options(kwargs)
         return await self._send_batch(
             [self._completion(prompt) for prompt in given],
             lambda planned: self._model.acomplete(
@@ -344,6 +344,12 @@ class ReuseLLM(WrappedLLM):
 
     def _completion(self, prompt: str) -> Call:
         return self._call(lambda: call_of_text(prompt, current_scope()))
+
+    def _options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's keyword arguments for the model."""
+        return self._gate.attempt(
+            lambda: self._extras.options(given), lambda: self._extras.without_ours(given)
+        )
 
     def _call(self, make: Callable[[], Call]) -> Call:
         return self._gate.attempt(make, lambda: Call(()))

@@ -20,21 +20,32 @@ from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import render_turn
-from ctxreuse.request_scope import RequestScope, current_scope
+from ctxreuse.request_scope import RequestScope, current_scope, request_context
 from ctxreuse.tokens import estimate_tokens
 from llamaindex_ctxreuse.nodes import checked_metadata_mode
 from llamaindex_ctxreuse.prompts import message_text
-from llamaindex_ctxreuse.sources import MemorySource, memory_source
+from llamaindex_ctxreuse.sources import Found, MemorySource, memory_source
 
 _REMEMBERED_CONTENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a text that this block returned was made from."""
+    """What this block returned, and what it was made from."""
 
+    text: str
     plan: Plan
     scope: RequestScope
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Which content it is: two tenants, or two conversations, may have got the same text."""
+
+    tenant: str
+    conversation_id: str | int | None
+    text: str
 
 
 class ReuseMemoryBlock(BaseMemoryBlock[str]):
@@ -79,7 +90,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _planning: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
-    _contents: OrderedDict[str, _Content] = PrivateAttr(default_factory=OrderedDict)
+    _contents: OrderedDict[_Key, _Content] = PrivateAttr(default_factory=OrderedDict)
     _lock: Lock = PrivateAttr(default_factory=Lock)
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
@@ -111,17 +122,18 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         if not query:
             return ""
         try:
-            found = await self._source.search(query, block_kwargs.get("session_id"))
+            with request_context(history=()):  # one of ours in there must leave nothing out
+                found = await self._source.search(query, block_kwargs.get("session_id"))
         except Exception as error:
             self._searching.note(error)
             return ""
-        blocks = _with_distinct_texts(found)
-        if not blocks:
-            return ""
+        found = Found(tuple(_with_distinct_texts(found.blocks)), found.left_out)
+        if not found.blocks:
+            return "\n\n".join(found.left_out)
         scope = current_scope()
         return self._planning.attempt(
-            lambda: self._planned(blocks, scope),
-            lambda: "\n\n".join(block.text for block in blocks),
+            lambda: self._remembered(self._planned(found, scope)),
+            lambda: "\n\n".join([*(block.text for block in found.blocks), *found.left_out]),
         )
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -143,47 +155,60 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """Return a content of this block without its lowest-ranked memories.
 
         Args:
-            content: What the block returned.
+            content: What the block returned in the surrounding tenant and conversation.
             tokens_to_truncate: How much shorter it has to become.
 
         Returns:
             The rest, planned anew; None if nothing is left.
         """
-        made = self._contents.get(content)
+        with self._lock:
+            made = self._contents.get(self._key(content, current_scope()))
         if made is None:
             return None
         return self._planning.attempt(
-            lambda: self._truncated(content, made, tokens_to_truncate), lambda: None
+            lambda: self._truncated(made, tokens_to_truncate), lambda: None
         )
 
-    def _planned(self, blocks: Sequence[ContextBlock], scope: RequestScope) -> str:
+    def _planned(self, found: Found, scope: RequestScope) -> _Content:
         plan = self.planner.plan(
             ContextRequest(
-                blocks,
+                found.blocks,
                 history=scope.history,
                 conversation_id=scope.conversation_id,
-                tenant=scope.tenant or self._source.tenant or "",
+                tenant=self._tenant(scope),
             )
         )
-        text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+        further = "\n\n".join(found.left_out)
+        text = render_turn(plan.parts, plan.order_annotation, further, plan.templates)
+        return _Content(text, plan, scope, found.left_out)
+
+    def _remembered(self, content: _Content) -> str:
+        """Return a content's text, which can be truncated from now on."""
+        key = self._key(content.text, content.scope)
         with self._lock:
-            self._contents[text] = _Content(plan, scope)
-            self._contents.move_to_end(text)
+            self._contents[key] = content
+            self._contents.move_to_end(key)
             if len(self._contents) > _REMEMBERED_CONTENTS:
                 self._contents.popitem(last=False)
-        return text
+        return content.text
 
-    def _truncated(self, content: str, made: _Content, tokens: int) -> str | None:
+    def _truncated(self, content: _Content, tokens: int) -> str | None:
         """Return a context without its last blocks, which is then the one that was planned."""
-        kept = list(made.plan.request.unique_blocks.values())
-        self.planner.evict([made.plan.request_id])
-        target = estimate_tokens(content) - tokens
+        kept = tuple(content.plan.request.unique_blocks.values())
+        self.planner.evict([content.plan.request_id])
+        target = estimate_tokens(content.text) - tokens
         while kept := kept[:-1]:
-            text = self._planned(kept, made.scope)
-            if estimate_tokens(text) <= target:
-                return text
-            self.planner.evict([self._contents[text].plan.request_id])
+            shorter = self._planned(Found(kept, content.left_out), content.scope)
+            if estimate_tokens(shorter.text) <= target:
+                return self._remembered(shorter)
+            self.planner.evict([shorter.plan.request_id])
         return None
+
+    def _key(self, text: str, scope: RequestScope) -> _Key:
+        return _Key(self._tenant(scope), scope.conversation_id, text)
+
+    def _tenant(self, scope: RequestScope) -> str:
+        return scope.tenant or self._source.tenant
 
 
 def _with_distinct_texts(blocks: Sequence[ContextBlock]) -> list[ContextBlock]:

@@ -104,9 +104,10 @@ class ReplayMemory(Memory):
             known = {}
             content = await self._content(turns, known, question, block_kwargs)
             before = self._tokens(turns.before_the_question(known))
-        fitting = await self._truncate_memory_blocks(
-            content, self._tokens(content.values()), before
-        )
+        with request_context(conversation_id=self._conversation_id()):
+            fitting = await self._truncate_memory_blocks(
+                content, self._tokens(content.values()), before
+            )
         data, messages = await self._format_memory_blocks(fitting)
         blocks = [block for message in messages for block in message.blocks]
         if data:
@@ -123,9 +124,8 @@ class ReplayMemory(Memory):
     ) -> dict[str, Any]:
         """Return what the memory blocks say, each by its name."""
         history = turns.before_the_question(known)
-        conversation = current_scope().conversation_id
         with request_context(
-            conversation_id=self.session_id if conversation is None else conversation,
+            conversation_id=self._conversation_id(),
             history=[message_as_openai(one) for one in history if one.role != MessageRole.SYSTEM],
         ):
             return await self._get_memory_blocks_content(
@@ -151,6 +151,11 @@ class ReplayMemory(Memory):
                 contents[block.name] = content
                 history.append(message_as_openai(_as_shown(content)))
         return contents
+
+    def _conversation_id(self) -> str | int:
+        """Return the conversation that this is: the session, unless the surroundings say more."""
+        conversation = current_scope().conversation_id
+        return self.session_id if conversation is None else conversation
 
     def _tokens(self, contents: Iterable[Any]) -> int:
         return sum(self._estimate_token_count(content) for content in contents)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -24,24 +23,42 @@ from llama_index.core.vector_stores.types import (
 
 from ctxreuse.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.marks import METADATA_KEY
-from llamaindex_ctxreuse.nodes import AnnotationNode, node_block, without_plan
+from ctxreuse.marks import METADATA_KEY, left_out_words
+from ctxreuse.memory_owners import ENTITIES, tenant_of
+from llamaindex_ctxreuse.nodes import (
+    AnnotationNode,
+    marked_documents,
+    node_block,
+    without_plan,
+)
 from llamaindex_ctxreuse.prompts import message_text, openai_role
 
-_ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search has found.
+
+    Attributes:
+        blocks: The memories, best first.
+        left_out: Where further ones stand, in words, as an earlier plan of ours says that left them
+            out.
+    """
+
+    blocks: tuple[ContextBlock, ...]
+    left_out: tuple[str, ...] = ()
 
 
 class MemorySource(Protocol):
     """Something that remembers.
 
     Attributes:
-        tenant: Whose memories these are; None where it does not know.
+        tenant: Whose memories these are; "" where it does not know.
     """
 
-    tenant: str | None
+    tenant: str
 
-    async def search(self, query: str, session_id: str | None) -> list[ContextBlock]:
-        """Return what is remembered about a query, best first."""
+    async def search(self, query: str, session_id: str | None) -> Found:
+        """Return what is remembered about a query."""
         ...
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
@@ -103,21 +120,23 @@ class Mem0Source:
         self._memory = memory
         self._top_k = top_k
         self._filters = dict(filters or {})
-        self.tenant = _tenant(self._filters)
+        self.tenant = tenant_of(self._filters)
 
-    async def search(self, query: str, session_id: str | None) -> list[ContextBlock]:
+    async def search(self, query: str, session_id: str | None) -> Found:
         """Return the memories that Mem0 finds."""
         found = await _called(
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
-        return [
-            ContextBlock(id=str(memory["id"]), text=memory["memory"])
-            for memory in _as_ranked(found)
-        ]
+        return Found(
+            tuple(
+                ContextBlock(id=str(memory["id"]), text=memory["memory"])
+                for memory in _as_ranked(found)
+            )
+        )
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         """Let Mem0 remember what it finds worth remembering in the messages."""
-        entities = {name: self._filters[name] for name in _ENTITIES if name in self._filters}
+        entities = {name: self._filters[name] for name in ENTITIES if name in self._filters}
         said = [
             {"role": openai_role(message.role), "content": message_text(message)}
             for message in messages
@@ -130,7 +149,7 @@ class Mem0Source:
 class RetrieverSource:
     """The nodes of a retriever; messages are kept if there is a function that inserts them."""
 
-    tenant: str | None = None
+    tenant: str = ""
 
     def __init__(
         self,
@@ -142,9 +161,9 @@ class RetrieverSource:
         self._metadata_mode = metadata_mode
         self._insert = insert
 
-    async def search(self, query: str, session_id: str | None) -> list[ContextBlock]:
+    async def search(self, query: str, session_id: str | None) -> Found:
         """Return the nodes that the retriever finds."""
-        return _node_blocks(await self._retriever().aretrieve(query), self._metadata_mode)
+        return _found_nodes(await self._retriever().aretrieve(query), self._metadata_mode)
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         """Insert the messages as one node."""
@@ -156,7 +175,7 @@ class RetrieverSource:
 class VectorStoreSource:
     """The nodes of a vector store, those of one session, as in LlamaIndex's VectorMemoryBlock."""
 
-    tenant: str | None = None
+    tenant: str = ""
 
     def __init__(
         self,
@@ -175,7 +194,7 @@ class VectorStoreSource:
         self._embed_model = embed_model or Settings.embed_model
         self._metadata_mode = metadata_mode
 
-    async def search(self, query: str, session_id: str | None) -> list[ContextBlock]:
+    async def search(self, query: str, session_id: str | None) -> Found:
         """Return the session's nodes that are nearest to the query."""
         filters = None
         if session_id is not None:
@@ -189,7 +208,7 @@ class VectorStoreSource:
             )
         )
         nodes = [NodeWithScore(node=node) for node in result.nodes or []]
-        return _node_blocks(nodes, self._metadata_mode)
+        return _found_nodes(nodes, self._metadata_mode)
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         """Store the messages as one node."""
@@ -199,13 +218,17 @@ class VectorStoreSource:
             await self._store.async_add([node])
 
 
-def _node_blocks(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> list[ContextBlock]:
-    unplanned = without_plan(nodes) or nodes
-    return [
+def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> Found:
+    unplanned = without_plan(nodes)
+    words: list[str] = []
+    if unplanned is None:
+        unplanned, words = nodes, left_out_words(marked_documents(nodes))
+    blocks = (
         node_block(one.node, metadata_mode)
         for one in unplanned
         if not isinstance(one.node, AnnotationNode)
-    ]
+    )
+    return Found(tuple(blocks), tuple(words))
 
 
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
@@ -236,14 +259,3 @@ def _as_ranked(found: Any) -> list[Mapping[str, Any]]:
         return memories
     ranks = [place["rank"] for place in plan["memories"]]
     return [memory for _, memory in sorted(zip(ranks, memories, strict=True), key=lambda p: p[0])]
-
-
-def _tenant(filters: Mapping[str, Any]) -> str | None:
-    """Return whose memories a search with these filters reads: each user's are a tenant's."""
-    said = filters
-    if isinstance(filters.get("user_id"), (str, int)):
-        said = {name: filters[name] for name in ("user_id", "app_id") if name in filters}
-    if not said:
-        return None
-    canonical = json.dumps(said, sort_keys=True, default=str).encode()
-    return "memory-" + hashlib.blake2b(canonical, digest_size=16).hexdigest()

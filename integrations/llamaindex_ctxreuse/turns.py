@@ -18,7 +18,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
 from ctxreuse.prompts import Reference
 from ctxreuse.request_scope import current_scope
-from ctxreuse.tokens import as_token_counter
+from ctxreuse.tokens import as_token_counter, estimate_tokens
 from llamaindex_ctxreuse.nodes import (
     AnnotationNode,
     checked_metadata_mode,
@@ -62,6 +62,23 @@ class Turn:
         return [*system, *self.history.sent(), asked]
 
 
+@dataclass(frozen=True, slots=True)
+class _Retrieved:
+    """What was retrieved for a turn.
+
+    Attributes:
+        nodes: Without earlier plans, best first.
+        blocks: A block for each node.
+        left_out: Where further ones stand, in words, as those earlier plans say.
+        can_be_planned: False where finding out about the nodes has failed.
+    """
+
+    nodes: list[NodeWithScore]
+    blocks: list[ContextBlock]
+    left_out: list[str]
+    can_be_planned: bool = True
+
+
 class TurnPlanner:
     """Plans the turns of one conversation.
 
@@ -87,15 +104,16 @@ class TurnPlanner:
         self._planner = planner
         self._system_prompt = ContextRequest((), system=system_prompt).system
         self._metadata_mode = checked_metadata_mode(metadata_mode)
-        self._count = as_token_counter(token_counter)
+        self._given_count = as_token_counter(token_counter)
+        self._counting = FailOpen(f"{component} (token_counter)", "lengths are estimated")
         self._conversation_id = uuid.uuid4().hex
         self._fail_open = FailOpen(component, "nodes go through as retrieved")
         self._has_warned = False
 
     @property
     def faults(self) -> int:
-        """How often planning has failed and nodes went through as retrieved."""
-        return self._fail_open.faults
+        """How often planning has failed and nodes went through as retrieved, or counting has."""
+        return self._fail_open.faults + self._counting.faults
 
     def turn(
         self,
@@ -112,43 +130,57 @@ class TurnPlanner:
             begun: The conversation so far.
             model: Says how large its window is.
         """
-        given, words = _unplanned(nodes)
-        asked = "\n\n".join([*words, question])
-        blocks = [node_block(one.node, self._metadata_mode) for one in given]
+        retrieved = self._fail_open.attempt(
+            lambda: _retrieved(nodes, self._metadata_mode), lambda: self._as_it_is(nodes)
+        )
+        asked = "\n\n".join([*retrieved.left_out, question])
         window = _window(model)
         history = begun
         while True:
-            plan, content = self._planned(asked, blocks, history)
-            if not len(history) or self._length(history, content) <= window:
+            plan, content = self._planned(asked, retrieved, history)
+            length = self._length(history, content)
+            if not len(history) or length <= window:
                 break
             self._take_back(plan)
             history = history.newest(window // 2, self._count)
-        if self._length(history, content) > window and not self._has_warned:
+        if length > window and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "ReuseChatEngine: a turn alone takes about %d tokens, more than the %d that the "
                 "model's context_window of %d leaves it; it is sent as it is. Set context_window "
                 "to what the model really has, or retrieve less.",
-                self._length(history, content),
+                length,
                 window,
                 model.context_window,
             )
-        sources = self._fail_open.attempt(lambda: _marked(given, blocks, plan), lambda: given)
+        sources = self._fail_open.attempt(lambda: _marked(retrieved, plan), lambda: retrieved.nodes)
         return Turn(question, content, history, begun, sources, plan)
 
     def take_back(self, turn: Turn) -> None:
         """Forget a turn that was not answered."""
         self._take_back(turn.plan)
 
+    def _as_it_is(self, nodes: Sequence[NodeWithScore]) -> _Retrieved:
+        """Return nodes as they came; without metadata if that is what cannot be rendered."""
+        given = _documents(nodes)
+        blocks = self._fail_open.attempt(
+            lambda: [node_block(one.node, self._metadata_mode) for one in given],
+            lambda: [node_block(one.node, MetadataMode.NONE) for one in given],
+        )
+        return _Retrieved(given, blocks, [], can_be_planned=False)
+
     def _planned(
-        self, question: str, blocks: Sequence[ContextBlock], history: Transcript
+        self, question: str, retrieved: _Retrieved, history: Transcript
     ) -> tuple[Plan | None, str]:
+        texts = "\n\n".join([*(block.text for block in retrieved.blocks), question])
+        if not retrieved.can_be_planned:
+            return None, texts
         scope = current_scope()
         conversation = scope.conversation_id
         plan = self._fail_open.attempt(
             lambda: self._planner.plan(
                 ContextRequest(
-                    blocks,
+                    retrieved.blocks,
                     question,
                     system=self._system_prompt,
                     history=history.as_openai(),
@@ -160,11 +192,16 @@ class TurnPlanner:
         )
         if plan is not None:
             return plan, plan.content
-        return None, "\n\n".join([*(block.text for block in blocks), question])
+        return None, texts
 
     def _take_back(self, plan: Plan | None) -> None:
         if plan is not None:
             self._fail_open.attempt(lambda: self._planner.evict([plan.request_id]), lambda: None)
+
+    def _count(self, text: str) -> int:
+        return self._counting.attempt(
+            lambda: self._given_count(text), lambda: estimate_tokens(text)
+        )
 
     def _length(self, history: Transcript, content: str) -> int:
         system = 0
@@ -179,21 +216,22 @@ def _window(model: LLMMetadata) -> int:
     return max(model.context_window - answer, model.context_window // 2)
 
 
-def _unplanned(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore], list[str]]:
+def _retrieved(nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode) -> _Retrieved:
     """Return nodes without earlier plans, and where those say that further ones stand."""
-    unplanned = without_plan(nodes)
-    if unplanned is not None:
-        return unplanned, []
-    words = left_out_words(marked_documents(nodes))
-    return [one for one in nodes if not isinstance(one.node, AnnotationNode)], words
+    unplanned, words = without_plan(nodes), []
+    if unplanned is None:
+        unplanned, words = _documents(nodes), left_out_words(marked_documents(nodes))
+    return _Retrieved(unplanned, [node_block(one.node, metadata_mode) for one in unplanned], words)
 
 
-def _marked(
-    nodes: Sequence[NodeWithScore], blocks: Sequence[ContextBlock], plan: Plan | None
-) -> list[NodeWithScore]:
+def _documents(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    return [one for one in nodes if not isinstance(one.node, AnnotationNode)]
+
+
+def _marked(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
     if plan is None:
-        return list(nodes)
+        return retrieved.nodes
     marks = marks_of(plan, with_order=True)
     keys = list(plan.request.unique_blocks)
     sent = {block.key for block in plan.blocks}
@@ -206,5 +244,5 @@ def _marked(
         NodeWithScore(
             node=marked_copy(one.node, marks.place(rank, label_of[block.key])), score=one.score
         )
-        for rank, (one, block) in enumerate(zip(nodes, blocks, strict=True))
+        for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))
     ]
