@@ -518,7 +518,7 @@ class TestWindow:
 
         inner = RecordingModel()
         wrapper = model(inner, planner=Watched())
-        window = wrapper._planning._window
+        window = wrapper._gate._window
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(wrapper.invoke, prompts())
             while window._open is None or len(window._open.tickets) < 6:
@@ -548,7 +548,7 @@ class TestWindow:
     async def test_who_is_cancelled_behind_others_is_taken_back(self) -> None:
         inner = RecordingModel()
         wrapper = model(inner)
-        window = wrapper._planning._window
+        window = wrapper._gate._window
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
         while window._open is None or len(window._open.tickets) < 6:
             await asyncio.sleep(0.001)

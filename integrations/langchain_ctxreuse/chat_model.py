@@ -45,8 +45,9 @@ class ReuseChatModel(PlannedChatModel):
     Callbacks, traces and LangChain's cache see the prompts as given.
 
     Tenant and conversation come from `config={"configurable": {"tenant": ..., "thread_id": ...}}`
-    or `ctxreuse.request_context`. A call that fails, is cancelled, or is answered by LangChain's
-    cache is told to the planner. A planning fault sends prompts as given.
+    or `ctxreuse.request_context`. Of a call that fails, is cancelled, or is answered by LangChain's
+    cache, the planner forgets what was planned here; what a retriever planned stays. A planning
+    fault sends prompts as given.
 
     `chain.batch` and `chain.abatch` reach the wrapper with all prompts at once; a chain's
     `batch_as_completed` calls it for each, and the window plans together what comes together.
@@ -231,7 +232,7 @@ class ReuseChatModel(PlannedChatModel):
         positions = list(prompts)
         planned = {
             positions[one.position]: one
-            for one in self._planning.together([prompt.call for prompt in prompts.values()])
+            for one in self._gate.plan_batch([prompt.call for prompt in prompts.values()])
         }
         order = [*planned, *(one for one in range(len(inputs)) if one not in planned)]
         line = Line(len(order))
@@ -243,7 +244,7 @@ class ReuseChatModel(PlannedChatModel):
                 line,
                 prompts[position].texts if position in prompts else None,
                 planned.get(position),
-                unsent=self._planning.forget,
+                unsent=self._gate.forget,
             )
             for place, position in enumerate(order)
         ]

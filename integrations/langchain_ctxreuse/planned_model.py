@@ -16,9 +16,9 @@ from pydantic import Field, PrivateAttr, field_validator
 from ctxreuse.calls import Call, PlannedCall, checked_planner
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.request_scope import RequestScope
+from ctxreuse.serving.call_gate import CallGate
 from ctxreuse.serving.window import DEFAULT_WINDOW_S, checked_window
 from langchain_ctxreuse.additions import with_cache_salt, with_session_id
-from langchain_ctxreuse.call_planning import CallPlanning
 from langchain_ctxreuse.held_scope import held_scope
 from langchain_ctxreuse.message_texts import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import scope_from_config
@@ -64,7 +64,7 @@ class PlannedChatModel(WrappedChatModel):
     send_cache_salt: bool = Field(default=False, strict=True)
     send_session_id: bool = Field(default=False, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
-    _planning: CallPlanning = PrivateAttr()
+    _gate: CallGate = PrivateAttr()
     _scope: RequestScope | None = PrivateAttr(default=None)
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
@@ -79,14 +79,12 @@ class PlannedChatModel(WrappedChatModel):
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the calls."""
         super().model_post_init(context)
-        self._planning = CallPlanning(
-            self.planner, self.strategy, self.window_s, type(self).__name__
-        )
+        self._gate = CallGate(self.planner, self.strategy, self.window_s, type(self).__name__)
 
     @property
     def faults(self) -> int:
         """How often planning has failed and prompts were sent as given."""
-        return self._planning.faults
+        return self._gate.faults
 
     def _generate(
         self,
@@ -97,7 +95,7 @@ class PlannedChatModel(WrappedChatModel):
     ) -> ChatResult:
         prompt = self._prompt(messages, kwargs)
         planned = self._planned(prompt)
-        with self._planning.forgotten_if_it_fails(planned):
+        with self._gate.forgotten_if_it_fails(planned):
             out = self._outgoing(messages, kwargs, prompt, planned)
             more = _run_manager_argument(self.inner._generate, run_manager)
             return self.inner._generate(out.messages, stop=stop, **more, **out.arguments)
@@ -111,7 +109,7 @@ class PlannedChatModel(WrappedChatModel):
     ) -> ChatResult:
         prompt = self._prompt(messages, kwargs)
         planned = await self._aplanned(prompt)
-        with self._planning.forgotten_if_it_fails(planned):
+        with self._gate.forgotten_if_it_fails(planned):
             out = self._outgoing(messages, kwargs, prompt, planned)
             more = _run_manager_argument(self.inner._agenerate, run_manager)
             return await self.inner._agenerate(out.messages, stop=stop, **more, **out.arguments)
@@ -180,7 +178,7 @@ class PlannedChatModel(WrappedChatModel):
         planned = self._planned(prompt)
         out = self._outgoing(messages, arguments, prompt, planned)
         more = {} if run_manager is None else {"run_manager": run_manager}
-        yield from self._planning.streamed(
+        yield from self._gate.stream(
             planned, lambda: stream(out.messages, stop=stop, **more, **out.arguments)
         )
 
@@ -196,7 +194,7 @@ class PlannedChatModel(WrappedChatModel):
         planned = await self._aplanned(prompt)
         out = self._outgoing(messages, arguments, prompt, planned)
         more = {} if run_manager is None else {"run_manager": run_manager}
-        steps = self._planning.astreamed(
+        steps = self._gate.astream(
             planned, lambda: stream(out.messages, stop=stop, **more, **out.arguments)
         )
         async with aclosing(steps):
@@ -224,19 +222,19 @@ class PlannedChatModel(WrappedChatModel):
             texts = prompt_texts(messages, arguments)
             return Prompt(texts, Call(texts.segments, scope), turn)
 
-        return self._planning.attempt(read, lambda: None)
+        return self._gate.attempt(read, lambda: None)
 
     def _planned(self, prompt: Prompt | None) -> PlannedCall | None:
         if prompt is None:
             return None
         planned = None if prompt.turn is None else prompt.turn.take(prompt.texts)
-        return planned or self._planning.single(prompt.call)
+        return planned or self._gate.go_through(prompt.call)
 
     async def _aplanned(self, prompt: Prompt | None) -> PlannedCall | None:
         if prompt is None:
             return None
         planned = None if prompt.turn is None else await prompt.turn.atake(prompt.texts)
-        return planned or await self._planning.asingle(prompt.call)
+        return planned or await self._gate.ago_through(prompt.call)
 
     def _outgoing(
         self,
@@ -257,7 +255,7 @@ class PlannedChatModel(WrappedChatModel):
                 more = with_session_id(more, self.inner, self._scope_here(), self.salt_key)
             return _Outgoing(sent, more)
 
-        return self._planning.attempt(outgoing, lambda: _Outgoing(messages, dict(arguments)))
+        return self._gate.attempt(outgoing, lambda: _Outgoing(messages, dict(arguments)))
 
 
 def _run_manager_argument(method: Callable[..., Any], run_manager: object) -> dict[str, Any]:

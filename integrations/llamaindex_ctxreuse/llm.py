@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
@@ -23,10 +32,10 @@ from llama_index.core.prompts import BasePromptTemplate
 from ctxreuse.calls import Call, PlannedCall, checked_planner
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.request_scope import current_scope
+from ctxreuse.serving.call_gate import CallGate
 from ctxreuse.serving.window import DEFAULT_WINDOW_S, checked_window
 from llamaindex_ctxreuse.batches import checked_workers, run_in_order
 from llamaindex_ctxreuse.extras import EngineExtras
-from llamaindex_ctxreuse.gate import CallGate
 from llamaindex_ctxreuse.prompts import (
     call_of_messages,
     call_of_text,
@@ -38,6 +47,7 @@ from llamaindex_ctxreuse.wrapped import WrappedLLM
 
 _PLANNED_ON_THE_LOOP = 64
 _Answer = TypeVar("_Answer")
+_Piece = TypeVar("_Piece")
 
 
 class ReuseLLM(WrappedLLM):
@@ -118,45 +128,40 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
         planned = self._gate.go_through(self._chat(messages))
-        return self._gate.answer(
-            planned, lambda: self._model.chat(_sent(messages, planned), **options)
-        )
+        with self._gate.forgotten_if_it_fails(planned):
+            return self._model.chat(_sent(messages, planned), **options)
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
         planned = self._gate.go_through(self._completion(prompt))
-        return self._gate.answer(
-            planned, lambda: self._model.complete(_sent_text(prompt, planned), **options)
-        )
+        with self._gate.forgotten_if_it_fails(planned):
+            return self._model.complete(_sent_text(prompt, planned), **options)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Return the inner model's answer to the messages, piece by piece."""
-        options = self._options(kwargs)
-        planned = self._gate.go_through(self._chat(messages))
-        pieces = self._gate.answer(
-            planned, lambda: self._model.stream_chat(_sent(messages, planned), **options)
+        given, options = list(messages), self._options(kwargs)
+        return self._streamed(
+            self._chat(given),
+            lambda planned: self._model.stream_chat(_sent(given, planned), **options),
         )
-        return self._gate.stream(planned, pieces)
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Return the inner model's completion of the prompt, piece by piece."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = self._gate.go_through(self._completion(prompt))
-        pieces = self._gate.answer(
-            planned, lambda: self._model.stream_complete(_sent_text(prompt, planned), **options)
+        return self._streamed(
+            self._completion(prompt),
+            lambda planned: self._model.stream_complete(_sent_text(prompt, planned), **options),
         )
-        return self._gate.stream(planned, pieces)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
         planned = await self._gate.ago_through(self._chat(messages))
-        return await self._gate.aanswer(
-            planned, lambda: self._model.achat(_sent(messages, planned), **options)
-        )
+        with self._gate.forgotten_if_it_fails(planned):
+            return await self._model.achat(_sent(messages, planned), **options)
 
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
@@ -164,31 +169,28 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
         planned = await self._gate.ago_through(self._completion(prompt))
-        return await self._gate.aanswer(
-            planned, lambda: self._model.acomplete(_sent_text(prompt, planned), **options)
-        )
+        with self._gate.forgotten_if_it_fails(planned):
+            return await self._model.acomplete(_sent_text(prompt, planned), **options)
 
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Return the inner model's answer to the messages, piece by piece."""
-        options = self._options(kwargs)
-        planned = await self._gate.ago_through(self._chat(messages))
-        pieces = await self._gate.aanswer(
-            planned, lambda: self._model.astream_chat(_sent(messages, planned), **options)
+        given, options = list(messages), self._options(kwargs)
+        return self._astreamed(
+            self._chat(given),
+            lambda planned: self._model.astream_chat(_sent(given, planned), **options),
         )
-        return self._gate.astream(planned, pieces)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Return the inner model's completion of the prompt, piece by piece."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = await self._gate.ago_through(self._completion(prompt))
-        pieces = await self._gate.aanswer(
-            planned, lambda: self._model.astream_complete(_sent_text(prompt, planned), **options)
+        return self._astreamed(
+            self._completion(prompt),
+            lambda planned: self._model.astream_complete(_sent_text(prompt, planned), **options),
         )
-        return self._gate.astream(planned, pieces)
 
     def structured_predict(
         self,
@@ -201,12 +203,10 @@ class ReuseLLM(WrappedLLM):
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
         planned = self._gate.go_through(self._chat(messages))
-        return self._gate.answer(
-            planned,
-            lambda: self._model.structured_predict(
+        with self._gate.forgotten_if_it_fails(planned):
+            return self._model.structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
-            ),
-        )
+            )
 
     async def astructured_predict(
         self,
@@ -219,12 +219,10 @@ class ReuseLLM(WrappedLLM):
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
         planned = await self._gate.ago_through(self._chat(messages))
-        return await self._gate.aanswer(
-            planned,
-            lambda: self._model.astructured_predict(
+        with self._gate.forgotten_if_it_fails(planned):
+            return await self._model.astructured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
-            ),
-        )
+            )
 
     def stream_structured_predict(
         self,
@@ -236,14 +234,12 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's structured answer to the prompt as it grows."""
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
-        planned = self._gate.go_through(self._chat(messages))
-        pieces = self._gate.answer(
-            planned,
-            lambda: self._model.stream_structured_predict(
+        return self._streamed(
+            self._chat(messages),
+            lambda planned: self._model.stream_structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
             ),
         )
-        return self._gate.stream(planned, pieces)
 
     async def astream_structured_predict(
         self,
@@ -255,14 +251,12 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's structured answer to the prompt as it grows."""
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
-        planned = await self._gate.ago_through(self._chat(messages))
-        pieces = await self._gate.aanswer(
-            planned,
-            lambda: self._model.astream_structured_predict(
+        return self._astreamed(
+            self._chat(messages),
+            lambda planned: self._model.astream_structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
             ),
         )
-        return self._gate.astream(planned, pieces)
 
     async def achat_batch(
         self,
@@ -354,6 +348,24 @@ class ReuseLLM(WrappedLLM):
     def _call(self, make: Callable[[], Call]) -> Call:
         return self._gate.attempt(make, lambda: Call(()))
 
+    def _streamed(
+        self, call: Call, start: Callable[[PlannedCall], Iterator[_Piece]]
+    ) -> Generator[_Piece, None, None]:
+        """Yield what the model streams; nothing is planned before somebody asks for a piece."""
+        planned = self._gate.go_through(call)
+        yield from self._gate.stream(planned, lambda: start(planned))
+
+    async def _astreamed(
+        self, call: Call, start: Callable[[PlannedCall], Awaitable[AsyncIterator[_Piece]]]
+    ) -> AsyncGenerator[_Piece, None]:
+        """Yield what the model streams, as `_streamed` does."""
+        planned = await self._gate.ago_through(call)
+        with self._gate.forgotten_if_it_fails(planned):
+            pieces = await start(planned)
+        async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
+            async for step in steps:
+                yield step
+
     async def _send_batch(
         self,
         calls: Sequence[Call],
@@ -370,7 +382,8 @@ class ReuseLLM(WrappedLLM):
 
         async def job(one: PlannedCall) -> _Answer:
             del waiting[one.position]
-            return await self._gate.aanswer(one, lambda: send(one))
+            with self._gate.forgotten_if_it_fails(one):
+                return await send(one)
 
         try:
             answers: list[Any] = await run_in_order(

@@ -1,4 +1,7 @@
-"""Calls of a chat model, planned alone or together; a fault of ours sends them as given."""
+"""Where calls to a model wait for each other, are planned, and go on in the planned order.
+
+What the model wrappers of all frameworks share; a fault of ours sends prompts as given.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ctxreuse.calls import Call, CallPlanner, PlannedCall, as_given
 from ctxreuse.fail_open import FailOpen
@@ -19,10 +22,10 @@ from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.window import MicroBatchWindow, Scheduled
 
 _Result = TypeVar("_Result")
-_Step = TypeVar("_Step")
+_Piece = TypeVar("_Piece")
 
 
-class CallPlanning:
+class CallGate:
     """Plans calls and keeps the planner informed. Threads and tasks may share it.
 
     Args:
@@ -30,6 +33,10 @@ class CallPlanning:
         strategy: "reuse", "paper" or "none".
         window_s: Seconds for which a single call waits for others; 0 plans each on its own.
         component: Whose calls these are, for the log.
+
+    Raises:
+        InvalidRequestError: If the planner or the window is none.
+        UnknownStrategyError: If there is no such strategy.
     """
 
     def __init__(
@@ -48,15 +55,15 @@ class CallPlanning:
         """Return what `work` returns or, if that has a fault, what `instead` does."""
         return self._fail_open.attempt(work, instead)
 
-    def single(self, call: Call) -> PlannedCall:
-        """Return the planned call, in this thread, when its turn in the window has come."""
+    def go_through(self, call: Call) -> PlannedCall:
+        """Wait in this thread until it is the call's turn; return it planned."""
         return self._window.submit(call)
 
-    async def asingle(self, call: Call) -> PlannedCall:
-        """Return the planned call, in this task, when its turn in the window has come."""
+    async def ago_through(self, call: Call) -> PlannedCall:
+        """Wait in this task until it is the call's turn; return it planned."""
         return await self._window.asubmit(call)
 
-    def together(self, calls: Sequence[Call]) -> list[PlannedCall]:
+    def plan_batch(self, calls: Sequence[Call]) -> list[PlannedCall]:
         """Return calls that are known together in the order in which to send them, each once."""
         return self._fail_open.attempt(lambda: self._planner.plan(calls), lambda: as_given(calls))
 
@@ -67,7 +74,11 @@ class CallPlanning:
 
     @contextmanager
     def forgotten_if_it_fails(self, planned: PlannedCall | None) -> Iterator[None]:
-        """Run what sends a call; if that raises or is cancelled, the planner forgets the call."""
+        """Run what sends a call; if that raises or is cancelled, the planner forgets the call.
+
+        Args:
+            planned: The call; None if it was not planned.
+        """
         try:
             yield
         except BaseException:
@@ -75,9 +86,9 @@ class CallPlanning:
                 self.forget(planned)
             raise
 
-    def streamed(
-        self, planned: PlannedCall | None, start: Callable[[], Iterator[_Step]]
-    ) -> Iterator[_Step]:
+    def stream(
+        self, planned: PlannedCall | None, start: Callable[[], Iterator[_Piece]]
+    ) -> Generator[_Piece, None, None]:
         """Yield what a model streams.
 
         If that fails or is cancelled before anything came, the planner forgets the call. Later on,
@@ -88,38 +99,40 @@ class CallPlanning:
             start: Makes the model stream.
         """
         came = False
-        steps = None
+        pieces = None
         try:
-            steps = start()
-            for step in steps:
+            pieces = start()
+            for piece in pieces:
                 came = True
-                yield step
+                yield piece
         except BaseException:
             if planned is not None and not came:
                 self.forget(planned)
             raise
         finally:
-            if isinstance(steps, Generator):
-                steps.close()
+            close: Any = getattr(pieces, "close", None)
+            if close is not None:
+                close()
 
-    async def astreamed(
-        self, planned: PlannedCall | None, start: Callable[[], AsyncIterator[_Step]]
-    ) -> AsyncGenerator[_Step]:
-        """Yield what a model streams, as `streamed` does."""
+    async def astream(
+        self, planned: PlannedCall | None, start: Callable[[], AsyncIterator[_Piece]]
+    ) -> AsyncGenerator[_Piece, None]:
+        """Yield what a model streams, as `stream` does."""
         came = False
-        steps = None
+        pieces = None
         try:
-            steps = start()
-            async for step in steps:
+            pieces = start()
+            async for piece in pieces:
                 came = True
-                yield step
+                yield piece
         except BaseException:
             if planned is not None and not came:
                 self.forget(planned)
             raise
         finally:
-            if isinstance(steps, AsyncGenerator):
-                await steps.aclose()
+            close: Any = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
 
     def _scheduled(self, calls: list[Call]) -> list[Scheduled[PlannedCall]]:
-        return [Scheduled(planned.position, planned) for planned in self.together(calls)]
+        return [Scheduled(planned.position, planned) for planned in self.plan_batch(calls)]
