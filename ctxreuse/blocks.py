@@ -186,3 +186,11 @@ def copied_message(message: Message) -> dict[str, Any]:
         name: value if isinstance(value, str) else deepcopy(value)
         for name, value in message.items()
     }
+
+
+def distinct_texts(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:
+    """Return blocks without those that repeat an earlier one's text under another id."""
+    first: dict[bytes, ContextBlock] = {}
+    for block in blocks:
+        first.setdefault(block.digest, block)
+    return list(first.values())

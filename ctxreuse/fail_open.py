@@ -22,11 +22,18 @@ class FailOpen:
     Args:
         component: What the log line names, as users know it: "ReuseRetriever".
         instead: What happens instead, for the log line: "documents go through as retrieved".
+        work: What fails, for the log line: "planning", "bookkeeping".
     """
 
-    def __init__(self, component: str, instead: str = "documents go through as retrieved") -> None:
+    def __init__(
+        self,
+        component: str,
+        instead: str = "documents go through as retrieved",
+        work: str = "planning",
+    ) -> None:
         self._component = component
         self._instead = instead
+        self._work = work
         self._faults = 0
         self._lock = Lock()
 
@@ -52,9 +59,9 @@ class FailOpen:
             frames = traceback.extract_tb(error.__traceback__)
             place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
             _log.warning(
-                "%s: planning failed with %s at %s; %s. Further faults are counted in `faults`, "
-                "not logged.",
+                "%s: %s failed with %s at %s; %s. Further faults are only counted.",
                 self._component,
+                self._work,
                 type(error).__name__,
                 place,
                 self._instead,

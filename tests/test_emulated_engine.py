@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ctxreuse.cache import CacheUsage, EngineMetrics, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
-from ctxreuse.serving import EmulatedEngine, ToolCall, emulated
+from ctxreuse.serving import EmulatedEngine, ToolCall, emulated, emulated_transport
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -141,6 +141,13 @@ def test_an_answer_is_cached_for_the_next_turn_without_its_last_token():
 def test_usage_is_silent_about_the_cache_without_the_flag():
     engine = EmulatedEngine(prompt_tokens_details=False)
     assert send(engine, chat_body())["usage"]["prompt_tokens_details"] is None
+
+
+def test_usage_may_be_silent_about_the_cache_where_nothing_was_cached_as_in_many_versions():
+    engine = EmulatedEngine(block_size=4, prompt_tokens_details="if cached")
+    replies = [send(engine, chat_body())["usage"] for _ in range(2)]
+    details = [usage["prompt_tokens_details"] for usage in replies]
+    assert details == [None, {"cached_tokens": 12}]
 
 
 def test_tools_are_part_of_the_prompt_and_tool_calls_come_whole_and_streamed():
@@ -308,10 +315,12 @@ def test_wrong_arguments_are_named():
         EmulatedEngine(fail=3)
     with pytest.raises(InvalidRequestError, match="block_size"):
         EmulatedEngine(block_size=0)
+    with pytest.raises(InvalidRequestError, match="must be True, False or 'if cached', not 'no'"):
+        EmulatedEngine(prompt_tokens_details="no")
 
 
 def test_a_missing_http_library_names_the_extra(monkeypatch):
-    monkeypatch.setattr(emulated, "_HTTP_LIBRARIES", ("no_such_library",))
+    monkeypatch.setattr(emulated_transport, "_HTTP_LIBRARIES", ("no_such_library",))
     with pytest.raises(MissingExtraError, match=r"pip install 'ctxreuse\[openai\]'"):
         EmulatedEngine().transport()
 
@@ -364,6 +373,11 @@ def test_it_serves_what_the_simulator_serves(contents, answer, block_size, capac
     for number, content in enumerate(contents):
         messages = [*chat_body(content)["messages"], {"role": "user", "content": f"{number}?"}]
         tokens = engine.prompt_tokens(messages)
+        # the simulator refuses a request of which the answer has no room, an engine begins it
+        lengths = (len(tokens), len(tokens) + max(0, len(emulated.word_tokens(answer)) - 1))
+        blocks = None if capacity is None else capacity // block_size - 1
+        if blocks is not None:
+            assume(len({-(-length // block_size) <= blocks for length in lengths}) == 1)
         usage = simulator.serve(tokens, generated=emulated.word_tokens(answer))
         assert cached(engine, {"messages": messages}) == usage.cached_tokens
 

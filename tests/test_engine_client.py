@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.cache import EngineMetrics, ShadowCache
+from ctxreuse.cache import EngineBlocks, EngineMetrics, ShadowCache
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
 from ctxreuse.index import IndexStatistics
 from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
 from ctxreuse.serving.cache_salt import conversation_session, is_cache_salt, tenant_salt
+from ctxreuse.serving.model_name import ModelName
 from ctxreuse.serving.transient_errors import waiting
 
 MESSAGES = [{"role": "user", "content": "Where is Paris?"}]
@@ -105,15 +106,87 @@ async def test_bare_messages_are_sent_as_they_are_and_get_the_engines_id():
     assert engine.requests[0]["messages"] == MESSAGES
 
 
-async def test_unknown_cached_tokens_are_not_zero_and_the_remedy_is_logged_once(caplog):
+LONG_TEXT = "Paris is in France, and Rome is in Italy. " * 200
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
+
+
+async def test_cached_tokens_left_out_where_there_are_none_are_0_once_any_were_reported(caplog):
+    engine = EmulatedEngine(block_size=4, prompt_tokens_details="if cached")
+    planner = ReusePlanner()
+    counts = []
+    async with connected(engine) as client:
+        for text in (LONG_TEXT, "something else", LONG_TEXT, "new", "other " * 5_000):
+            plan = planned(planner, text, system=text)
+            counts.append((await client.complete(plan)).cached_tokens)
+    prompt_tokens = len(engine.prompt_tokens(plan.messages()))
+    assert counts[:2] == [None, None]  # none was cached, but that cannot be known yet
+    assert counts[2] > 1_000
+    assert counts[3:] == [0, 0]
+    assert prompt_tokens > 1_000
+    assert warnings_in(caplog) == []
+
+
+async def test_what_the_client_has_learned_of_one_engine_is_not_taken_for_another():
+    async with connected(EmulatedEngine(block_size=4)) as client:
+        assert (await client.complete(MESSAGES)).cached_tokens == 0
+    async with connected(EmulatedEngine(prompt_tokens_details="if cached")) as client:
+        assert (await client.complete(MESSAGES)).cached_tokens is None
+
+
+async def test_that_cached_tokens_are_not_reported_is_said_once_when_that_is_certain(caplog):
     async with connected(EmulatedEngine(prompt_tokens_details=False)) as client:
-        counts = [(await client.complete(MESSAGES)).cached_tokens for _ in range(2)]
-    assert counts == [None, None]
-    warnings = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
-    assert warnings == [
-        "engine does not report cached tokens, so they are unknown, not 0: "
-        "start vLLM with --enable-prompt-tokens-details"
+        planner = ReusePlanner()
+        for number, warnings in enumerate((0, 1, 1)):
+            plan = planned(planner, LONG_TEXT, f"Question {number}?")
+            assert (await client.complete(plan)).cached_tokens is None
+            assert len(warnings_in(caplog)) == warnings
+    assert warnings_in(caplog) == [
+        "engine reports no cached tokens even for a prompt that begins like one that it has just "
+        "answered, so they are unknown, not 0: start vLLM with --enable-prompt-tokens-details, and "
+        "with prefix caching"
     ]
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [("Short.", {}), ("Short.", {})],
+        [(LONG_TEXT, {}), ("No. " + LONG_TEXT, {})],
+        [(LONG_TEXT, {"cache_salt": "one"}), (LONG_TEXT, {"cache_salt": "two"})],
+        [(LONG_TEXT, {}), (LONG_TEXT, {"tools": [{"type": "function"}]})],
+        [(LONG_TEXT, {}), (LONG_TEXT, {"model": "another"})],
+        [
+            (LONG_TEXT, {}),
+            *((f"{number} {LONG_TEXT}", {}) for number in range(16)),
+            (LONG_TEXT, {}),
+        ],
+    ],
+    ids=["short", "another text", "another salt", "other tools", "another model", "long ago"],
+)
+async def test_a_prompt_that_may_not_have_been_cached_is_no_reason_to_warn(caplog, requests):
+    end = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
+    end += b'"usage": {"prompt_tokens": 3}}\n\n'
+    async with connected(raw_replies(*[end] * len(requests)), model="m") as client:
+        for text, params in requests:
+            messages = [{"role": "user", "content": text}]
+            assert (await client.complete(messages, **params)).cached_tokens is None
+    assert warnings_in(caplog) == []
+
+
+async def test_prompts_on_their_way_together_are_no_reason_to_warn(caplog):
+    together = asyncio.Barrier(4)
+
+    async def answer(body):
+        await together.wait()
+        return "OK."
+
+    async with connected(EmulatedEngine(answer=answer, prompt_tokens_details=False)) as client:
+        messages = [{"role": "user", "content": LONG_TEXT}]
+        await asyncio.gather(*(client.complete(messages) for _ in range(4)))
+    assert warnings_in(caplog) == []
 
 
 async def test_a_server_that_reports_no_usage_leaves_the_counts_unknown():
@@ -212,6 +285,32 @@ async def test_a_stream_that_is_left_early_is_told_to_the_planner():
         assert planner.statistics() == NOTHING
 
 
+async def test_a_stream_of_which_nothing_was_asked_is_told_to_the_planner_and_not_sent():
+    engine, planner = EmulatedEngine(), ReusePlanner()
+    async with connected(engine, planner=planner) as client:
+        async with client.stream(planned(planner)) as stream:
+            assert planner.statistics().requests == 1
+        assert planner.statistics() == NOTHING
+        with pytest.raises(LookupError):
+            async with client.stream(planned(planner)):
+                raise LookupError
+        assert planner.statistics() == NOTHING
+        kept = planned(planner)
+        await stream.aclose()
+        await client.stream(MESSAGES).aclose()
+        assert [piece async for piece in stream] == []
+        assert planner.evict([kept.request_id]).unknown == ()
+    assert engine.requests == []
+
+
+async def test_a_stream_that_was_read_to_its_end_stays_in_the_index():
+    planner = ReusePlanner()
+    async with connected(EmulatedEngine(), planner=planner) as client:
+        async with client.stream(planned(planner)) as stream:
+            assert [piece async for piece in stream] == ["OK."]
+        assert planner.statistics().requests == 1
+
+
 async def test_an_empty_answer_is_an_answer():
     async with connected(EmulatedEngine(answer="")) as client:
         assert (await client.complete(MESSAGES)).text == ""
@@ -294,6 +393,86 @@ async def test_the_engine_is_asked_for_its_model_once():
         await asyncio.gather(*(client.complete(MESSAGES) for _ in range(3)))
     assert asked.count("/v1/models") == 1
     assert {body["model"] for body in engine.requests} == {"its-own"}
+
+
+class Models:
+    """A transport that counts look-ups of the model; each waits until it may go on."""
+
+    def __init__(self, *answers):
+        self.asked = 0
+        self.answers = list(answers)
+        self.go_on = asyncio.Event()
+
+    async def answer(self, request):
+        assert request.url.path == "/v1/models"
+        self.asked += 1
+        await self.go_on.wait()
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise httpx.ConnectError("no", request=request)
+        return httpx.Response(200, json={"data": [{"id": answer}]})
+
+    async def begun(self):
+        while not self.asked:
+            await asyncio.sleep(0)
+
+
+async def test_those_who_wait_for_the_model_share_a_failed_look_up_and_later_ones_try_again():
+    models = Models(None, None, "its-own")
+    planner = ReusePlanner()
+    transport = httpx.MockTransport(models.answer)
+    async with connected(transport, planner=planner, retries=1) as client:
+        waiting_ones = [asyncio.create_task(client.complete(planned(planner))) for _ in range(8)]
+        await models.begun()
+        models.go_on.set()
+        errors = await asyncio.gather(*waiting_ones, return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineError] * 8
+        assert {(error.attempts, str(error)) for error in errors} == {
+            (
+                2,
+                "the engine at engine did not answer: APIConnectionError, attempts: 2; the cause "
+                "says more, and so does the engine's log",
+            )
+        }
+        assert models.asked == 2
+        assert planner.statistics() == NOTHING
+        assert await asyncio.gather(client.model(), client.model()) == ["its-own", "its-own"]
+    assert models.asked == 3
+
+
+async def test_who_stops_waiting_for_the_model_does_not_stop_the_others():
+    models = Models("its-own")
+    async with connected(httpx.MockTransport(models.answer)) as client:
+        first, second = (asyncio.create_task(client.model()) for _ in range(2))
+        await models.begun()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        models.go_on.set()
+        assert await second == "its-own"
+    assert models.asked == 1
+
+
+def test_a_look_up_that_an_event_loop_left_behind_is_begun_anew_in_the_next():
+    asked = []
+
+    async def look_up():
+        asked.append(asyncio.get_running_loop())
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return "its-own"
+
+    name = ModelName(None, look_up)
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(name.get(), 0.001)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(give_up())
+    loop.close()  # unlike asyncio.run it cancels nothing
+    assert asyncio.run(name.get()) == "its-own"
+    assert len(asked) == 2
 
 
 async def test_a_model_that_is_given_is_not_asked_for():
@@ -388,14 +567,26 @@ async def test_the_shadow_hears_of_answers_and_failures():
     assert planner.statistics().tokens == 4
 
 
+@pytest.mark.parametrize("shadows_own", [True, False])
+def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, shadows_own):
+    evicted = []
+    monkeypatch.setattr(ReusePlanner, "evict", lambda planner, ids: evicted.append((planner, ids)))
+    planner = ReusePlanner()
+    other = planner if shadows_own else ReusePlanner()
+    client = EngineClient("http://engine", planner=planner, shadow=ShadowCache(other, 100))
+    client.forget(planned(planner))
+    expected = [(other, ["request-0"])]
+    assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"])])
+
+
 class Records:
     """What a KVEventSync is told."""
 
     def __init__(self):
         self.told = []
 
-    def record(self, plan, prompt_token_ids, *, cache_salt=None):
-        self.told.append((plan.request_id, prompt_token_ids, cache_salt))
+    def record(self, plan, prompt_token_ids, *, cache_salt=None, lora=None):
+        self.told.append((plan.request_id, prompt_token_ids, cache_salt, lora))
 
 
 async def test_the_event_sync_hears_the_prompts_tokens_and_salt():
@@ -405,9 +596,43 @@ async def test_the_event_sync_hears_the_prompts_tokens_and_salt():
         completion = await client.complete(plan, cache_salt="s")
         await client.complete(MESSAGES)
     tokens = tuple(engine.prompt_tokens(plan.messages()))
-    assert events.told == [("request-0", tokens, "s")]
+    assert events.told == [("request-0", tokens, "s", None)]
     assert completion.prompt_token_ids == tokens
     assert [body.get("return_token_ids") for body in engine.requests] == [True, None]
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "my-lora"}])
+async def test_the_event_sync_hears_of_the_adapter_which_is_also_the_model(options):
+    events, engine = Records(), EmulatedEngine(model="my-lora")
+    await completed(
+        engine, planned(ReusePlanner()), {"events": events, "lora": "my-lora", **options}
+    )
+    assert [told[3] for told in events.told] == ["my-lora"]
+    assert [body["model"] for body in engine.requests] == ["my-lora"]
+
+
+async def test_a_call_to_the_adapters_base_model_is_one_without_an_adapter():
+    events, planner = Records(), ReusePlanner()
+    end = b'data: {"prompt_token_ids": [1], '
+    end += b'"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    transport = raw_replies(end, end, end)
+    async with connected(transport, events=events, lora="my-lora") as client:
+        for params in ({}, {"model": "my-lora"}, {"model": "base"}):
+            await client.complete(planned(planner), **params)
+    assert [told[3] for told in events.told] == ["my-lora", "my-lora", None]
+
+
+async def test_an_adapters_blocks_are_found_by_its_name():
+    planner, engine = ReusePlanner(), EmulatedEngine(model="my-lora")
+    held = {}
+    for lora in (None, "my-lora"):
+        events, plan = Records(), planned(planner)
+        await completed(engine, plan, {"events": events, "lora": lora, "model": "my-lora"})
+        _, tokens, salt, adapter = events.told[0]
+        blocks = EngineBlocks()
+        blocks.stored([b"x"], None, tokens[:4], 4, extra_keys=[("my-lora",)])
+        held[lora] = blocks.held_tokens(tokens, cache_salt=salt, lora=adapter)
+    assert held == {None: 0, "my-lora": 4}
 
 
 async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(caplog):
@@ -424,8 +649,12 @@ async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):
     planner = ReusePlanner()
     shadow = ShadowCache(planner, capacity_tokens=100)
     shadow.observe = None
-    completion = await completed(EmulatedEngine(), planned(planner), {"shadow": shadow})
-    assert completion.text == "OK."
+    async with connected(EmulatedEngine(), shadow=shadow) as client:
+        assert client.faults == 0
+        for faults in (1, 2):
+            assert (await client.complete(planned(planner))).text == "OK."
+            assert client.faults == faults
+    assert "EngineClient: bookkeeping failed with TypeError at client.py:" in caplog.text
     assert [record.levelno for record in caplog.records if record.name == "ctxreuse"] == [
         logging.WARNING
     ]
@@ -484,8 +713,8 @@ async def test_only_its_own_connections_are_closed():
             await client.complete(MESSAGES)
         assert not http.is_closed
         async with EngineClient("http://engine") as client:
-            assert not client._openai.is_closed()
-        assert client._openai.is_closed()
+            assert not client._connection.openai.is_closed()
+        assert client._connection.openai.is_closed()
 
 
 @pytest.mark.parametrize(
@@ -495,6 +724,7 @@ async def test_only_its_own_connections_are_closed():
         ({"base_url": None}, "base_url must be the engine's address"),
         ({"planner": "p"}, "planner must be a ReusePlanner, not 'p'"),
         ({"retries": -1}, "retries must be an integer from 0, not -1"),
+        ({"lora": 3}, "lora must be an adapter's name, not 3"),
         ({"cache_salt": "mine"}, r"cache_salt must be 'tenant' or None, not 'mine' \(str\); a lit"),
         ({"session_id": 3}, "session_id must be 'conversation' or None, not 3"),
     ],

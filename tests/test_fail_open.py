@@ -65,7 +65,7 @@ def test_work_that_fails_is_replaced_logged_once_and_counted(caplog):
     assert (record.name, record.levelno) == ("ctxreuse", logging.WARNING)
     assert re.fullmatch(
         r"ReuseRetriever: planning failed with LookupError at test_fail_open\.py:[0-9]+; documents "
-        r"go through as retrieved\. Further faults are counted in `faults`, not logged\.",
+        r"go through as retrieved\. Further faults are only counted\.",
         record.getMessage(),
     )
 
@@ -81,6 +81,14 @@ def test_the_line_says_what_happens_instead(caplog):
     assert "ReuseChatModel: planning failed with OSError at " in caplog.text
     assert "; calls go through as given. " in caplog.text
     assert "documents" not in caplog.text
+
+
+def test_the_line_says_what_has_failed(caplog):
+    FailOpen("EngineClient", "the answer stays", work="bookkeeping").note(OSError())
+    assert caplog.messages == [
+        "EngineClient: bookkeeping failed with OSError at ?; the answer stays. "
+        "Further faults are only counted."
+    ]
 
 
 def test_each_component_logs_its_own_first_fault(caplog):
@@ -146,7 +154,7 @@ def test_a_fault_met_elsewhere_can_be_noted(caplog):
     assert fail_open.faults == 2
     assert caplog.messages == [
         "c: planning failed with ValueError at ?; documents go through as retrieved. "
-        "Further faults are counted in `faults`, not logged."
+        "Further faults are only counted."
     ]
 
 

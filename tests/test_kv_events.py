@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_event_helpers import Publisher, TellingCache, encoded
+from tokenizers import Tokenizer as Tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import EngineBlocks, KVEventSync, block_ends
@@ -363,12 +366,12 @@ def test_a_fault_of_ours_empties_the_index_and_the_thread_goes_on(publisher, mon
             app.send("cd", sync)
             stats = caught_up(sync, publisher)
         assert app.planner.statistics() == NOTHING
-        assert stats.losses == 1
+        assert (stats.losses, stats.faults) == (1, 1)
         app.engine = TellingCache(1000, 4)
         app.send("ef", sync)
         caught_up(sync, publisher)
         assert app.planner.statistics().tokens == 80
-    assert "KVEventSync" in caplog.text
+    assert "KVEventSync: event handling failed with TypeError at " in caplog.text
 
 
 def test_engines_that_connect_are_waited_for():
@@ -582,6 +585,94 @@ def test_a_prompt_in_which_the_blocks_cannot_be_found_is_said_so(tokenizer, mess
     plan = ReusePlanner().plan(ContextRequest(["one"], "Which?"))
     with pytest.raises(InvalidRequestError, match=message):
         block_ends(plan, tokenizer)
+
+
+def real_tokenizer(*, pads=0):
+    """A tokenizer of `tokenizers`: a token a word and mark, in one alphabet of words."""
+    vocabulary = {"?": 0, "[PAD]": 1}
+    tokenizer = Tokenizers(WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    if pads:
+        tokenizer.enable_padding(length=pads, pad_id=1, pad_token="[PAD]")
+    return tokenizer
+
+
+class Counting:
+    """A tokenizer of `tokenizers` that tells how often and what it encodes."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.encoded = []
+
+    encode_batch = None
+
+    def encode(self, text, add_special_tokens):
+        self.encoded.append(text)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        return chat_markup(messages)
+
+
+class Fast:
+    """A fast tokenizer as `transformers` has them: numbers alone, or a mapping with offsets."""
+
+    is_fast = True
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.calls = 0
+
+    def encode(self, text, add_special_tokens):
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def __call__(self, text, add_special_tokens, return_offsets_mapping):
+        assert (add_special_tokens, return_offsets_mapping) == (False, True)
+        self.calls += 1
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return {"input_ids": encoded.ids, "offset_mapping": encoded.offsets}
+
+
+@pytest.mark.parametrize("pads", [0, 400])
+def test_a_prompt_is_encoded_once_by_a_tokenizer_that_tells_where_its_tokens_are(pads):
+    plan = ReusePlanner().plan(
+        ContextRequest([f"Bl\u00f6ck {number}: \U0001f600 one, two." for number in range(15)], "?")
+    )
+    plain = real_tokenizer()
+    expected = block_ends(
+        plan, lambda text: len(plain.encode(text, add_special_tokens=False)), chat_markup
+    )
+    counting, fast = Counting(real_tokenizer(pads=pads)), Fast(real_tokenizer(pads=pads))
+    assert block_ends(plan, counting) == expected
+    assert counting.encoded == [chat_markup(plan.messages())]
+    assert block_ends(plan, fast, chat_markup) == expected
+    assert fast.calls == 1
+
+
+def test_a_token_over_the_end_of_a_block_belongs_to_it():
+    class Offsets:
+        encode_batch = None
+
+        def __init__(self, *offsets):
+            self.offsets = list(offsets)
+
+        def encode(self, text, add_special_tokens):
+            return self
+
+        def __len__(self):
+            return 7
+
+    planner = ReusePlanner(templates=Templates(block="{label}{text}"))
+    plan = planner.plan(ContextRequest(["abcd"], "e"))
+    assert plan.content == "[Doc_1]abcd\n\ne"  # the block ends at character 11
+    for offsets, end in (
+        ([(0, 10), (10, 13), (13, 14)], 2),
+        ([(0, 11), (11, 14)], 1),
+        ([(0, 0), (0, 9), (9, 9), (9, 11), (11, 11), (11, 14)], 4),
+        ([(0, 0)], 0),
+        ([(11, 14), (0, 11)], 7),  # not in the text's order: the beginnings are counted
+    ):
+        assert block_ends(plan, Offsets(*offsets), lambda m: m[0]["content"]) == [end]
 
 
 def test_numbers_say_what_a_message_is():

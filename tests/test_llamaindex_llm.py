@@ -949,3 +949,13 @@ class TestWhatTheEngineIsTold:
         response = llm.chat(question("cba"))
         assert response.raw is not None
         assert response.raw.usage.prompt_tokens_details.cached_tokens > 100
+
+
+def test_a_model_in_another_process_has_a_planner_of_its_own() -> None:
+    llm = ReuseLLM(inner=MockLLM(), window_s=0.25)
+    again = ReuseLLM.__new__(ReuseLLM)
+    again.__setstate__(llm.__getstate__())
+    assert again.window_s == 0.25
+    assert isinstance(llm.planner, ReusePlanner), "the original keeps its own"
+    assert again.planner is not llm.planner
+    assert again.complete("Where is Paris?").text == "Where is Paris?"

@@ -177,6 +177,28 @@ class TestPlannedNodes:
         assert plans_of(MetadataMode.LLM) == ["c", "b", "a"], "other texts than before"
         assert plans_of(MetadataMode.NONE) == ["a", "b", "c"], "the same texts as before"
 
+    def test_the_annotation_has_the_metadata_names_of_the_nodes_and_shows_none(self) -> None:
+        nodes = letter_nodes("ba")
+        for node in nodes:
+            node.node.metadata |= {"file": f"{node.node.node_id}.txt"}
+        nodes[0].node.metadata["only here"] = 1
+        postprocessor = ReusePostprocessor()
+        postprocessor.postprocess_nodes(nodes[::-1])
+        *_, annotation = postprocessor.postprocess_nodes(nodes)
+        assert annotation.metadata["file"] == ""
+        assert "only here" not in annotation.metadata
+        for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+            assert annotation.node.get_content(mode) == annotation.text
+
+    def test_a_copy_in_another_process_has_a_planner_of_its_own(self) -> None:
+        postprocessor = ReusePostprocessor(annotation="metadata")
+        again = ReusePostprocessor.__new__(ReusePostprocessor)
+        again.__setstate__(postprocessor.__getstate__())
+        assert isinstance(postprocessor.planner, ReusePlanner), "the original keeps its own"
+        assert again.planner is not postprocessor.planner
+        assert again.annotation == "metadata"
+        assert letters(again.postprocess_nodes(letter_nodes("ab"))) == "ab"
+
     def test_the_annotation_is_the_lowest_scored_and_survives_a_cutoff_that_takes_nothing(
         self,
     ) -> None:

@@ -1,7 +1,8 @@
 """vLLM servers on this machine as processes: start, find, stop, kill.
 
-A server's process id and options stand in a file named after its port, so that another process
-(`make vllm-stop`, a test) finds it again.
+A server's process id, start time and options stand in a file named after its port, so that another
+process (`make vllm-stop`, a test) finds it again. A number alone names no process for long: what
+carries it now is taken for the server only if its command line and its start time say so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from vllm_environment import HOME, PYTHON, Say, SetupError, prepare_model
@@ -28,6 +30,7 @@ LOCAL_SOCKETS = -1
 """Instead of a port for events: sockets in the file system, which only this machine reaches."""
 
 _STATE = HOME / "servers"
+_MODULE = "vllm.entrypoints.openai.api_server"
 _KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4  # layers x (key, value) x heads x width x float32
 _LONGEST_SOCKET_PATH = 100  # 107 on Linux, 103 on macOS
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -115,10 +118,12 @@ class Server:
     Attributes:
         pid: Its process, which leads a process group of its own.
         options: What it was started with.
+        started: When its process began, as the system says it; None where that was not noted.
     """
 
     pid: int
     options: ServerOptions
+    started: str | None = field(default=None, compare=False)
 
     @property
     def root_url(self) -> str:
@@ -169,8 +174,8 @@ def find(port: int) -> Server | None:
         return None
     saved = json.loads(state.read_text(encoding="utf-8"))
     options = saved["options"] | {"extra": tuple(saved["options"]["extra"])}
-    server = Server(saved["pid"], ServerOptions(**options))
-    if not _is_running(server.pid):
+    server = Server(saved["pid"], ServerOptions(**options), saved.get("started"))
+    if not _is_running(server):
         state.unlink(missing_ok=True)
         return None
     return server
@@ -187,7 +192,7 @@ def running_servers() -> Iterator[Server]:
 def stop(server: Server, *, timeout_s: float = 30) -> None:
     """Ask a server to end, and end it if it does not within `timeout_s` seconds."""
     _signal(server, signal.SIGTERM)
-    if _ends_within(server.pid, timeout_s):
+    if _ends_within(server, timeout_s):
         _forget(server)
     else:
         kill(server)
@@ -196,7 +201,7 @@ def stop(server: Server, *, timeout_s: float = 30) -> None:
 def kill(server: Server) -> None:
     """End a server and all its processes at once, as a crash would."""
     _signal(server, signal.SIGKILL)
-    if not _ends_within(server.pid, 30):
+    if not _ends_within(server, 30):
         raise SetupError(f"process {server.pid} does not end; look at {server.log}")
     _forget(server)
 
@@ -260,7 +265,7 @@ def _launch(options: ServerOptions, model: Path) -> Server:
     with _log_file(options.port).open("wb") as log:
         process = subprocess.Popen(
             # the `vllm` command needs package metadata that the CPU build lacks
-            [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *options.arguments(model)],
+            [str(PYTHON), "-m", _MODULE, *options.arguments(model)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -269,15 +274,15 @@ def _launch(options: ServerOptions, model: Path) -> Server:
             start_new_session=True,
         )
     _children[process.pid] = process
-    saved = {"pid": process.pid, "options": asdict(options)}
-    _state_file(options.port).write_text(json.dumps(saved), encoding="utf-8")
-    return Server(process.pid, options)
+    server = Server(process.pid, options, _start_time(process.pid))
+    _state_file(options.port).write_text(json.dumps(asdict(server)), encoding="utf-8")
+    return server
 
 
 def _await_health(server: Server, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_healthy(server):
-        ended = not _is_running(server.pid)
+        ended = not _is_running(server)
         if ended or time.monotonic() > deadline:
             stop(server)
             tail = server.log.read_text(encoding="utf-8", errors="replace")[-3000:]
@@ -287,6 +292,7 @@ def _await_health(server: Server, timeout_s: float) -> None:
 
 
 def _forget(server: Server) -> None:
+    _children.pop(server.pid, None)  # from now on the number may be another process's
     current = find(server.options.port)
     if current is None or current.pid == server.pid:  # a later one may run at the same port
         _state_file(server.options.port).unlink(missing_ok=True)
@@ -306,23 +312,56 @@ def _log_file(port: int) -> Path:
     return _STATE / f"{port}.log"
 
 
-def _is_running(pid: int) -> bool:
-    child = _children.get(pid)
+def _is_running(server: Server) -> bool:
+    """Return whether the server runs; a process that cannot be told to be it is a stranger."""
+    child = _children.get(server.pid)
     if child is not None:
         return child.poll() is None
-    try:
-        os.kill(pid, 0)
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except ProcessLookupError:
+    command = _command_line(server.pid)
+    port = ("--port", str(server.options.port))
+    if _MODULE not in command or port not in pairwise(command):
         return False
+    return server.started is None or server.started == _start_time(server.pid)
+
+
+def _command_line(pid: int) -> list[str]:
+    """Return a process's arguments; none where there is no such process, or it has ended."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # no such process, or a system without /proc
+        return _ps(pid, "command=").split()
+    return raw.decode(errors="replace").split("\0")
+
+
+def _start_time(pid: int) -> str | None:
+    """Return when a process began, in words or ticks that only it has; None if that is unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True  # another user's process, or a system without /proc
-    return b"vllm" in command  # a number may be another process by now; a zombie has no command
+        return _ps(pid, "lstart=").strip() or None
+    # the 22nd field; the second is the program's name in parentheses, which may hold anything
+    return stat.rpartition(")")[2].split()[19]
 
 
-def _ends_within(pid: int, timeout_s: float) -> bool:
+def _ps(pid: int, what: str) -> str:
+    """Return what `ps` says of a process, in one language; "" where it says nothing."""
+    try:
+        shown = subprocess.run(
+            ["ps", "-ww", "-o", what, "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+            check=False,
+        )
+    except OSError:
+        return ""
+    return shown.stdout if shown.returncode == 0 else ""
+
+
+def _ends_within(server: Server, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
-    while _is_running(pid):
+    while _is_running(server):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -330,6 +369,9 @@ def _ends_within(pid: int, timeout_s: float) -> bool:
 
 
 def _signal(server: Server, number: signal.Signals) -> None:
+    # a child's group may outlive it; the system keeps the number back as long as it does
+    if server.pid not in _children and not _is_running(server):
+        return
     try:
         os.killpg(server.pid, number)
     except ProcessLookupError:

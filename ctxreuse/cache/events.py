@@ -41,6 +41,7 @@ class KVEventStatistics:
         losses: How often messages were missing for good, so that nothing was certain any more.
         last_seq: The number of the last message that was applied.
         requests: How many requests are followed.
+        faults: How often handling events failed by a fault of ours; the index was emptied.
     """
 
     batches: int = 0
@@ -52,6 +53,7 @@ class KVEventStatistics:
     losses: int = 0
     last_seq: int | None = None
     requests: int = 0
+    faults: int = 0
 
 
 class KVEventSync:
@@ -130,7 +132,7 @@ class KVEventSync:
         self._sequence = EventSequence()
         self._recorded: deque[SentPrompt] = deque(maxlen=max_requests)
         self._counts = _Counts()
-        self._faults = FailOpen("KVEventSync", "the index is emptied")
+        self._faults = FailOpen("KVEventSync", "the index is emptied", work="event handling")
         self._thread: Thread | None = None
         self._is_wanted = False
         self._quiet_turns = 0
@@ -150,6 +152,7 @@ class KVEventSync:
             losses=counts.losses,
             last_seq=self._sequence.applied,
             requests=self._requests.followed,
+            faults=self._faults.faults,
         )
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,36 @@ def block_ends(
             "the rendered prompt does not hold the plan's message as it is; "
             "pass render=..., or leave block_ends out to have them estimated"
         )
-    return [count(text[: start + end]) for end in character_ends(plan)]
+    ends = [start + end for end in character_ends(plan)]
+    offsets = _token_offsets(tokenizer, text)
+    if offsets is None:
+        return [count(text[:end]) for end in ends]
+    return _ends_by_offsets(offsets, ends)
+
+
+def _token_offsets(tokenizer: Any, text: str) -> Sequence[tuple[int, int]] | None:
+    """Return where each token begins and ends in a text, in characters, from one encoding.
+
+    None where the tokenizer does not tell, or not in the text's order.
+    """
+    if getattr(tokenizer, "is_fast", False) is True:  # of transformers
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
+    elif hasattr(tokenizer, "encode_batch"):  # of tokenizers; others' `encode` gives bare numbers
+        offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+    else:
+        return None
+    starts = [start for start, stop in offsets if stop > start]
+    return offsets if starts == sorted(starts) else None
+
+
+def _ends_by_offsets(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
+    """Return how many tokens there are up to the last one that begins before each end."""
+    # tokens of no width stand for no text: padding, or a space that the tokenizer has put in
+    visible = [number for number, (start, stop) in enumerate(offsets) if stop > start]
+    starts = [offsets[number][0] for number in visible]
+    before = [bisect_left(starts, end) for end in ends]
+    return [visible[count - 1] + 1 if count else 0 for count in before]
 
 
 def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:

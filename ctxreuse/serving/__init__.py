@@ -4,11 +4,11 @@ Nothing is imported here that needs an optional package; `openai` and `tenacity`
 client is made.
 """
 
-from ctxreuse.serving.client import CompletionStream, EngineClient
-from ctxreuse.serving.completion import Completion
+from ctxreuse.serving.client import EngineClient
+from ctxreuse.serving.completion import Completion, ToolCall
 from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulated import EmulatedEngine
-from ctxreuse.serving.openai_replies import ToolCall
+from ctxreuse.serving.stream import CompletionStream
 
 __all__ = [
     "Completion",

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Literal
 
-from ctxreuse.blocks import Message, copied_message
 from ctxreuse.cache.metrics import EngineMetrics
-from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
 from ctxreuse.serving.cache_salt import checked_cache_salt, conversation_session, tenant_salt
-from ctxreuse.serving.completion import ChunkReader, Completion
-from ctxreuse.serving.transient_errors import (
-    BrokenReplyError,
-    foreign_errors,
-    is_transient,
-    status_of,
-    waiting,
-)
+from ctxreuse.serving.cached_tokens import CachedTokenReports, Expectation
+from ctxreuse.serving.call import Call, Prompt, check_params, messages_of
+from ctxreuse.serving.completion import Completion
+from ctxreuse.serving.connection import EngineConnection
+from ctxreuse.serving.model_name import ModelName
+from ctxreuse.serving.stream import CompletionStream
+from ctxreuse.serving.transient_errors import BrokenReplyError, foreign_errors
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from ctxreuse.cache.events import KVEventSync
     from ctxreuse.cache.shadow import ShadowCache
-
-Prompt: TypeAlias = Plan | Sequence[Message]
-"""What is sent: a plan, or chat messages as they are."""
-
-_log = logging.getLogger("ctxreuse")
-_RESERVED = ("messages", "stream")
-_NO_DETAILS = (
-    "%s does not report cached tokens, so they are unknown, not 0: "
-    "start vLLM with --enable-prompt-tokens-details"
-)
 
 
 class EngineClient:
@@ -56,11 +38,14 @@ class EngineClient:
 
     Args:
         base_url: The engine's address, with or without `/v1`.
-        model: The model's name; None asks the engine, once.
+        model: The model's name; None takes `lora` or asks the engine, once.
         api_key: Its key; vLLM takes any unless it was started with one.
         planner: Who is told of failed requests.
         shadow: Who is told of answered requests, for engines that report no evictions.
         events: Who is told which tokens a prompt had, for engines that do.
+        lora: The name of the LoRA adapter that `model` is, if it is one: `events` needs to know,
+            since the engine keeps the blocks of each adapter apart. A call with another `model=`
+            counts as one without an adapter.
         http_client: An `httpx.AsyncClient` of your own, which you close; None makes one.
         retries: How often a request is sent again.
         backoff_s: Longest wait before the first retry, in seconds; it doubles with each.
@@ -100,6 +85,7 @@ class EngineClient:
         planner: ReusePlanner | None = None,
         shadow: ShadowCache | None = None,
         events: KVEventSync | None = None,
+        lora: str | None = None,
         http_client: Any = None,
         retries: int = 2,
         backoff_s: float = 0.5,
@@ -111,8 +97,8 @@ class EngineClient:
     ) -> None:
         if planner is not None and not isinstance(planner, ReusePlanner):
             raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
-        if not isinstance(retries, int) or retries < 0:
-            raise InvalidRequestError(f"retries must be an integer from 0, not {describe(retries)}")
+        if lora is not None and not isinstance(lora, str):
+            raise InvalidRequestError(f"lora must be an adapter's name, not {describe(lora)}")
         for name, value, known in (
             ("cache_salt", cache_salt, "tenant"),
             ("session_id", session_id, "conversation"),
@@ -122,23 +108,27 @@ class EngineClient:
                     f"{name} must be {known!r} or None, not {describe(value)}; "
                     f"a literal one goes into complete(..., {name}=...)"
                 )
-        self._root = _root_of(base_url)
-        self._host = urlsplit(self._root).netloc.rpartition("@")[2]
-        self._openai = _openai_client(f"{self._root}/v1", api_key, http_client, timeout_s)
-        self._owns_http = http_client is None
-        self._model = model
-        self._model_lock = asyncio.Lock()
+        self._connection = EngineConnection(
+            base_url, api_key, http_client, retries, backoff_s, timeout_s
+        )
+        self._model = ModelName(lora if model is None else model, self._connection.first_model)
+        self._lora = lora
         self._planner = planner
         self._shadow = shadow
         self._events = events
-        self._retries = retries
-        self._backoff_s = backoff_s
         self._salts_tenants = cache_salt is not None
         self._names_sessions = session_id is not None
         self._salt_key = salt_key
         self._clock = clock
-        self._has_said_no_details = False
-        self._bookkeeping = FailOpen("EngineClient", "the answer is returned all the same")
+        self._reports = CachedTokenReports(self._connection.host)
+        self._bookkeeping = FailOpen(
+            "EngineClient", "the answer is returned all the same", work="bookkeeping"
+        )
+
+    @property
+    def faults(self) -> int:
+        """How often the bookkeeping after an answer has failed; the answers were returned."""
+        return self._bookkeeping.faults
 
     async def complete(
         self,
@@ -169,7 +159,7 @@ class EngineClient:
         call = self._call(prompt, cache_salt, session_id, params, on_first_token)
         with self._reporting(call):
             model = await self.model()
-            async for attempt in self._attempts():
+            async for attempt in self._connection.attempts():
                 with attempt:
                     async for _ in self._pieces(call, model):
                         pass
@@ -198,7 +188,8 @@ class EngineClient:
         Raises:
             InvalidRequestError: If an argument is of the wrong kind.
         """
-        return CompletionStream(self, self._call(prompt, cache_salt, session_id, params))
+        call = self._call(prompt, cache_salt, session_id, params)
+        return CompletionStream(call, self._stream(call), lambda: self._drop(call))
 
     async def model(self) -> str:
         """Return the model's name: the one given, or the engine's first one.
@@ -206,12 +197,7 @@ class EngineClient:
         Raises:
             EngineError: If the engine does not say.
         """
-        async with self._model_lock:
-            if self._model is None:
-                self._model = _first_model(await self._ask("GET", "/v1/models"))
-                if self._model is None:
-                    raise EngineError(f"the engine at {self._host} names no model; pass model=...")
-            return self._model
+        return await self._model.get()
 
     async def metrics(self) -> EngineMetrics:
         """Return what the engine's `/metrics` say about its prefix cache.
@@ -219,7 +205,7 @@ class EngineClient:
         Raises:
             EngineError: If the engine does not answer.
         """
-        return EngineMetrics.parse(await self._ask("GET", "/metrics"))
+        return EngineMetrics.parse(await self._connection.ask("GET", "/metrics"))
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
@@ -228,23 +214,28 @@ class EngineClient:
             InvalidRequestError: If the prompt is of the wrong kind.
             EngineError: If the engine has no such route.
         """
-        body = {"model": await self.model(), "messages": _messages(prompt)}
+        body = {"model": await self.model(), "messages": messages_of(prompt)}
         try:
-            return tuple(json.loads(await self._ask("POST", "/tokenize", body))["tokens"])
+            return tuple(
+                json.loads(await self._connection.ask("POST", "/tokenize", body))["tokens"]
+            )
         except (ValueError, TypeError, KeyError) as error:
-            raise EngineError(f"the engine at {self._host} returned no tokens") from error
+            raise EngineError(
+                f"the engine at {self._connection.host} returned no tokens"
+            ) from error
 
     def forget(self, plan: Plan) -> None:
         """Tell the planner that a plan's prompt is not in the engine's cache."""
         if self._shadow is not None:
             self._shadow.forget(plan)
-        if self._planner is not None:
+        if self._planner is not None and (
+            self._shadow is None or self._shadow.planner is not self._planner
+        ):
             self._planner.evict([plan.request_id])
 
     async def aclose(self) -> None:
         """Close the connections, unless they are those of an `http_client` of yours."""
-        if self._owns_http:
-            await self._openai.close()
+        await self._connection.aclose()
 
     async def __aenter__(self) -> EngineClient:
         return self
@@ -264,10 +255,10 @@ class EngineClient:
         session_id: str | None,
         params: Mapping[str, Any],
         on_first_token: Callable[[], object] | None = None,
-    ) -> _Call:
+    ) -> Call:
         """Put together what is sent."""
-        _check_params(params)
-        messages = _messages(prompt)
+        check_params(params)
+        messages = messages_of(prompt)
         plan = prompt if isinstance(prompt, Plan) else None
         salt = checked_cache_salt(cache_salt)
         if plan is not None:
@@ -290,22 +281,16 @@ class EngineClient:
             "extra_body": {**body, **(params.get("extra_body") or {})},
             "extra_headers": {**headers, **(params.get("extra_headers") or {})},
         }
-        return _Call(plan, arguments, on_first_token)
+        return Call(plan, arguments, on_first_token)
 
-    def _attempts(self) -> Any:
-        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-
-        return AsyncRetrying(
-            stop=stop_after_attempt(self._retries + 1),
-            wait=waiting(self._backoff_s),
-            retry=retry_if_exception(is_transient),
-            reraise=True,
-        )
-
-    async def _pieces(self, call: _Call, model: str) -> AsyncGenerator[str]:
+    async def _pieces(self, call: Call, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""
-        call.begin(self._clock())
-        chunks = await self._openai.chat.completions.create(**{"model": model, **call.arguments})
+        arguments = {"model": model, **call.arguments}
+        expectation = self._bookkeeping.attempt(
+            lambda: self._reports.expect(arguments), Expectation
+        )
+        call.begin(self._clock(), expectation)
+        chunks = await self._connection.openai.chat.completions.create(**arguments)
         async with chunks:
             async for chunk in chunks:
                 content = call.reader.take(chunk)
@@ -316,11 +301,11 @@ class EngineClient:
         if call.reader.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 
-    async def _stream(self, call: _Call) -> AsyncGenerator[str]:
+    async def _stream(self, call: Call) -> AsyncGenerator[str]:
         """Yield the answer's pieces; send the request again only until the first one is there."""
         with self._reporting(call):
             model = await self.model()
-            async for attempt in self._attempts():
+            async for attempt in self._connection.attempts():
                 with attempt:
                     pieces = self._pieces(call, model)
                     piece = await anext(pieces, None)
@@ -330,7 +315,7 @@ class EngineClient:
                     piece = await anext(pieces, None)
             call.completion = self._completed(call)
 
-    def _completed(self, call: _Call) -> Completion:
+    def _completed(self, call: Call) -> Completion:
         reader, ended = call.reader, self._clock()
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
@@ -338,7 +323,9 @@ class EngineClient:
             request_id=reader.reply_id if call.plan is None else call.plan.request_id,
             finish_reason=reader.finish_reason or "",
             prompt_tokens=reader.prompt_tokens,
-            cached_tokens=reader.cached_tokens,
+            cached_tokens=self._reports.read(
+                call.expectation, reader.prompt_tokens, reader.cached_tokens
+            ),
             completion_tokens=reader.completion_tokens,
             time_to_first_token_s=first_token - call.attempt_began_at,
             total_s=ended - call.began_at,
@@ -349,11 +336,8 @@ class EngineClient:
         self._bookkeeping.attempt(lambda: self._note(call, completion), lambda: None)
         return completion
 
-    def _note(self, call: _Call, completion: Completion) -> None:
+    def _note(self, call: Call, completion: Completion) -> None:
         """Tell the caches' observers what the engine has seen."""
-        if completion.cached_tokens is None and not self._has_said_no_details:
-            self._has_said_no_details = True
-            _log.warning(_NO_DETAILS, self._host)
         if call.plan is None:
             return
         if self._shadow is not None and completion.prompt_tokens is not None:
@@ -364,173 +348,26 @@ class EngineClient:
                 completion.completion_tokens or 0,
             )
         if self._events is not None and completion.prompt_token_ids is not None:
-            salt = call.arguments["extra_body"].get("cache_salt")
-            self._events.record(call.plan, completion.prompt_token_ids, cache_salt=salt)
+            own = call.arguments.get("model")  # an adapter is asked for by its name
+            self._events.record(
+                call.plan,
+                completion.prompt_token_ids,
+                cache_salt=call.arguments["extra_body"].get("cache_salt"),
+                lora=self._lora if own in (None, self._lora) else None,
+            )
 
     @contextmanager
-    def _reporting(self, call: _Call) -> Iterator[None]:
+    def _reporting(self, call: Call) -> Iterator[None]:
         """Map foreign errors to ours; whatever goes wrong, the planner hears of it."""
         try:
             yield
         except BaseException as error:
-            if call.plan is not None:
-                self.forget(call.plan)
+            self._drop(call)
             if isinstance(error, foreign_errors()):
-                raise self._engine_error(error, call.attempts) from error
+                raise self._connection.error(error, call.attempts) from error
             raise
 
-    async def _ask(self, method: str, path: str, body: object = None) -> str:
-        """Return what a route outside the completions answers."""
-        attempts = 0
-        try:
-            async for attempt in self._attempts():
-                with attempt:
-                    attempts += 1
-                    url = self._root + path
-                    if method == "GET":
-                        return await self._openai.get(url, cast_to=str)
-                    return await self._openai.post(url, cast_to=str, body=body)
-        except foreign_errors() as error:
-            raise self._engine_error(error, attempts) from error
-        raise AssertionError("tenacity makes at least one attempt")
-
-    def _engine_error(self, error: BaseException, attempts: int) -> EngineError:
-        """Return our error for a foreign one, without its message, which may hold the prompt."""
-        status = status_of(error)
-        what = type(error).__name__ if status is None else f"status {status}"
-        kind = getattr(error, "type", None) or getattr(error, "code", None)
-        detail = f" ({kind})" if isinstance(kind, str) and kind.isidentifier() else ""
-        return EngineError(
-            f"the engine at {self._host} did not answer: {what}{detail}, attempts: {attempts}; "
-            "the cause says more, and so does the engine's log",
-            status,
-            attempts,
-        )
-
-
-class CompletionStream:
-    """An answer that is on its way: an async iterator of its pieces.
-
-    Made by `EngineClient.stream`. `completion` is there once the iteration has ended.
-    """
-
-    def __init__(self, client: EngineClient, call: _Call) -> None:
-        self._call = call
-        self._pieces = client._stream(call)
-
-    @property
-    def completion(self) -> Completion:
-        """The whole answer and what it cost.
-
-        Raises:
-            EngineError: If the answer has not ended.
-        """
-        if self._call.completion is None:
-            raise EngineError("the answer has not ended; iterate over its pieces first")
-        return self._call.completion
-
-    def __aiter__(self) -> CompletionStream:
-        return self
-
-    async def __anext__(self) -> str:
-        return await anext(self._pieces)
-
-    async def aclose(self) -> None:
-        """Cancel the request, unless it has ended; the planner hears of it."""
-        await self._pieces.aclose()
-
-    async def __aenter__(self) -> CompletionStream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-
-@dataclass(slots=True)
-class _Call:
-    """One request on its way through its attempts."""
-
-    plan: Plan | None
-    arguments: dict[str, Any]
-    on_first_token: Callable[[], object] | None = None
-    reader: ChunkReader = field(default_factory=ChunkReader)
-    attempts: int = 0
-    began_at: float = 0.0
-    attempt_began_at: float = 0.0
-    first_token_at: float | None = None
-    completion: Completion | None = None
-
-    def begin(self, now: float) -> None:
-        """Begin an attempt; what an earlier one has brought is dropped."""
-        self.attempts += 1
-        if self.attempts == 1:
-            self.began_at = now
-        self.attempt_began_at, self.first_token_at = now, None
-        self.reader = ChunkReader()
-
-    def note_token(self, now: float) -> None:
-        """Note that a token has come."""
-        if self.first_token_at is None:
-            self.first_token_at = now
-            if self.on_first_token is not None:
-                self.on_first_token()
-
-
-def _root_of(base_url: object) -> str:
-    if not isinstance(base_url, str) or urlsplit(base_url).scheme not in ("http", "https"):
-        raise InvalidRequestError(
-            f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
-            f"{describe(base_url)}"
-        )
-    return base_url.rstrip("/").removesuffix("/v1")
-
-
-def _openai_client(
-    base_url: str, api_key: str, http_client: Any, timeout_s: float | None
-) -> AsyncOpenAI:
-    try:
-        import tenacity  # noqa: F401 - used later, but better missed at construction
-        from openai import AsyncOpenAI
-    except ImportError as error:
-        raise MissingExtraError("EngineClient", "openai") from error
-    return AsyncOpenAI(
-        api_key=api_key,
-        base_url=base_url,
-        http_client=http_client,
-        timeout=timeout_s,
-        max_retries=0,
-    )
-
-
-def _messages(prompt: object) -> list[dict[str, Any]]:
-    if isinstance(prompt, Plan):
-        return prompt.messages()
-    if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Sequence):
-        raise InvalidRequestError(
-            f"a prompt must be a Plan or a list of chat messages, not {describe(prompt)}"
-        )
-    for message in prompt:
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError(f"a chat message must be a dict, not {describe(message)}")
-    return [copied_message(message) for message in prompt]
-
-
-def _check_params(params: Mapping[str, Any]) -> None:
-    for name in _RESERVED:
-        if name in params:
-            raise InvalidRequestError(f"{name} is set by the client; leave it out")
-    if params.get("n") not in (None, 1):
-        raise InvalidRequestError(f"n must be 1, not {describe(params['n'])}")
-
-
-def _first_model(page: str) -> str | None:
-    try:
-        name = json.loads(page)["data"][0]["id"]
-    except (ValueError, TypeError, LookupError):
-        return None
-    return name if isinstance(name, str) else None
+    def _drop(self, call: Call) -> None:
+        """Tell the planner that a call will not be answered."""
+        if call.plan is not None:
+            self.forget(call.plan)

@@ -6,7 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ctxreuse.serving.openai_replies import ToolCall
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants to be called.
+
+    Attributes:
+        name: The tool's name.
+        arguments: Its arguments, as the JSON text that the model wrote.
+        id: The call's id; the tool's result refers to it.
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +31,9 @@ class Completion:
         request_id: The plan's request id; for bare messages the engine's id of the reply.
         finish_reason: Why the answer ends: "stop", "length", "tool_calls", ...
         prompt_tokens: Tokens of the prompt; None where the server reports no usage.
-        cached_tokens: Those that came from the prefix cache; None is unknown, not 0.
+        cached_tokens: Those that came from the prefix cache; None is unknown, not 0. Many versions
+            of vLLM report them only where there are some: what they leave out is unknown until
+            the client has seen the engine report any, and 0 from then on.
         completion_tokens: Tokens of the answer; None where the server reports no usage.
         time_to_first_token_s: Seconds from sending the attempt that succeeded to its first token.
         total_s: Seconds from sending the first attempt to the end of the answer.

@@ -6,48 +6,42 @@ and a simulation of vLLM's prefix cache says how many tokens of each prompt were
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import json
 import re
 import zlib
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from threading import Lock
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ctxreuse.cache.simulator import PrefixCacheSimulator
 from ctxreuse.cache.usage import CacheUsage
-from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.prompts import message_texts
 from ctxreuse.serving.cache_salt import is_cache_salt
+from ctxreuse.serving.completion import ToolCall
+from ctxreuse.serving.emulated_transport import Page, Said, transport_of
 from ctxreuse.serving.openai_replies import (
     DONE_LINE,
     Api,
     Json,
     ReplyFormat,
-    ToolCall,
     error_json,
     event_line,
     metrics_text,
     usage_json,
 )
 
-Answer: TypeAlias = str | ToolCall | Sequence[ToolCall]
-"""What the model says: a text, or tools that it wants to be called."""
-
-Answering: TypeAlias = Callable[[Json], Answer | Awaitable[Answer] | AsyncIterator[str]]
+Answering: TypeAlias = Callable[[Json], Said]
 """From a request's body to the answer; an async iterator gives it piece by piece."""
 
 Failure: TypeAlias = int | Literal["refuse", "break"] | None
 """An HTTP status, a refused connection, one that breaks after the first token, or nothing."""
 
 _APIS: dict[str, Api] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
-_HTTP_LIBRARIES = ("httpx", "httpx2")
+_DETAILS = (True, False, "if cached")
 _WORD = re.compile(r"<\|\w+\|>| ?\w{1,8}| ?[^\w\s]|\s+")
-_PIECE = re.compile(r"\s*\S+|\s+")
 
 
 def word_tokens(text: str) -> list[int]:
@@ -83,7 +77,8 @@ class EmulatedEngine:
         model: The model's name.
         tokenize: From a text to its token ids; None counts words.
         prompt_tokens_details: Whether usage tells the cached tokens; vLLM does so only with
-            `--enable-prompt-tokens-details`.
+            `--enable-prompt-tokens-details`, and many of its versions only for prompts of which
+            some were: "if cached" does as these do.
         fail: What goes wrong with which completion request: a list, in order of arrival, or a
             function from the request's number, counted from 0, and its body. A number is answered
             as HTTP status, "refuse" refuses the connection, "break" breaks it after the first
@@ -117,7 +112,7 @@ class EmulatedEngine:
         model: str = "emulated",
         *,
         tokenize: Callable[[str], Sequence[int]] = word_tokens,
-        prompt_tokens_details: bool = True,
+        prompt_tokens_details: bool | Literal["if cached"] = True,
         fail: Sequence[Failure] | Callable[[int, Json], Failure] = (),
         max_model_len: int | None = None,
     ) -> None:
@@ -127,6 +122,11 @@ class EmulatedEngine:
             )
         if not isinstance(fail, (list, tuple)) and not callable(fail):
             raise InvalidRequestError(f"fail must be a list or a function, not {describe(fail)}")
+        if prompt_tokens_details not in _DETAILS:
+            raise InvalidRequestError(
+                "prompt_tokens_details must be True, False or 'if cached', not "
+                f"{describe(prompt_tokens_details)}"
+            )
         self._block_size = block_size
         self._capacity_tokens = capacity_tokens
         self._answer = answer
@@ -168,15 +168,15 @@ class EmulatedEngine:
         Raises:
             MissingExtraError: If neither is installed.
         """
-        return _transport(self._receive, library or _http_library())
+        return transport_of(self._receive, library)
 
-    def _receive(self, method: str, path: str, content: bytes) -> _Page | _Turn:
+    def _receive(self, method: str, path: str, content: bytes) -> Page | _Turn:
         """Take a request; return the answer, if it is known at once, or the model's turn."""
         if method == "GET":
             return self._get(path)
         if path == "/reset_prefix_cache":
             self.reset_prefix_cache()
-            return _Page(200, b"")
+            return Page(200, b"")
         if path not in _APIS and path != "/tokenize":
             return _refusal(404, f"there is no route {path}")
         try:
@@ -193,18 +193,18 @@ class EmulatedEngine:
             return _json(200, {"count": len(tokens), "max_model_len": limit, "tokens": tokens})
         return self._open_turn(_APIS[path], body)
 
-    def _get(self, path: str) -> _Page:
+    def _get(self, path: str) -> Page:
         if path == "/health":
-            return _Page(200, b"")
+            return Page(200, b"")
         if path == "/metrics":
-            return _Page(200, self.metrics().encode(), "text/plain; version=0.0.4")
+            return Page(200, self.metrics().encode(), "text/plain; version=0.0.4")
         if path == "/v1/models":
             card = {"id": self._model, "object": "model", "created": 0, "owned_by": "ctxreuse"}
             card["max_model_len"] = self._max_model_len
             return _json(200, {"object": "list", "data": [card]})
         return _refusal(404, f"there is no route {path}")
 
-    def _open_turn(self, api: Api, body: Json) -> _Page | _Turn:
+    def _open_turn(self, api: Api, body: Json) -> Page | _Turn:
         with self._lock:
             number = next(self._number)
             self.requests.append(body)
@@ -212,7 +212,7 @@ class EmulatedEngine:
         if isinstance(failure, int):
             return _refusal(failure, "failed on demand")
         if failure == "refuse":
-            return _Page(0, b"")
+            return Page(0, b"")
         tokens, salt = self._prompt(body), body.get("cache_salt")
         if tokens is None:
             return _refusal(400, "messages must be a list of objects, or prompt a string")
@@ -252,7 +252,7 @@ class EmulatedEngine:
             return prompt
         return None
 
-    def _say(self, body: Json) -> Answer | Awaitable[Answer] | AsyncIterator[str]:
+    def _say(self, body: Json) -> Said:
         return self._answer if isinstance(self._answer, str) else self._answer(body)
 
     def _register(self, prompt: list[int], answer: list[int], body: Json) -> None:
@@ -263,14 +263,6 @@ class EmulatedEngine:
 
     def _empty_cache(self) -> PrefixCacheSimulator:
         return PrefixCacheSimulator(self._capacity_tokens, self._block_size, null_block=True)
-
-
-class _Page(NamedTuple):
-    """An answer that is known at once; status 0 refuses the connection."""
-
-    status: int
-    content: bytes
-    media_type: str = "text/plain"
 
 
 class _Turn:
@@ -300,7 +292,7 @@ class _Turn:
         self._tokens: list[int] = []
         self._calls: list[ToolCall] = []
 
-    def say(self) -> Answer | Awaitable[Answer] | AsyncIterator[str]:
+    def say(self) -> Said:
         """Return what the model says."""
         return self._engine._say(self.body)
 
@@ -328,7 +320,7 @@ class _Turn:
             lines.append(event_line(self._reply.closing(self._usage_json)))
         return b"".join([*lines, DONE_LINE])
 
-    def page(self) -> _Page:
+    def page(self) -> Page:
         """Return the complete answer as one message."""
         return _json(
             200,
@@ -349,99 +341,14 @@ class _Turn:
 
     @property
     def _usage_json(self) -> Json:
-        return usage_json(self._usage, len(self._tokens), details=self._engine._details)
+        details = self._engine._details
+        tells = self._usage.cached_tokens > 0 if details == "if cached" else bool(details)
+        return usage_json(self._usage, len(self._tokens), details=tells)
 
 
-def _json(status: int, body: Json) -> _Page:
-    return _Page(status, json.dumps(body).encode(), "application/json")
+def _json(status: int, body: Json) -> Page:
+    return Page(status, json.dumps(body).encode(), "application/json")
 
 
-def _refusal(status: int, message: str) -> _Page:
+def _refusal(status: int, message: str) -> Page:
     return _json(status, error_json(message, status))
-
-
-def _parts(answer: object) -> Iterator[str | ToolCall]:
-    if isinstance(answer, str):
-        yield from _PIECE.findall(answer)
-    elif isinstance(answer, ToolCall):
-        yield answer
-    elif isinstance(answer, (list, tuple)) and all(isinstance(one, ToolCall) for one in answer):
-        yield from answer
-    else:
-        raise InvalidRequestError(
-            f"the emulated engine's answer must be a text or ToolCalls, not {describe(answer)}; "
-            "awaitables and async iterators need an async client"
-        )
-
-
-async def _parts_async(answer: object) -> AsyncIterator[str | ToolCall]:
-    if isinstance(answer, AsyncIterator):
-        async for part in answer:
-            yield part
-        return
-    for part in _parts(await answer if isinstance(answer, Awaitable) else answer):
-        yield part
-        await asyncio.sleep(0)  # other requests go on between two tokens, as on a server
-
-
-def _http_library() -> ModuleType:
-    for name in _HTTP_LIBRARIES:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise MissingExtraError("EmulatedEngine.transport", "openai")
-
-
-def _transport(receive: Callable[[str, str, bytes], _Page | _Turn], library: Any) -> Any:
-    """Return a transport, sync and async, of an HTTP library's own class."""
-
-    def respond(request: Any, page: _Page) -> Any:
-        if page.status == 0:
-            raise library.ConnectError("connection refused", request=request)
-        headers = {"content-type": page.media_type}
-        return library.Response(page.status, headers=headers, content=page.content)
-
-    def stream(turn: _Turn, request: Any) -> Iterator[bytes]:
-        for part in _parts(turn.say()):
-            yield turn.take(part)
-            if turn.breaks or turn.is_full:
-                break
-        if turn.breaks:
-            raise library.ReadError("connection broken", request=request)
-        yield turn.end()
-
-    async def stream_async(turn: _Turn, request: Any) -> AsyncIterator[bytes]:
-        async for part in _parts_async(turn.say()):
-            yield turn.take(part)
-            if turn.breaks or turn.is_full:
-                break
-        if turn.breaks:
-            raise library.ReadError("connection broken", request=request)
-        yield turn.end()
-
-    events = {"content-type": "text/event-stream"}
-
-    class EmulatedTransport(library.AsyncBaseTransport, library.BaseTransport):  # type: ignore[misc]
-        def handle_request(self, request: Any) -> Any:
-            taken = receive(request.method, request.url.path, request.read())
-            if isinstance(taken, _Page):
-                return respond(request, taken)
-            content = stream(taken, request)
-            if taken.streams:
-                return library.Response(200, headers=events, content=content)
-            deque(content, maxlen=0)
-            return respond(request, taken.page())
-
-        async def handle_async_request(self, request: Any) -> Any:
-            taken = receive(request.method, request.url.path, await request.aread())
-            if isinstance(taken, _Page):
-                return respond(request, taken)
-            content = stream_async(taken, request)
-            if taken.streams:
-                return library.Response(200, headers=events, content=content)
-            async for _ in content:
-                pass
-            return respond(request, taken.page())
-
-    return EmulatedTransport()

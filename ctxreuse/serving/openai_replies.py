@@ -8,24 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.serving.completion import ToolCall
 
 Json = dict[str, Any]
 Api = Literal["chat", "text"]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool that the model wants to be called.
-
-    Attributes:
-        name: The tool's name.
-        arguments: Its arguments, as the JSON text that the model wrote.
-        id: The call's id; the tool's result refers to it.
-    """
-
-    name: str
-    arguments: str
-    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,11 @@ from ctxreuse.fail_open import FailOpen
 from ctxreuse.request_scope import RequestScope, current_scope
 from langchain_ctxreuse.content import text_parts
 
-_fail_open = FailOpen("langchain_ctxreuse", "the history in the config is not used")
+_fail_open = FailOpen(
+    "langchain_ctxreuse",
+    "nothing is left out for what it shows",
+    'reading config["configurable"]["history"]',
+)
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:

@@ -124,7 +124,15 @@ class ReuseChatEngine(BaseChatEngine):
             retriever: Finds the context of a question.
             llm: Answers; that of the Settings if it is left out.
             **options: As for the class.
+
+        Raises:
+            InvalidRequestError: If a `memory` is given: the engine keeps the conversation itself.
         """
+        if "memory" in options:
+            raise InvalidRequestError(
+                f"{cls.__name__} keeps the conversation itself, as it was sent; leave memory out, "
+                "and hand in an earlier conversation as chat_history"
+            )
         options.setdefault("callback_manager", Settings.callback_manager)
         return cls(retriever, Settings.llm if llm is None else llm, **options)
 

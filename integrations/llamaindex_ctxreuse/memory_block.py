@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -14,7 +14,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, fie
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.schema import MetadataMode
 
-from ctxreuse.blocks import ContextBlock, ContextRequest
+from ctxreuse.blocks import ContextRequest, distinct_texts
 from ctxreuse.calls import checked_planner
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner
@@ -108,8 +108,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         )
         name = type(self).__name__
         self._planning = FailOpen(name, "memories go through as found")
-        self._searching = FailOpen(f"{name} (search)", "the conversation goes on without memories")
-        self._storing = FailOpen(f"{name} (add)", "the messages are not remembered")
+        self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
+        self._storing = FailOpen(name, "the messages are not remembered", "adding")
 
     @property
     def faults(self) -> int:
@@ -127,7 +127,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         except Exception as error:
             self._searching.note(error)
             return ""
-        found = Found(tuple(_with_distinct_texts(found.blocks)), found.left_out)
+        found = Found(tuple(distinct_texts(found.blocks)), found.left_out)
         if not found.blocks:
             return "\n\n".join(found.left_out)
         scope = current_scope()
@@ -209,11 +209,3 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _tenant(self, scope: RequestScope) -> str:
         return scope.tenant or self._source.tenant
-
-
-def _with_distinct_texts(blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
-    """Return blocks without those that repeat another one's text."""
-    first: dict[str, ContextBlock] = {}
-    for block in blocks:
-        first.setdefault(block.text, block)
-    return list(first.values())

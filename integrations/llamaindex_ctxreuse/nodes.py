@@ -117,10 +117,29 @@ class NodeArranger:
         if annotation is not None:
             shown = arranged.placed or arranged.left_out
             scores = [one.thing.score for one in shown if one.thing.score is not None]
-            node = marked_copy(AnnotationNode(text=annotation), marks.annotation(annotation))
+            node = marked_copy(
+                _annotation_node(annotation, [one.thing.node for one in shown]),
+                marks.annotation(annotation),
+            )
             # the lowest: sorting by score leaves it at the end, and no cut-off takes it alone
             nodes.append(NodeWithScore(node=node, score=min(scores, default=None)))
         return nodes
+
+
+def _annotation_node(text: str, nodes: Iterable[BaseNode]) -> AnnotationNode:
+    """Return the annotation as a node.
+
+    It has the metadata names that all the nodes it speaks of have, empty and shown nowhere, because
+    who lists the sources of an answer expects them.
+    """
+    names = [set(node.metadata) for node in nodes]
+    shared = sorted(set.intersection(*names)) if names else []
+    return AnnotationNode(
+        text=text,
+        extra_info=dict.fromkeys(shared, ""),
+        excluded_llm_metadata_keys=shared,
+        excluded_embed_metadata_keys=shared,
+    )
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:

@@ -13,6 +13,7 @@ from ctxreuse.arranging import AnnotationMode, checked_annotation
 from ctxreuse.calls import checked_planner
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.request_scope import current_scope
+from llamaindex_ctxreuse.copies import state_without
 from llamaindex_ctxreuse.nodes import NodeArranger, checked_metadata_mode
 
 _ARRANGED_ON_THE_LOOP = 200
@@ -31,7 +32,8 @@ class ReusePostprocessor(BaseNodePostprocessor):
         planner: Plans the contexts; an own one if it is left out.
         annotation: "append" puts the annotation behind the nodes as one more node, so that an
             unchanged query engine shows it; "metadata" keeps it in the metadata, for
-            `format_context`; "off" drops it.
+            `format_context`, and for engines that give each node a call or a citation of its own
+            (refine, accumulate, citations); "off" drops it.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it: LLM in
             query engines and chat engines, NONE in `VectorMemoryBlock`.
 
@@ -69,6 +71,10 @@ class ReusePostprocessor(BaseNodePostprocessor):
     def class_name(cls) -> str:
         """Return the name that serialized postprocessors carry."""
         return "ReusePostprocessor"
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what a copy in another process is made of; see `state_without`."""
+        return state_without(self, {"planner"})
 
     @property
     def faults(self) -> int:

@@ -32,7 +32,8 @@ class ReuseRetriever(BaseRetriever):
         planner: Plans the contexts; an own one if it is left out.
         annotation: "append" puts the annotation behind the nodes as one more node, so that an
             unchanged query engine shows it; "metadata" keeps it in the metadata, for
-            `format_context`; "off" drops it.
+            `format_context`, and for engines that give each node a call or a citation of its own
+            (refine, accumulate, citations); "off" drops it.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it.
         callback_manager: Where events go; to that of the retriever inside if it is left out.
 

@@ -16,7 +16,6 @@ from ctxreuse.fail_open import FailOpen
 from ctxreuse.marks import left_out_words, marks_of
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
-from ctxreuse.prompts import Reference
 from ctxreuse.request_scope import current_scope
 from ctxreuse.tokens import as_token_counter, estimate_tokens
 from llamaindex_ctxreuse.nodes import (
@@ -105,7 +104,7 @@ class TurnPlanner:
         self._system_prompt = ContextRequest((), system=system_prompt).system
         self._metadata_mode = checked_metadata_mode(metadata_mode)
         self._given_count = as_token_counter(token_counter)
-        self._counting = FailOpen(f"{component} (token_counter)", "lengths are estimated")
+        self._counting = FailOpen(component, "lengths are estimated", "the token_counter")
         self._conversation_id = uuid.uuid4().hex
         self._fail_open = FailOpen(component, "nodes go through as retrieved")
         self._has_warned = False
@@ -233,13 +232,7 @@ def _marked(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     if plan is None:
         return retrieved.nodes
     marks = marks_of(plan, with_order=True)
-    keys = list(plan.request.unique_blocks)
-    sent = {block.key for block in plan.blocks}
-    left_out = iter([key for key in keys if key not in sent])
-    label_of = {
-        next(left_out) if isinstance(part, Reference) else part.block.key: part.label
-        for part in plan.parts
-    }
+    label_of = plan.label_of
     return [
         NodeWithScore(
             node=marked_copy(one.node, marks.place(rank, label_of[block.key])), score=one.score

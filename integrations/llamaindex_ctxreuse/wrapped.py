@@ -13,6 +13,7 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.tools import BaseTool
 
 from ctxreuse.errors import InvalidRequestError
+from llamaindex_ctxreuse.copies import state_without
 
 _OF_THE_INNER = frozenset(
     (
@@ -80,6 +81,10 @@ class WrappedLLM(FunctionCallingLLM):
 
     def _set_inside(self, name: str, value: Any) -> None:
         setattr(self.inner, name, value)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what a copy in another process is made of; see `state_without`."""
+        return state_without(self, {"planner", *_OF_THE_INNER})
 
     @property
     def metadata(self) -> LLMMetadata:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -64,18 +64,6 @@ def memory_block(memory: Memory) -> ContextBlock:
     if memory_id is not None and not isinstance(memory_id, (str, int)):
         memory_id = str(memory_id)  # a UUID
     return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
-
-
-def distinct_blocks(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:
-    """Return the blocks without those that repeat an earlier one's text under another id.
-
-    The texts themselves are compared: they are equal where mem0's `hash` is, and a `hash` that a
-    store did not keep up to date makes no memory disappear.
-    """
-    first: dict[bytes, ContextBlock] = {}
-    for block in blocks:
-        first.setdefault(block.digest, block)
-    return list(first.values())
 
 
 def placed_memories(

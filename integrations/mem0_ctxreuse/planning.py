@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.blocks import distinct_texts
 from ctxreuse.calls import checked_planner
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.request_scope import RequestScope, current_scope
 from mem0_ctxreuse.memories import (
-    distinct_blocks,
     found_memories,
     memory_block,
     placed_memories,
@@ -98,7 +98,8 @@ class MemoryPlanner:
     def _context(self, result: Any, search: Search, asked: ContextRequest) -> MemoryContext:
         blocks = [memory_block(memory) for memory in found_memories(result)]
         request = ContextRequest(
-            distinct_blocks(blocks),
+            # texts, not mem0's `hash`: one that a store did not keep up to date loses no memory
+            distinct_texts(blocks),
             asked.query,
             system=asked.system,
             history=asked.history,
