@@ -1,17 +1,17 @@
 """The `ctxreuse` command, called as a user calls it."""
 
-import io
 import json
 import os
-import re
 import subprocess
 import sys
 
 import pytest
+from cli_helpers import run, words
 from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
-from ctxreuse.cli import main
+
+__all__ = ["run"]
 
 PLAN_KEYS = [
     "request_id",
@@ -27,22 +27,6 @@ PLAN_KEYS = [
     "after",
     "expected_cached_tokens",
 ]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Return a function that runs the command and returns exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run_command(*arguments, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["ctxreuse", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    return run_command
 
 
 @pytest.fixture
@@ -71,11 +55,6 @@ def lines(text):
 
 def orders(text):
     return [(line["request_id"], line["blocks"]) for line in lines(text)]
-
-
-def words(text):
-    """Return the text without colours, frames and line breaks."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[^\x00-\x7f]", " ", text).split())
 
 
 # ctxreuse plan
