@@ -14,7 +14,8 @@ from copy import deepcopy
 from typing import Any
 
 os.environ["MEM0_TELEMETRY"] = "False"
-os.environ.setdefault("MEM0_DIR", tempfile.mkdtemp(prefix="mem0-"))
+_home = tempfile.TemporaryDirectory(prefix="mem0-", ignore_cleanup_errors=True)
+os.environ.setdefault("MEM0_DIR", _home.name)
 
 DIMENSIONS = 64
 
