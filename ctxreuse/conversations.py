@@ -17,7 +17,7 @@ from itertools import count, islice
 
 from ctxreuse.annotations import Templates
 from ctxreuse.blocks import BlockId, BlockKey, ContextBlock, Message, text_digest
-from ctxreuse.index import Node
+from ctxreuse.nodes import Node
 from ctxreuse.prompts import message_texts
 
 _TRUSTED_ORDINALS = 1_000_000

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ctxreuse.blocks import BlockKey
 from ctxreuse.distance import context_distance
-from ctxreuse.index import Node
+from ctxreuse.nodes import Node
 
 
 def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> list[BlockKey]:

@@ -10,58 +10,16 @@ with every child of a node instead; `descent.paper_order` does that, for `strate
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from ctxreuse.blocks import BlockKey
+from ctxreuse.leaf_queue import LeafQueue
+from ctxreuse.nodes import Node, opens_turn
 
-_SEARCH_VISITS = 256
 _REQUESTS_A_NODE = 4
-
-
-class Node:
-    """A run of blocks behind the run of the parent.
-
-    A plain class with slots: a hundred thousand contexts make some two hundred thousand of these.
-    """
-
-    __slots__ = (
-        "children",
-        "edge",
-        "last_use",
-        "parent",
-        "request_ids",
-        "run",
-        "uses",
-        "weights",
-    )
-
-    def __init__(
-        self,
-        parent: Node | None,
-        edge: Hashable,
-        run: tuple[BlockKey, ...],
-        weights: tuple[int, ...],
-    ) -> None:
-        self.parent = parent
-        self.edge = edge
-        self.run = run
-        self.weights = weights
-        self.children: dict[Hashable, Node] = {}
-        self.request_ids: dict[str | int, None] = {}
-        self.uses = 0
-        self.last_use = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The best cached path for a context."""
-
-    path: tuple[BlockKey, ...]
-    weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +60,6 @@ class IndexStatistics:
     requests: int = 0
 
 
-_NO_MATCH = Match((), 0)
-
-
 class ContextIndex:
     """The tree of sent block sequences of one tenant.
 
@@ -128,8 +83,8 @@ class ContextIndex:
         self._by_request: OrderedDict[str | int, Node] = OrderedDict()
         self._tokens = 0
         self._nodes = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # heap; entries may be stale
-        self._ticket = count()
+        self._leaves = LeafQueue(self.nodes)
+        self._turns = count()
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -146,58 +101,6 @@ class ContextIndex:
     def holds(self, node: Node) -> bool:
         """Return whether the node is still part of the tree."""
         return node.parent is not None or self._roots.get(node.edge) is node
-
-    def search(self, root: Node, context: Mapping[BlockKey, int]) -> Match:
-        """Return the path of most weight that uses only blocks of the context.
-
-        Among equal weights the path that more requests share wins, then the one whose blocks the
-        retriever ranked higher. The search is exact up to a bound on the nodes it visits and
-        continues greedily from there, so its work does not grow with the tree.
-
-        Args:
-            root: Where the path starts.
-            context: Block -> weight, in the retriever's order.
-        """
-        best: tuple[int, int] = (0, 0)
-        best_end: tuple[Node, int] | None = None
-        size = len(context)
-        visits = 0
-        stack = [(0, root)]
-        while stack:
-            weight, node = stack.pop()
-            children = node.children
-            if len(children) > size:
-                found = [children[key] for key in context if key in children]
-            else:
-                found = [child for edge, child in children.items() if edge in context]
-            visits += len(found)
-            complete: list[tuple[int, Node]] = []
-            for child in found:
-                gain, matched = weight, 0
-                for key in child.run:
-                    share = context.get(key)
-                    if share is None:
-                        break
-                    gain += share
-                    matched += 1
-                score = (gain, child.uses)
-                if score > best or (
-                    score == best
-                    and best_end is not None
-                    and _ranks(child, matched, context) < _ranks(*best_end, context)
-                ):
-                    best, best_end = score, (child, matched)
-                if child.children and matched == len(child.run):
-                    complete.append((gain, child))
-            if complete:
-                complete.sort(key=_weight)
-                if visits > _SEARCH_VISITS:
-                    stack = complete[-1:]
-                else:
-                    stack += complete  # the heaviest on top: depth first, greedy first
-        if best_end is None:
-            return _NO_MATCH
-        return Match(_path(*best_end), best[0])
 
     def insert(
         self,
@@ -259,7 +162,7 @@ class ContextIndex:
             above.last_use = now
             above = above.parent
         if path:
-            mark = ("turn", next(self._ticket))
+            mark = ("turn", next(self._turns))
             node = self._grow(node, mark, tuple(path), tuple(weights), now)
         self._end_request(node, request_id)
         return Inserted(node, 0)
@@ -302,7 +205,7 @@ class ContextIndex:
         if end is None:
             return Evicted(0, 0, (request_id,))
         turn = [end]
-        while turn[-1].parent is not None and not _opens_turn(turn[-1]):
+        while turn[-1].parent is not None and not opens_turn(turn[-1]):
             turn.append(turn[-1].parent)
         before = self._tokens
         for node in reversed(turn):
@@ -314,7 +217,7 @@ class ContextIndex:
 
     def oldest_use(self) -> int | None:
         """Return when the least recently used leaf was used; None for an empty index."""
-        leaf = self._oldest_leaf()
+        leaf = self._leaves.oldest()
         return None if leaf is None else leaf.last_use
 
     def evict_oldest(self, tokens: int) -> int:
@@ -323,7 +226,7 @@ class ContextIndex:
         Returns:
             The tokens that left; 0 for an empty index.
         """
-        leaf = self._oldest_leaf()
+        leaf = self._leaves.oldest()
         if leaf is None:
             return 0
         keep, gone = len(leaf.run), 0
@@ -358,12 +261,11 @@ class ContextIndex:
         parent = node.parent
         assert parent is not None
         end = node if keep else parent
-        stays = end.parent is not None and (keep > 0 or not _opens_turn(node))
+        stays = end.parent is not None and (keep > 0 or not opens_turn(node))
         below = [(node, stays)]
         for above, is_same_turn in below:  # grows; parents come first
             below += [
-                (child, is_same_turn and not _opens_turn(child))
-                for child in above.children.values()
+                (child, is_same_turn and not opens_turn(child)) for child in above.children.values()
             ]
         for gone, is_same_turn in below:
             if is_same_turn and gone is not end:
@@ -433,27 +335,10 @@ class ContextIndex:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
         if node.children:
             return
-        if node.parent is None:
-            if not node.request_ids and self._roots.get(node.edge) is node:
-                del self._roots[node.edge]
-            return
-        heapq.heappush(self._leaves, (node.last_use, next(self._ticket), node))
-        if len(self._leaves) > 64 + 4 * self._nodes:
-            self._leaves = [
-                (leaf.last_use, next(self._ticket), leaf)
-                for leaf in self.nodes()
-                if not leaf.children and leaf.parent is not None
-            ]
-            heapq.heapify(self._leaves)
-
-    def _oldest_leaf(self) -> Node | None:
-        leaves = self._leaves
-        while leaves:
-            last_use, _, node = leaves[0]
-            if node.parent is not None and not node.children and node.last_use == last_use:
-                return node
-            heapq.heappop(leaves)
-        return None
+        if node.parent is not None:
+            self._leaves.push(node, self._nodes)
+        elif not node.request_ids and self._roots.get(node.edge) is node:
+            del self._roots[node.edge]
 
     def _remove(self, node: Node) -> None:
         assert node.parent is not None
@@ -465,27 +350,3 @@ class ContextIndex:
         for request_id in node.request_ids:
             del self._by_request[request_id]
         node.request_ids = {}
-
-
-def _weight(entry: tuple[int, Node]) -> int:
-    return entry[0]
-
-
-def _opens_turn(node: Node) -> bool:
-    """Return whether a later turn of a conversation begins here."""
-    return node.parent is not None and node.edge != node.run[0]
-
-
-def _path(node: Node, matched: int) -> tuple[BlockKey, ...]:
-    """Return the blocks from the root to the `matched`-th block of the node's run."""
-    runs = [node.run[:matched]]
-    above = node.parent
-    while above is not None:
-        runs.append(above.run)
-        above = above.parent
-    return tuple(key for run in reversed(runs) for key in run)
-
-
-def _ranks(node: Node, matched: int, context: Mapping[BlockKey, int]) -> list[int]:
-    rank = {key: position for position, key in enumerate(context)}
-    return [rank[key] for key in _path(node, matched)]

@@ -6,7 +6,9 @@ from collections.abc import Hashable, Mapping
 
 from ctxreuse.blocks import BlockKey
 from ctxreuse.cooccurrence import Cooccurrence
-from ctxreuse.index import ContextIndex, Node
+from ctxreuse.index import ContextIndex
+from ctxreuse.nodes import Node
+from ctxreuse.path_search import heaviest_path
 
 ENGINE_BLOCK_TOKENS = 16
 """Engines reuse whole blocks of this many tokens; a shorter common prefix saves nothing."""
@@ -50,20 +52,17 @@ class OnlineOrder:
         """Return how many index nodes this holds."""
         return sum(shadow.statistics().nodes for shadow in self._shadows.values())
 
-    def order(
-        self, context: Mapping[BlockKey, int], index: ContextIndex, root: Node
-    ) -> list[BlockKey]:
+    def order(self, context: Mapping[BlockKey, int], root: Node) -> list[BlockKey]:
         """Order a context.
 
         Args:
             context: Block -> weight (tokens, at least 1), in the retriever's order.
-            index: The tenant's context index.
-            root: The root of the request's system text.
+            root: The root of the request's system text in the tenant's context index.
 
         Returns:
             A permutation of the context's keys.
         """
-        _, order = self._arrange(context, index, root, self.follows_cooccurrence)
+        _, order = self._arrange(context, root, self.follows_cooccurrence)
         return order
 
     def learn(self, context: Mapping[BlockKey, int], system: Hashable) -> None:
@@ -74,21 +73,17 @@ class OnlineOrder:
         annotation = _annotation_tokens(len(context))
         for by_cooccurrence, shadow in self._shadows.items():
             root = shadow.root(system)
-            cached, order = self._arrange(context, shadow, root, by_cooccurrence)
+            cached, order = self._arrange(context, root, by_cooccurrence)
             gain = cached if order == list(context) else cached - annotation
             self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
             weights = [context[key] for key in order]
             shadow.insert(root, order, weights, self._requests, self._requests)
 
     def _arrange(
-        self,
-        context: Mapping[BlockKey, int],
-        index: ContextIndex,
-        root: Node,
-        by_cooccurrence: bool,
+        self, context: Mapping[BlockKey, int], root: Node, by_cooccurrence: bool
     ) -> tuple[int, list[BlockKey]]:
         """Return the weight of the cached path and the order that begins with it."""
-        match = index.search(root, context)
+        match = heaviest_path(root, context)
         # a shorter path saves nothing and is no reason to move anything
         placed = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
         taken = set(placed)

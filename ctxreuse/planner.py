@@ -24,6 +24,7 @@ from ctxreuse.explanations import HEAVIEST, LoggedPrompt, SentPrompt
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.overlaps import replace_overlaps
+from ctxreuse.path_search import heaviest_path
 from ctxreuse.plans import BatchPlan, Plan
 from ctxreuse.prompts import Part, Reference, SentBlock
 from ctxreuse.tenants import Tenants, TenantState
@@ -271,7 +272,7 @@ class ReusePlanner:
         root = turn.state.index.root(turn.request.system)
         if strategy == "paper":
             return paper_order(turn.weights, root, self._alpha)
-        order = turn.state.online.order(turn.weights, turn.state.index, root)
+        order = turn.state.online.order(turn.weights, root)
         turn.state.online.learn(turn.weights, turn.request.system)
         return order
 
@@ -280,7 +281,7 @@ class ReusePlanner:
         cached: tuple[BlockKey, ...] = ()
         if not request.history:
             index = self._tenants.state(request.tenant).index
-            match = index.search(index.root(request.system), weights)
+            match = heaviest_path(index.root(request.system), weights)
             if match.weight >= ENGINE_BLOCK_TOKENS:
                 cached = match.path
         return BatchContext(request, weights, cached)

@@ -7,8 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from hypothesis import strategies as st
+
 from ctxreuse.blocks import BlockKey
-from ctxreuse.index import ContextIndex, Inserted, Node
+from ctxreuse.index import ContextIndex, Inserted
+from ctxreuse.nodes import Node
+from ctxreuse.path_search import heaviest_path
+
+LETTERS = "abcde"
+words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)
+some_words = st.lists(words, max_size=8)
+letter_weights = st.fixed_dictionaries({letter: st.integers(1, 4) for letter in LETTERS + "x"})
+
+
+def prefixes(letters: str) -> list[str]:
+    return [letters[:end] for end in range(1, len(letters) + 1)]
+
+
+def weight_of(letters: str, weights: Mapping[str, int]) -> int:
+    return sum(weights[letter] for letter in letters)
 
 
 def keys(word: Iterable[str]) -> list[BlockKey]:
@@ -59,7 +76,7 @@ class Sender:
 
     def search(self, letters: str, system: str | None = None) -> tuple[str, int]:
         root = self.index.root(system)
-        match = self.index.search(root, context(letters, self._weights))
+        match = heaviest_path(root, context(letters, self._weights))
         return word(match.path), match.weight
 
 
@@ -113,7 +130,7 @@ def check_index(index: ContextIndex) -> None:
     assert size.tokens == sum(sum(node.weights) for node in inner)
     assert index.capacity_tokens is None or size.tokens <= index.capacity_tokens
 
-    queued = {(last_use, id(node)) for last_use, _, node in index._leaves}
+    queued = {(last_use, id(node)) for last_use, _, node in index._leaves._heap}
     leaves = [node for node in inner if not node.children]
     assert all((leaf.last_use, id(leaf)) in queued for leaf in leaves)
     assert index.oldest_use() == min((leaf.last_use for leaf in leaves), default=None)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
 from ctxreuse.blocks import ContextBlock
 from ctxreuse.conversations import EMPTY_HISTORY, Conversations, History
-from ctxreuse.index import Node
+from ctxreuse.nodes import Node
 from ctxreuse.prompts import SentBlock, render_block, render_turn
 
 A = ContextBlock(id="a", text="Paris is in France.")

@@ -30,7 +30,7 @@ def reuse_order(letters, sent=(), recent=(), weights=HEAVY):
     """Order a context on top of an index that holds `sent`, after some recent requests."""
     index = Sender(*sent, weights=weights).index
     online = OnlineOrder(recent_requests(recent))
-    return word(online.order(context(letters, weights), index, index.root(None)))
+    return word(online.order(context(letters, weights), index.root(None)))
 
 
 def papers_order(letters, sent, alpha=0.001):
@@ -113,7 +113,7 @@ def after(sent, weights):
 def order_of(online, letters, weights):
     """Return the order where nothing is cached."""
     index = Sender().index
-    return word(online.order(context(letters, weights), index, index.root(None)))
+    return word(online.order(context(letters, weights), index.root(None)))
 
 
 def test_at_first_cooccurrence_orders():
