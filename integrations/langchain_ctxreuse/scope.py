@@ -71,11 +71,8 @@ def _history(given: Any) -> list[Message] | None:
 def _as_openai(message: MessageLikeRepresentation) -> Message:
     try:
         converted = convert_to_openai_messages(message)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-    ):  # a part that it does not know or that lacks something
+    except (KeyError, TypeError, ValueError):
+        # it has a part that OpenAI does not know, or that lacks something
         [plain] = convert_to_messages([message])
         text = "\n".join(text for text, _ in text_parts(plain))
         converted = convert_to_openai_messages(plain.model_copy(update={"content": text}))
