@@ -69,7 +69,7 @@ def _start(options: argparse.Namespace) -> None:
     print(f"\nexport CTXREUSE_BASE_URL={server.base_url}")
     print(
         f"curl -s {server.base_url}/chat/completions -H 'Content-Type: application/json' "
-        f"""-d '{{"model": "{MODEL_NAME}", """
+        f"""-d '{{"model": "{MODEL_NAME}", "max_tokens": 50, """
         """"messages": [{"role": "user", "content": "Where is Paris?"}]}'"""
     )
 
