@@ -8,8 +8,10 @@ last block first, and blocks are taken from its front: least recently used first
 the last blocks first. A full block keeps its content in the free queue until it is taken. The block
 that a request leaves part-filled can serve nobody, so it is taken before any block with content.
 
-One request runs at a time. Two physical blocks may hold the same content, as in vLLM, which does
-not merge them.
+Two physical blocks may hold the same content, as in vLLM, which does not merge them. A block that
+several running requests share is held until the last of them ends. An engine gives a running
+request its blocks as its answer grows; here it gets them all at the start, so that it need never be
+interrupted for want of one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import NewType
 
@@ -30,6 +33,21 @@ ContentHash = NewType("ContentHash", bytes)
 
 BlockNumber = NewType("BlockNumber", int)
 """A block's content at one place in the cache; a block that is taken again has a new number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningPrompt:
+    """A prompt that runs, and so holds its blocks.
+
+    Attributes:
+        usage: Its tokens, and how many of them came from the cache.
+    """
+
+    usage: CacheUsage
+    _tokens: Sequence[int]
+    _hashes: list[ContentHash]
+    _held: list[BlockNumber]
+    _root: bytes
 
 
 class PrefixCacheSimulator:
@@ -78,6 +96,8 @@ class PrefixCacheSimulator:
         self._numbers = count()
         # blocks with content that no running request holds, the next to be taken first
         self._free: OrderedDict[BlockNumber, None] = OrderedDict()
+        # how many running requests hold a block
+        self._users: dict[BlockNumber, int] = {}
         self._hash_of: dict[BlockNumber, ContentHash] = {}
         self._blocks_with: dict[ContentHash, OrderedDict[BlockNumber, None]] = {}
 
@@ -98,39 +118,105 @@ class PrefixCacheSimulator:
         Returns:
             The prompt's tokens, and how many came from the cache.
         """
-        size = self.block_size
-        computed = [*tokens, *generated[:-1]]
-        needed = -(-len(computed) // size)
-        if self._block_limit is not None and needed > self._block_limit:
+        running = self.start(tokens, salt, room_for=len(generated))
+        if running is None:
             return CacheUsage(len(tokens), 0)
-        hashes = self._content_hashes(computed, salt)
+        self.finish(running, generated)
+        return running.usage
+
+    def fits(self, prompt_tokens: int, answer_tokens: int = 0) -> bool:
+        """Return whether the whole cache has room for a prompt with its answer."""
+        return self._block_limit is None or self._needed(prompt_tokens, answer_tokens) <= (
+            self._block_limit
+        )
+
+    def start(
+        self, tokens: Sequence[int], salt: str = "", *, room_for: int = 0
+    ) -> RunningPrompt | None:
+        """Let a prompt begin to run beside those that run already.
+
+        Its full blocks are registered at once, so that a prompt that starts after it, while it
+        still runs, finds them.
+
+        Args:
+            tokens: The prompt's token ids.
+            salt: As in `serve`.
+            room_for: Tokens of the longest answer, for which blocks are held, too.
+
+        Returns:
+            The running prompt, for `finish`; None if the running ones leave it no room.
+        """
+        size = self.block_size
+        root = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        hashes = self._content_hashes(tokens, root)
         held: list[BlockNumber] = []
         for content in hashes[: max(0, len(tokens) - 1) // size]:
             copies = self._blocks_with.get(content)
             if copies is None:
                 break
-            block = next(iter(copies))
-            self._free.pop(block, None)
-            held.append(block)
+            held.append(next(iter(copies)))
         hits = len(held)
-        held += [self._take_block() for _ in range(needed - hits)]
-        for block, content in zip(held[hits:], hashes[hits:], strict=False):
-            self._hash_of[block] = content
-            self._blocks_with.setdefault(content, OrderedDict())[block] = None
-        for block in reversed(held[: len(hashes)]):
-            self._free[block] = None
-        self._empty += len(held) - len(hashes)
-        return CacheUsage(len(tokens), hits * size)
+        needed = self._needed(len(tokens), room_for) - hits
+        free = len(self._free) + self._empty - sum(block in self._free for block in held)
+        if needed > free:
+            return None
+        for block in held:
+            self._hold(block)
+        held += [self._new_block(content) for content in hashes[hits:]]
+        held += [self._take_block() for _ in range(needed - (len(hashes) - hits))]
+        usage = CacheUsage(len(tokens), hits * size)
+        return RunningPrompt(usage, tokens, hashes, held, root)
 
-    def _content_hashes(self, tokens: Sequence[int], salt: str) -> list[ContentHash]:
-        """Return the chained hashes of the prompt's full blocks."""
+    def finish(self, running: RunningPrompt, generated: Sequence[int] = ()) -> None:
+        """End a prompt that `start` returned; call it once.
+
+        Args:
+            running: The prompt.
+            generated: Its answer's token ids, no more than there is room for.
+        """
+        held, hashes = running._held, running._hashes
+        if len(generated) > 1:
+            computed = [*running._tokens, *generated[:-1]]
+            root = hashes[-1] if hashes else running._root
+            behind = self._content_hashes(computed[len(hashes) * self.block_size :], root)
+            assert len(hashes) + len(behind) <= len(held), "the answer has more tokens than room"
+            for block, content in zip(held[len(hashes) :], behind, strict=False):
+                self._register(block, content)
+        for block in reversed(held):
+            self._users[block] -= 1
+            if self._users[block]:
+                continue
+            del self._users[block]
+            if block in self._hash_of:
+                self._free[block] = None
+            else:
+                self._empty += 1
+
+    def _needed(self, prompt_tokens: int, answer_tokens: int) -> int:
+        """Return how many blocks a prompt with its answer takes."""
+        return -(-(prompt_tokens + max(0, answer_tokens - 1)) // self.block_size)
+
+    def _content_hashes(self, tokens: Sequence[int], parent: bytes) -> list[ContentHash]:
+        """Return the hashes of full blocks, chained over what stands before them."""
         chain: list[ContentHash] = []
-        parent = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             block = array("q", list(tokens[end - self.block_size : end])).tobytes()
             parent = hashlib.blake2b(block, digest_size=16, key=parent).digest()
             chain.append(ContentHash(parent))
         return chain
+
+    def _hold(self, block: BlockNumber) -> None:
+        self._free.pop(block, None)
+        self._users[block] = self._users.get(block, 0) + 1
+
+    def _new_block(self, content: ContentHash) -> BlockNumber:
+        block = self._take_block()
+        self._register(block, content)
+        return block
+
+    def _register(self, block: BlockNumber, content: ContentHash) -> None:
+        self._hash_of[block] = content
+        self._blocks_with.setdefault(content, OrderedDict())[block] = None
 
     def _take_block(self) -> BlockNumber:
         if self._empty:
@@ -138,7 +224,9 @@ class PrefixCacheSimulator:
         else:
             block, _ = self._free.popitem(last=False)
             self._forget(block)
-        return BlockNumber(next(self._numbers))
+        block = BlockNumber(next(self._numbers))
+        self._hold(block)
+        return block
 
     def _forget(self, block: BlockNumber) -> None:
         content = self._hash_of.pop(block)

@@ -1,0 +1,205 @@
+"""Which agent reads which document: who read it before, unless that one has too much to do.
+
+A document that several questions bring up should go to the agent, and so to the engine, that has
+processed it before (ContextPilot section 7.2). Three rules, in this order:
+
+- *Affinity*: an agent that has read the document.
+- *Rendezvous hashing* (Thaler and Ravishankar, 1998) for a new one: the agent that scores highest
+  for it, so that every process sends it to the same one, and an agent that comes or goes moves only
+  the documents that it wins or leaves behind.
+- *Bounded load* (Mirrokni, Thorup and Zadimoghaddam, 2018): nobody takes a document that would
+  bring its load above c times the mean; the next one in the document's order does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from ctxreuse.blocks import BlockKey
+from ctxreuse.errors import InvalidRequestError, describe
+
+Agent: TypeAlias = str | int
+"""An agent's name."""
+
+DEFAULT_BOUND = 1.15
+"""How far above the mean an agent's load may be: much lower moves many documents, much higher
+leaves agents idle; both cost more than they save on the public traces."""
+
+_MAX_HOMES = 4
+"""Agents remembered for a document that is too much in demand for one."""
+
+
+class Document(NamedTuple):
+    """A document to assign.
+
+    Attributes:
+        key: What it is known by; `ContextBlock.key` is one.
+        tokens: What reading it costs, in tokens.
+    """
+
+    key: BlockKey
+    tokens: int
+
+
+def rendezvous_order(key: bytes, agents: Iterable[Agent]) -> list[Agent]:
+    """Return agents from the one that scores highest for a key to the lowest.
+
+    Args:
+        key: Any bytes.
+        agents: Names, each once; their order does not matter.
+    """
+    return sorted(agents, key=lambda agent: _score(key, agent))
+
+
+def assign(
+    documents: Sequence[Document],
+    agents: Sequence[Agent],
+    loads: Mapping[Agent, float],
+    homes: Mapping[BlockKey, Collection[Agent]],
+    bound: float = DEFAULT_BOUND,
+    slack_tokens: float = 0,
+) -> list[Agent]:
+    """Assign each document to one agent.
+
+    The bound: after each document, the load of the agent that took it is at most `bound` times the
+    mean (or `slack_tokens` above the mean, if that is more), or else at most the mean plus that
+    document: where nobody has room, the least loaded agent takes it.
+
+    Args:
+        documents: In the order in which they choose.
+        agents: Who may be chosen.
+        loads: What each agent has to do already, in tokens; 0 for who is not in it.
+        homes: Who has read each document before; who may not be chosen is passed over.
+        bound: The c above, from 1.
+        slack_tokens: What an agent may have above the mean in any case: with little to do, nobody
+            has too much.
+
+    Returns:
+        The agent of each document, in the documents' order; the same for the same arguments.
+
+    Raises:
+        InvalidRequestError: If there is no agent, or the bound is less than 1.
+    """
+    if not agents:
+        raise InvalidRequestError("there is no agent to assign documents to")
+    _check_bound(bound)
+    load = {agent: loads.get(agent, 0.0) for agent in agents}
+    total = sum(load.values())
+    assigned = []
+    for document in documents:
+        total += document.tokens
+        mean = total / len(load)
+        limit = max(bound * mean, mean + slack_tokens) - document.tokens
+        own = [agent for agent in homes.get(document.key, ()) if agent in load]
+        chosen = min(own, key=load.__getitem__, default=None)
+        if chosen is None or load[chosen] > limit:
+            order = rendezvous_order(document.key, load)
+            free = (agent for agent in order if load[agent] <= limit)
+            chosen = next(free, None)
+            if chosen is None:
+                chosen = min(order, key=load.__getitem__)
+        load[chosen] += document.tokens
+        assigned.append(chosen)
+    return assigned
+
+
+class DocumentHomes:
+    """Remembers who reads which document, and how much each has read of late.
+
+    Args:
+        bound: The c of `assign`.
+        window_tokens: About how many of the latest assigned tokens count as load.
+        slack_tokens: As in `assign`.
+        max_documents: How many documents are remembered; the least recently assigned ones are
+            forgotten and then hashed like new ones.
+
+    Raises:
+        InvalidRequestError: If a number is out of range.
+
+    Example:
+        >>> homes = DocumentHomes()
+        >>> document = Document(BlockKey(b"d1"), tokens=100)
+        >>> [home] = homes.assign([document], [0, 1, 2])
+        >>> homes.assign([document], [0, 1, 2]) == [home]
+        True
+    """
+
+    def __init__(
+        self,
+        bound: float = DEFAULT_BOUND,
+        window_tokens: int = 500_000,
+        slack_tokens: int = 2_048,
+        max_documents: int = 200_000,
+    ) -> None:
+        _check_bound(bound)
+        for name, value, least in (
+            ("window_tokens", window_tokens, 1),
+            ("slack_tokens", slack_tokens, 0),
+            ("max_documents", max_documents, 1),
+        ):
+            if not isinstance(value, int) or value < least:
+                raise InvalidRequestError(
+                    f"{name} must be an integer from {least}, not {describe(value)}"
+                )
+        self._bound = bound
+        self._window_tokens = window_tokens
+        self._slack_tokens = slack_tokens
+        self._max_documents = max_documents
+        self._homes: OrderedDict[BlockKey, dict[Agent, None]] = OrderedDict()
+        self._loads: dict[Agent, float] = {}
+
+    def assign(self, documents: Sequence[Document], agents: Sequence[Agent]) -> list[Agent]:
+        """Assign each document to one agent, and remember it.
+
+        Args:
+            documents: In the order in which they choose.
+            agents: Who may be chosen now.
+
+        Returns:
+            The agent of each document, in the documents' order.
+
+        Raises:
+            InvalidRequestError: If there is no agent.
+        """
+        assigned = assign(
+            documents, agents, self._loads, self._homes, self._bound, self._slack_tokens
+        )
+        for document, agent in zip(documents, assigned, strict=True):
+            self._note(document, agent)
+        return assigned
+
+    def forget_agent(self, agent: Agent) -> None:
+        """Forget what an agent has read: its engine has lost its cache."""
+        self._loads.pop(agent, None)
+        for key in [key for key, homes in self._homes.items() if agent in homes]:
+            del self._homes[key][agent]
+            if not self._homes[key]:
+                del self._homes[key]
+
+    def _note(self, document: Document, agent: Agent) -> None:
+        homes = self._homes.setdefault(document.key, {})
+        homes.pop(agent, None)
+        homes[agent] = None
+        if len(homes) > _MAX_HOMES:
+            del homes[next(iter(homes))]
+        self._homes.move_to_end(document.key)
+        if len(self._homes) > self._max_documents:
+            self._homes.popitem(last=False)
+        fading = math.exp(-document.tokens / self._window_tokens)
+        for one in self._loads:
+            self._loads[one] *= fading
+        self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
+
+
+def _score(key: bytes, agent: Agent) -> bytes:
+    name = f"{type(agent).__name__}:{agent}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name + b"\0" + key, digest_size=8).digest()
+
+
+def _check_bound(bound: object) -> None:
+    if not isinstance(bound, (int, float)) or not 1 <= bound < float("inf"):
+        raise InvalidRequestError(f"the bound must be a number from 1, not {describe(bound)}")

@@ -1,0 +1,58 @@
+"""How fast an emulated engine is: one set of rates for everything that is measured without one.
+
+They are about those of a model with 8 billion parameters on one H100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ctxreuse.errors import InvalidRequestError, describe
+
+NOTE_TOKENS = 96
+"""Tokens of an emulated agent's answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRates:
+    """What a step of an engine with continuous batching takes.
+
+    Attributes:
+        prefill_tokens_per_s: Prompt tokens computed in a second.
+        decode_step_s: Seconds of a step in which requests get a token each, however many.
+        decode_step_per_request_s: Seconds that each of them adds to it.
+
+    Raises:
+        InvalidRequestError: If a rate is no number, or prefilling takes for ever.
+    """
+
+    prefill_tokens_per_s: float = 10_000.0
+    decode_step_s: float = 0.010
+    decode_step_per_request_s: float = 0.000_15
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise InvalidRequestError(f"{name} must be a number from 0, not {describe(value)}")
+        if not self.prefill_tokens_per_s:
+            raise InvalidRequestError("prefill_tokens_per_s must be more than 0")
+
+    def step_s(self, prefilled_tokens: int, decoding: int) -> float:
+        """Return how long a step takes.
+
+        Args:
+            prefilled_tokens: Prompt tokens computed in it.
+            decoding: Requests that get a token in it.
+
+        Returns:
+            Seconds.
+        """
+        prefill = prefilled_tokens / self.prefill_tokens_per_s
+        if not decoding:
+            return prefill
+        return prefill + self.decode_step_s + self.decode_step_per_request_s * decoding
+
+
+COMMON_RATES = EngineRates()
+"""The rates of every benchmark of this project."""
