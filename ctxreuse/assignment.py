@@ -131,8 +131,8 @@ class DocumentHomes:
     def __init__(
         self,
         bound: float = DEFAULT_BOUND,
-        window_tokens: int = 500_000,
-        slack_tokens: int = 2_048,
+        window_tokens: int = 1_000_000,
+        slack_tokens: int = 1_024,
         max_documents: int = 200_000,
     ) -> None:
         _check_bound(bound)

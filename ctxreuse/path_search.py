@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxreuse.blocks import BlockKey
@@ -82,3 +82,23 @@ def _weight(entry: tuple[int, Node]) -> int:
 def _ranks(node: Node, matched: int, context: Mapping[BlockKey, int]) -> list[int]:
     rank = {key: position for position, key in enumerate(context)}
     return [rank[key] for key in path_to(node, matched)]
+
+
+def sent_prefix(root: Node, path: Sequence[BlockKey]) -> int:
+    """Return how many leading blocks of a path were sent before, in this order.
+
+    Args:
+        root: Where the path starts.
+        path: Blocks in the order in which they would be sent.
+    """
+    done, node = 0, root
+    while done < len(path):
+        child = node.children.get(path[done])
+        if child is None:
+            break
+        for key in child.run:
+            if done == len(path) or path[done] != key:
+                return done
+            done += 1
+        node = child
+    return done

@@ -24,7 +24,7 @@ from ctxreuse.explanations import HEAVIEST, LoggedPrompt, SentPrompt
 from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.overlaps import replace_overlaps
-from ctxreuse.path_search import heaviest_path
+from ctxreuse.path_search import heaviest_path, sent_prefix
 from ctxreuse.plans import BatchPlan, Plan
 from ctxreuse.prompts import Part, Reference, SentBlock
 from ctxreuse.tenants import Tenants, TenantState
@@ -88,6 +88,7 @@ class ReusePlanner:
                 f"templates must be ctxreuse.Templates, not {describe(templates)}"
             )
         self._alpha = alpha
+        self._capacity_tokens = capacity_tokens
         self._count_tokens = as_token_counter(token_counter)
         self._templates = templates
         self._deduplicate = deduplicate
@@ -229,6 +230,42 @@ class ReusePlanner:
         """Return how many tokens the index counts for blocks."""
         with self._lock:
             return sum(self._weights({block.key: block for block in blocks}).values())
+
+    def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
+        """Return how many block tokens of a request are expected in the cache; record nothing.
+
+        Args:
+            request: A request that may be planned here, or elsewhere. What a later turn finds
+                depends on its history only, so it counts as 0.
+            in_order: Whether the blocks stay in the request's order; else in the best one.
+
+        Raises:
+            InvalidRequestError: If `request` is no ContextRequest.
+        """
+        _check_request(request)
+        if request.history:
+            return 0
+        with self._lock:
+            weights = self._weights(request.unique_blocks)
+            state = self._tenants.known(request.tenant)
+            if state is None:
+                return 0
+            root = state.index.root(request.system)
+            if not in_order:
+                return heaviest_path(root, weights).weight
+            sent = sent_prefix(root, list(weights))
+            return sum(list(weights.values())[:sent])
+
+    def sibling(self) -> ReusePlanner:
+        """Return a planner with the same settings that has seen nothing yet."""
+        return ReusePlanner(
+            self._alpha,
+            self._count_tokens,
+            self._capacity_tokens,
+            templates=self._templates,
+            deduplicate=self._deduplicate,
+            trim_overlaps=self._trim_overlaps,
+        )
 
     def conversation(
         self, conversation_id: str | int, tenant: str = "", system: str | None = None

@@ -72,6 +72,10 @@ class Tenants:
             self._states.move_to_end(tenant)
         return state
 
+    def known(self, tenant: str) -> TenantState | None:
+        """Return a tenant's state if there is one, without counting that as activity."""
+        return self._states.get(tenant)
+
     def enforce_bounds(self, state: TenantState) -> None:
         """Forget idle tenants while the active one's growth takes all together over the bound."""
         nodes = state.index.statistics().nodes + state.online.size()

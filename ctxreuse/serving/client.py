@@ -199,6 +199,14 @@ class EngineClient:
         """
         return await self._model.get()
 
+    async def check_health(self) -> None:
+        """Ask the engine whether it is ready (vLLM's `/health`).
+
+        Raises:
+            EngineError: If it is not.
+        """
+        await self._connection.ask("GET", "/health")
+
     async def metrics(self) -> EngineMetrics:
         """Return what the engine's `/metrics` say about its prefix cache.
 

@@ -39,9 +39,16 @@ def is_transient(error: BaseException) -> bool:
     Broken connections, timeouts, 408, 409, 425, 429 and 5xx pass; other statuses do not.
     """
     status = status_of(error)
-    if status is not None:
-        return status in _TRANSIENT_STATUS or status >= 500
-    return isinstance(error, foreign_errors())
+    return isinstance(error, foreign_errors()) if status is None else passes(status)
+
+
+def passes(status: int | None) -> bool:
+    """Return whether a request with this outcome may succeed when it is sent again.
+
+    Args:
+        status: The HTTP status; None where no answer came at all.
+    """
+    return status is None or status in _TRANSIENT_STATUS or status >= 500
 
 
 def status_of(error: BaseException) -> int | None:

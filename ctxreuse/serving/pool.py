@@ -1,0 +1,652 @@
+"""Several engines that serve the same model: each request goes where its prefix is cached."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ctxreuse.assignment import rendezvous_order
+from ctxreuse.blocks import ContextRequest, text_digest
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.plans import Plan
+from ctxreuse.serving.circuit import Circuit, CircuitBreaker
+from ctxreuse.serving.client import EngineClient
+from ctxreuse.serving.completion import Completion
+from ctxreuse.serving.rates import COMMON_RATES, NOTE_TOKENS
+from ctxreuse.serving.replica import Client, Replica, ReplicaStatus
+from ctxreuse.serving.transient_errors import passes
+from ctxreuse.serving.waiting_room import Plannable, WaitingRoom
+from ctxreuse.serving.window import DEFAULT_WINDOW_S
+from ctxreuse.tokens import estimate_tokens
+
+if TYPE_CHECKING:
+    from ctxreuse.cache.events import KVEventSync
+
+_ANSWER_COST = round(
+    NOTE_TOKENS * COMMON_RATES.decode_step_per_request_s * COMMON_RATES.prefill_tokens_per_s
+)
+"""What an answer delays others, in prompt tokens: what its steps add to theirs."""
+_REMEMBERED_CONVERSATIONS = 10_000
+_DRAINING_S = 0.02
+_STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine of a pool, where its address alone does not say all.
+
+    Attributes:
+        base_url: Its address, with or without `/v1`.
+        name: What it is called; None takes host and port.
+        capacity_tokens: What its cache holds; None asks the engine.
+        kv_events: Where it publishes its cache events, such as "tcp://127.0.0.1:5557"; its index
+            then follows them.
+        kv_replay: Where it takes requests for replays of them.
+    """
+
+    base_url: str
+    name: str | None = None
+    capacity_tokens: int | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An answer of a pool.
+
+    Attributes:
+        completion: The answer and what it cost.
+        plan: What was sent.
+        replica: The name of the replica that answered.
+        tried: The names of those that were tried before, in order.
+    """
+
+    completion: Completion
+    plan: Plan
+    replica: str
+    tried: tuple[str, ...] = ()
+
+
+class EnginePool:
+    """Sends each request to the engine that is expected to serve it first.
+
+    Each engine has its own planner, whose index is what its cache holds. A request goes to the
+    engine with most expected cached tokens, less what it would have to wait for, in tokens; there
+    it waits until it may be sent, is planned together with those that wait with it, and sent.
+
+    An engine that does not answer is tried again elsewhere, once the whole request has failed
+    there, and is left alone for a while when that happens several times in a row. Its cache counts
+    as empty then, and so does that of an engine that repeatedly serves nothing from it where much
+    was expected. Where all have failed, they are tried nevertheless.
+
+    A pool may be used from several event loops.
+
+    Args:
+        engines: Addresses, or `Engine`s; a mapping from names to functions that make a client is
+            for clients of your own.
+        model: The model's name; None asks each engine.
+        planner: Its settings are those of each engine's planner; None takes the defaults.
+        strategy: "reuse", "paper" or "none".
+        concurrency: Requests under way at an engine; more wait here, to be planned together.
+        window_s: Seconds for which a request waits for others to be planned with.
+        queue_weight: What waiting for one token costs, compared with computing one.
+        attempts: How often a request is sent before it has failed.
+        backoff_s: Seconds before a request is sent again to an engine that has failed it; it
+            doubles with each.
+        failures: After how many failures in a row an engine is left alone.
+        rest_s: For how many seconds; it doubles each time.
+        clock: Seconds from any start.
+        **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`,
+            `cache_salt`, `session_id`, `salt_key`, `lora`.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+        MissingExtraError: If `openai` or `tenacity` is not installed.
+
+    Example:
+        >>> import asyncio, httpx
+        >>> from ctxreuse import ContextRequest
+        >>> from ctxreuse.serving import EmulatedEngine, EngineClient
+        >>> def connect():
+        ...     transport = EmulatedEngine(answer="In France.").transport()
+        ...     return EngineClient("http://a", http_client=httpx.AsyncClient(transport=transport))
+        >>> async def main():
+        ...     async with EnginePool({"a": connect}) as pool:
+        ...         request = ContextRequest(["Paris is in France."], "Where is Paris?")
+        ...         return await pool.complete(request, max_tokens=20)
+        >>> served = asyncio.run(main())
+        >>> served.completion.text, served.replica
+        ('In France.', 'a')
+    """
+
+    def __init__(
+        self,
+        engines: str | Engine | Iterable[str | Engine] | Mapping[str, Callable[[], Client]],
+        model: str | None = None,
+        *,
+        planner: ReusePlanner | None = None,
+        strategy: Strategy = "reuse",
+        concurrency: int = 256,
+        window_s: float = DEFAULT_WINDOW_S,
+        queue_weight: float = 1.0,
+        attempts: int = 3,
+        backoff_s: float = 0.5,
+        failures: int = 3,
+        rest_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        **client: Any,
+    ) -> None:
+        if planner is not None and not isinstance(planner, ReusePlanner):
+            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
+        for name, value, least in (
+            ("queue_weight", queue_weight, 0),
+            ("attempts", attempts, 1),
+            ("backoff_s", backoff_s, 0),
+            ("failures", failures, 1),
+            ("rest_s", rest_s, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+                raise InvalidRequestError(
+                    f"{name} must be a number from {least}, not {describe(value)}"
+                )
+        self._model = model
+        self._settings = planner or ReusePlanner()
+        self._strategy = strategy
+        self._concurrency = concurrency
+        self._window_s = window_s
+        self._queue_weight = queue_weight
+        self._attempts = int(attempts)
+        self._backoff_s = backoff_s
+        self._failures = int(failures)
+        self._rest_s = rest_s
+        self._clock = clock
+        self._client_options = client
+        self._lock = Lock()
+        self._replicas: dict[str, Replica] = {}
+        self._syncs: dict[str, KVEventSync] = {}
+        self._conversations: OrderedDict[tuple[str, type, str | int | None], str] = OrderedDict()
+        if isinstance(engines, Mapping):
+            for name, connect in engines.items():
+                self._enter(name, connect, self._settings.sibling())
+        else:
+            for engine in [engines] if isinstance(engines, (str, Engine)) else engines:
+                self.add(engine)
+        if not self._replicas:
+            raise InvalidRequestError("a pool needs at least one engine's address")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the replicas, in the order in which they were added."""
+        return tuple(self._replicas)
+
+    @property
+    def faults(self) -> int:
+        """How often bookkeeping or planning has failed; no request has."""
+        return sum(replica.faults for replica in self._replicas.values())
+
+    def statistics(self) -> tuple[ReplicaStatus, ...]:
+        """Return how each replica is."""
+        return tuple(self._status(replica) for replica in self._replicas.values())
+
+    def available(self) -> tuple[str, ...]:
+        """Return the names of the replicas that new requests may go to."""
+        now = self._clock()
+        with self._lock:
+            return tuple(
+                replica.name
+                for replica in self._replicas.values()
+                if not replica.is_draining and replica.circuit.admits(now)
+            )
+
+    def generation(self, name: str) -> int:
+        """Return how often a replica has been found with an empty cache.
+
+        Raises:
+            InvalidRequestError: If there is no such replica.
+        """
+        return self._replica(name).generation
+
+    def add(self, engine: str | Engine) -> str:
+        """Add an engine; return its name.
+
+        Raises:
+            InvalidRequestError: If it is no address, or the name is taken.
+        """
+        if isinstance(engine, str):
+            engine = Engine(base_url=engine)
+        if not isinstance(engine, Engine):
+            raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
+        name = engine.name or urlsplit(engine.base_url).netloc.rpartition("@")[2]
+        planner = self._settings.sibling()
+        events: KVEventSync | None = None
+        if engine.kv_events is not None:
+            from ctxreuse.cache.events import KVEventSync as Sync
+
+            events = Sync(planner, engine.kv_events, engine.kv_replay)
+        base_url, model, options = engine.base_url, self._model, self._client_options
+
+        def connect() -> Client:
+            return EngineClient(
+                base_url, model, planner=planner, events=events, retries=0, **options
+            )
+
+        connect()  # so that wrong arguments are refused here
+        self._enter(name, connect, planner, engine.capacity_tokens, events)
+        return name
+
+    async def remove(self, name: str) -> None:
+        """Wait until a replica has ended its requests, and take it out; no new ones go there.
+
+        Raises:
+            InvalidRequestError: If there is no such replica.
+        """
+        self.drain(name)
+        await self.drained(name)
+        replica = self._replicas.pop(name)
+        sync = self._syncs.pop(name, None)
+        if sync is not None:
+            await asyncio.to_thread(sync.stop)
+        await replica.aclose()
+
+    def drain(self, name: str) -> None:
+        """Send no new requests to a replica; those that it has go on.
+
+        Raises:
+            InvalidRequestError: If there is no such replica.
+        """
+        self._replica(name).is_draining = True
+
+    async def drained(self, name: str) -> None:
+        """Wait until a replica has ended its requests.
+
+        Raises:
+            InvalidRequestError: If there is no such replica.
+        """
+        replica = self._replica(name)
+        while replica.room.inside or replica.room.waiting:
+            await asyncio.sleep(_DRAINING_S)
+
+    def resume(self, name: str) -> None:
+        """Send requests to a draining replica again.
+
+        Raises:
+            InvalidRequestError: If there is no such replica.
+        """
+        self._replica(name).is_draining = False
+
+    def route(self, prompt: Plannable, *, among: Iterable[str] | None = None) -> str:
+        """Return the name of the replica to which a request should go now.
+
+        It is the one with most expected cached tokens, less `queue_weight` times the tokens that it
+        has still to compute. Among equals the request's first block decides, by rendezvous hashing,
+        so that what nobody has read goes to the same replica in every process.
+
+        Args:
+            prompt: A request, or a plan whose order stands.
+            among: Names to choose from; None takes all.
+
+        Raises:
+            InvalidRequestError: If the prompt is of the wrong kind.
+            EngineError: If none may be chosen.
+        """
+        request = request_of(prompt)
+        scores = {
+            replica.name: self._cached_tokens(replica, prompt)
+            - self._queue_weight * replica.queued_tokens
+            for replica in self._candidates(among)
+        }
+        seed = request.blocks[0].key if request.blocks else text_digest(request.query)
+        order = rendezvous_order(seed, scores)
+        return str(max(order, key=lambda name: scores[str(name)]))
+
+    async def complete(
+        self,
+        prompt: Plannable,
+        *,
+        replica: str | None = None,
+        session_id: str | None = None,
+        on_first_token: Callable[[], object] | None = None,
+        **params: Any,
+    ) -> Served:
+        """Send a request, wherever it is served first, and wait for the whole answer.
+
+        Args:
+            prompt: A request; or a plan, which is sent as it is.
+            replica: Where to send it, as long as that replica answers; None lets the pool choose.
+            session_id: As in `EngineClient.complete`.
+            on_first_token: Called when the first token has come.
+            **params: As in `EngineClient.complete`.
+
+        Raises:
+            InvalidRequestError: If an argument is of the wrong kind.
+            EngineError: If no engine answered, or the request itself was refused.
+        """
+        tried: list[str] = []
+        while True:
+            chosen = self._choose(prompt, replica, tried)
+            try:
+                async with self._sending(chosen, prompt) as plan:
+                    completion = await chosen.client().complete(
+                        plan, session_id=session_id, on_first_token=on_first_token, **params
+                    )
+            except EngineError as error:
+                await self._give_up_or_wait(error, chosen, tried)
+                continue
+            self._note_answer(chosen, plan, completion)
+            return Served(completion, plan, chosen.name, tuple(tried))
+
+    def stream(
+        self,
+        prompt: Plannable,
+        *,
+        replica: str | None = None,
+        session_id: str | None = None,
+        **params: Any,
+    ) -> PoolStream:
+        """Send a request, wherever it is served first, and get the answer piece by piece.
+
+        It is sent again elsewhere only as long as no piece has come.
+
+        Args:
+            prompt: A request; or a plan, which is sent as it is.
+            replica: As in `complete`.
+            session_id: As in `complete`.
+            **params: As in `complete`.
+
+        Returns:
+            An async iterator of texts; use it with `async with`, so that a request whose answer is
+            left early is cancelled at once.
+        """
+        stream = PoolStream()
+        stream.pieces = self._pieces(stream, prompt, replica, session_id, params)
+        return stream
+
+    async def check(self) -> dict[str, bool]:
+        """Ask each replica whether it is ready; return the answers by name.
+
+        One that is not is left alone at once; one that is, after it was not, is used again, with an
+        empty cache.
+        """
+        replicas = list(self._replicas.values())
+        healthy = await asyncio.gather(*(self._is_healthy(replica) for replica in replicas))
+        return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
+
+    async def watch(self, interval_s: float = 5.0) -> None:
+        """Check all replicas again and again, until it is cancelled: run it as a task.
+
+        Args:
+            interval_s: Seconds between two checks.
+        """
+        while True:
+            await self.check()
+            await asyncio.sleep(interval_s)
+
+    async def aclose(self) -> None:
+        """Close the connections that were made in this event loop, and stop following events."""
+        for sync in self._syncs.values():
+            await asyncio.to_thread(sync.stop)
+        self._syncs.clear()
+        for replica in self._replicas.values():
+            await replica.aclose()
+
+    async def __aenter__(self) -> EnginePool:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _enter(
+        self,
+        name: str,
+        connect: Callable[[], Client],
+        planner: ReusePlanner,
+        capacity_tokens: int | None = None,
+        events: KVEventSync | None = None,
+    ) -> None:
+        if name in self._replicas:
+            raise InvalidRequestError(
+                f"there are two engines called {describe(name)}; give Engine(..., name=...)"
+            )
+        room = WaitingRoom(planner, self._concurrency, self._window_s, self._strategy)
+        circuit = CircuitBreaker(self._failures, self._rest_s)
+        self._replicas[name] = Replica(
+            name, connect, planner, room, circuit, capacity_tokens, events is not None
+        )
+        if events is not None:
+            events.start()
+            self._syncs[name] = events
+
+    def _replica(self, name: str) -> Replica:
+        try:
+            return self._replicas[name]
+        except KeyError:
+            raise InvalidRequestError(
+                f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
+            ) from None
+
+    def _status(self, replica: Replica) -> ReplicaStatus:
+        with self._lock:
+            circuit = replica.circuit.state(self._clock())
+        return ReplicaStatus(
+            name=replica.name,
+            state="draining" if replica.is_draining else _STATES[circuit],
+            running=replica.room.inside,
+            waiting=replica.room.waiting,
+            queued_tokens=replica.queued_tokens,
+            answered=replica.answered,
+            failed=replica.failed,
+            generation=replica.generation,
+        )
+
+    def _candidates(self, among: Iterable[str] | None) -> list[Replica]:
+        """Return who may be chosen; if all have failed, those who have."""
+        names = None if among is None else set(among)
+        staying = [
+            replica
+            for replica in self._replicas.values()
+            if not replica.is_draining and (names is None or replica.name in names)
+        ]
+        if not staying:
+            raise EngineError(
+                "no engine of the pool may be sent anything: all are draining; call resume() or "
+                "add()",
+                attempts=0,
+            )
+        now = self._clock()
+        with self._lock:
+            return [one for one in staying if one.circuit.admits(now)] or staying
+
+    def _choose(self, prompt: Plannable, wanted: str | None, tried: list[str]) -> Replica:
+        """Return where to send a request that some have failed: elsewhere, if there is another."""
+        staying = {one.name for one in self._replicas.values() if not one.is_draining}
+        fresh = staying.difference(tried)
+        if wanted is not None and wanted in fresh and wanted in self.available():
+            return self._replica(wanted)
+        return self._replica(self.route(prompt, among=fresh or None))
+
+    def _cached_tokens(self, replica: Replica, prompt: Plannable) -> int:
+        """Return how many tokens of a prompt a replica is expected to have cached."""
+        request = request_of(prompt)
+        if request.history:
+            if self._conversations.get(_conversation(request)) != replica.name:
+                return 0
+            texts = (str(message.get("content") or "") for message in request.history)
+            return sum(map(estimate_tokens, texts))
+        if isinstance(prompt, Plan):
+            request = ContextRequest(prompt.blocks, system=request.system, tenant=request.tenant)
+            return replica.planner.cached_tokens(request, in_order=True)
+        return replica.planner.cached_tokens(request, in_order=self._strategy == "none")
+
+    @asynccontextmanager
+    async def _sending(self, replica: Replica, prompt: Plannable) -> AsyncIterator[Plan]:
+        """Hold a place at a replica while a request is sent; note how that ends."""
+        blocks = replica.planner.block_tokens(request_of(prompt).blocks)
+        to_compute = max(0, blocks - self._cached_tokens(replica, prompt)) + _ANSWER_COST
+        with self._lock:
+            replica.circuit.begin(self._clock())
+        try:
+            await replica.learn_capacity()
+            with replica.queued(to_compute):
+                async with replica.room.turn(prompt) as plan:
+                    try:
+                        yield plan
+                    except BaseException:
+                        replica.planner.evict([plan.request_id])
+                        raise
+        except EngineError as error:
+            if passes(error.status):
+                self._note_failure(replica)
+            raise
+        except BaseException:
+            with self._lock:
+                replica.circuit.abandon()
+            raise
+
+    async def _pieces(
+        self,
+        stream: PoolStream,
+        prompt: Plannable,
+        wanted: str | None,
+        session_id: str | None,
+        params: dict[str, Any],
+    ) -> AsyncGenerator[str]:
+        tried: list[str] = []
+        has_begun = False
+        while True:
+            chosen = self._choose(prompt, wanted, tried)
+            try:
+                async with (
+                    self._sending(chosen, prompt) as plan,
+                    chosen.client().stream(plan, session_id=session_id, **params) as pieces,
+                ):
+                    async for piece in pieces:
+                        has_begun = True
+                        yield piece
+                    completion = pieces.completion
+            except EngineError as error:
+                if has_begun:
+                    raise
+                await self._give_up_or_wait(error, chosen, tried)
+                continue
+            self._note_answer(chosen, plan, completion)
+            stream.result = Served(completion, plan, chosen.name, tuple(tried))
+            return
+
+    async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: list[str]) -> None:
+        """Raise the error if trying again is of no use; else wait, unless another may be tried."""
+        tried.append(failed.name)
+        if not passes(error.status) or len(tried) >= self._attempts:
+            raise error
+        others = {one.name for one in self._replicas.values() if not one.is_draining}
+        if others <= set(tried):
+            rounds = tried.count(failed.name)
+            await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
+
+    def _note_answer(self, replica: Replica, plan: Plan, completion: Completion) -> None:
+        with self._lock:
+            has_recovered = replica.circuit.succeed()
+            request = plan.request
+            if request.conversation_id is not None:
+                key = _conversation(request)
+                self._conversations[key] = replica.name
+                self._conversations.move_to_end(key)
+                if len(self._conversations) > _REMEMBERED_CONVERSATIONS:
+                    self._conversations.popitem(last=False)
+        if has_recovered and not completion.cached_tokens:
+            replica.reset()  # it came back with an empty cache
+        replica.note_answer(plan, completion)
+
+    def _note_failure(self, replica: Replica) -> None:
+        with self._lock:
+            replica.failed += 1
+            has_opened = replica.circuit.fail(self._clock())
+        if has_opened:
+            replica.reset()
+
+    async def _is_healthy(self, replica: Replica) -> bool:
+        try:
+            await replica.client().check_health()
+        except EngineError:
+            with self._lock:
+                was_closed = replica.circuit.state(self._clock()) is Circuit.CLOSED
+                replica.circuit.open(self._clock())
+            if was_closed:
+                replica.reset()
+            return False
+        with self._lock:
+            replica.circuit.succeed()
+        return True
+
+
+class PoolStream:
+    """An answer of a pool that is on its way: an async iterator of its pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: AsyncGenerator[str]
+        self.result: Served | None = None
+
+    @property
+    def served(self) -> Served:
+        """The whole answer.
+
+        Raises:
+            EngineError: If the answer has not ended.
+        """
+        if self.result is None:
+            raise EngineError("the answer has not ended; iterate over its pieces first")
+        return self.result
+
+    def __aiter__(self) -> PoolStream:
+        return self
+
+    async def __anext__(self) -> str:
+        return await anext(self.pieces)
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it has ended."""
+        await self.pieces.aclose()
+
+    async def __aenter__(self) -> PoolStream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+def request_of(prompt: object) -> ContextRequest:
+    """Return the request of what is to be sent.
+
+    Raises:
+        InvalidRequestError: If it is neither a request nor a plan.
+    """
+    if isinstance(prompt, Plan):
+        return prompt.request
+    if not isinstance(prompt, ContextRequest):
+        raise InvalidRequestError(
+            f"a prompt must be a ContextRequest or a Plan, not {describe(prompt)}"
+        )
+    return prompt
+
+
+def _conversation(request: ContextRequest) -> tuple[str, type, str | int | None]:
+    return request.tenant, type(request.conversation_id), request.conversation_id
