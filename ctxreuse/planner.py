@@ -28,7 +28,7 @@ from ctxreuse.path_search import heaviest_path, sent_prefix
 from ctxreuse.plans import BatchPlan, Plan
 from ctxreuse.prompts import Part, Reference, SentBlock
 from ctxreuse.tenants import Tenants, TenantState
-from ctxreuse.tokens import as_token_counter
+from ctxreuse.tokens import as_token_counter, estimate_tokens
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
@@ -51,6 +51,7 @@ class ReusePlanner:
             report evictions; the index then forgets the least recently used as the engine does.
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
+        annotate: Whether a changed order is told to the model, by an order annotation.
         trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
             of a block before it, as splitters with an overlap make them. Blocks stay whole.
 
@@ -72,6 +73,7 @@ class ReusePlanner:
         *,
         templates: Templates = DEFAULT_TEMPLATES,
         deduplicate: bool = True,
+        annotate: bool = True,
         trim_overlaps: bool = False,
     ) -> None:
         if not isinstance(alpha, (int, float)) or not 0 <= alpha < float("inf"):
@@ -92,6 +94,7 @@ class ReusePlanner:
         self._count_tokens = as_token_counter(token_counter)
         self._templates = templates
         self._deduplicate = deduplicate
+        self._annotate = annotate
         self._trim_overlaps = trim_overlaps
         self._tenants = Tenants(capacity_tokens)
         self._counts: OrderedDict[BlockKey, int] = OrderedDict()
@@ -103,6 +106,11 @@ class ReusePlanner:
     def templates(self) -> Templates:
         """The words of labels and annotations."""
         return self._templates
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens are counted by the counter that was given, not estimated."""
+        return self._count_tokens is not estimate_tokens
 
     def plan(
         self,
@@ -226,6 +234,10 @@ class ReusePlanner:
         with self._lock:
             return self._tenants.trim(request_id, blocks)
 
+    def count_tokens(self, text: str) -> int:
+        """Return a text's length in tokens, counted or estimated as blocks are."""
+        return self._count_tokens(text)
+
     def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
         """Return how many tokens the index counts for blocks."""
         with self._lock:
@@ -264,6 +276,7 @@ class ReusePlanner:
             self._capacity_tokens,
             templates=self._templates,
             deduplicate=self._deduplicate,
+            annotate=self._annotate,
             trim_overlaps=self._trim_overlaps,
         )
 
@@ -333,7 +346,7 @@ class ReusePlanner:
             key: templates.block_label(ordinal) for ordinal, key in zip(ordinals, sent, strict=True)
         }
         annotation = None
-        if not request.history and order != list(turn.blocks):
+        if self._annotate and not request.history and order != list(turn.blocks):
             annotation = templates.order_annotation([label_of[key] for key in turn.blocks])
         request_id = request.request_id
         while request_id is None or (request.request_id is None and index.knows(request_id)):

@@ -54,14 +54,12 @@ class CircuitBreaker:
         if self.state(now) is Circuit.HALF_OPEN:
             self._is_tried = True
 
-    def succeed(self) -> bool:
-        """Note that a request was answered; return whether that closed the circuit."""
-        was_open = self._opened_at is not None
+    def succeed(self) -> None:
+        """Note that a request was answered."""
         self._failures = 0
         self._opened_at = None
         self._rest_s = self._first_rest_s
         self._is_tried = False
-        return was_open
 
     def fail(self, now: float) -> bool:
         """Note that a request was not answered; return whether that opened the circuit."""

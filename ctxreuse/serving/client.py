@@ -207,6 +207,16 @@ class EngineClient:
         """
         await self._connection.ask("GET", "/health")
 
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if the engine is silent.
+
+        vLLM tells it as the model's `max_model_len`.
+
+        Raises:
+            EngineError: If the engine does not answer.
+        """
+        return await self._connection.max_model_len()
+
     async def metrics(self) -> EngineMetrics:
         """Return what the engine's `/metrics` say about its prefix cache.
 

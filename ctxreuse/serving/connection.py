@@ -96,6 +96,19 @@ class EngineConnection:
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
+    async def max_model_len(self) -> int | None:
+        """Return what the engine's first model holds; None if the engine does not say.
+
+        Raises:
+            EngineError: If the engine does not answer.
+        """
+        page = await self.ask("GET", "/v1/models")
+        try:
+            length = json.loads(page)["data"][0]["max_model_len"]
+        except (ValueError, TypeError, LookupError):
+            return None
+        return length if isinstance(length, int) and length > 0 else None
+
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return our error for a foreign one, without its message, which may hold the prompt.
 

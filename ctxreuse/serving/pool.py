@@ -172,6 +172,7 @@ class EnginePool:
         self._clock = clock
         self._client_options = client
         self._lock = Lock()
+        self._context_window: int | None = None
         self._replicas: dict[str, Replica] = {}
         self._syncs: dict[str, KVEventSync] = {}
         self._conversations: OrderedDict[tuple[str, type, str | int | None], str] = OrderedDict()
@@ -315,6 +316,7 @@ class EnginePool:
         *,
         replica: str | None = None,
         session_id: str | None = None,
+        limit_s: float | None = None,
         on_first_token: Callable[[], object] | None = None,
         **params: Any,
     ) -> Served:
@@ -324,6 +326,7 @@ class EnginePool:
             prompt: A request; or a plan, which is sent as it is.
             replica: Where to send it, as long as that replica answers; None lets the pool choose.
             session_id: As in `EngineClient.complete`.
+            limit_s: Seconds from being sent after which a replica has failed to answer.
             on_first_token: Called when the first token has come.
             **params: As in `EngineClient.complete`.
 
@@ -335,7 +338,7 @@ class EnginePool:
         while True:
             chosen = self._choose(prompt, replica, tried)
             try:
-                async with self._sending(chosen, prompt) as plan:
+                async with self._sending(chosen, prompt, limit_s) as plan:
                     completion = await chosen.client().complete(
                         plan, session_id=session_id, on_first_token=on_first_token, **params
                     )
@@ -351,6 +354,7 @@ class EnginePool:
         *,
         replica: str | None = None,
         session_id: str | None = None,
+        limit_s: float | None = None,
         **params: Any,
     ) -> PoolStream:
         """Send a request, wherever it is served first, and get the answer piece by piece.
@@ -361,6 +365,7 @@ class EnginePool:
             prompt: A request; or a plan, which is sent as it is.
             replica: As in `complete`.
             session_id: As in `complete`.
+            limit_s: As in `complete`; the whole answer must have come by then.
             **params: As in `complete`.
 
         Returns:
@@ -368,8 +373,18 @@ class EnginePool:
             left early is cancelled at once.
         """
         stream = PoolStream()
-        stream.pieces = self._pieces(stream, prompt, replica, session_id, params)
+        stream.pieces = self._pieces(stream, prompt, replica, session_id, limit_s, params)
         return stream
+
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if no engine says.
+
+        Asked for once; where engines differ, it is the least of them.
+        """
+        if self._context_window is None:
+            windows = await asyncio.gather(*map(_window_of, self._replicas.values()))
+            self._context_window = min(filter(None, windows), default=None)
+        return self._context_window
 
     async def check(self) -> dict[str, bool]:
         """Ask each replica whether it is ready; return the answers by name.
@@ -392,10 +407,14 @@ class EnginePool:
             await asyncio.sleep(interval_s)
 
     async def aclose(self) -> None:
-        """Close the connections that were made in this event loop, and stop following events."""
+        """Close the connections of the running event loop, and stop following events."""
         for sync in self._syncs.values():
             await asyncio.to_thread(sync.stop)
         self._syncs.clear()
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """Close the connections that were made in the running event loop."""
         for replica in self._replicas.values():
             await replica.aclose()
 
@@ -493,7 +512,9 @@ class EnginePool:
         return replica.planner.cached_tokens(request, in_order=self._strategy == "none")
 
     @asynccontextmanager
-    async def _sending(self, replica: Replica, prompt: Plannable) -> AsyncIterator[Plan]:
+    async def _sending(
+        self, replica: Replica, prompt: Plannable, limit_s: float | None
+    ) -> AsyncIterator[Plan]:
         """Hold a place at a replica while a request is sent; note how that ends."""
         blocks = replica.planner.block_tokens(request_of(prompt).blocks)
         to_compute = max(0, blocks - self._cached_tokens(replica, prompt)) + _ANSWER_COST
@@ -504,7 +525,13 @@ class EnginePool:
             with replica.queued(to_compute):
                 async with replica.room.turn(prompt) as plan:
                     try:
-                        yield plan
+                        async with asyncio.timeout(limit_s):
+                            yield plan
+                    except TimeoutError as error:
+                        replica.planner.evict([plan.request_id])
+                        raise EngineError(
+                            f"{replica.name} did not answer within {limit_s} s"
+                        ) from error
                     except BaseException:
                         replica.planner.evict([plan.request_id])
                         raise
@@ -523,6 +550,7 @@ class EnginePool:
         prompt: Plannable,
         wanted: str | None,
         session_id: str | None,
+        limit_s: float | None,
         params: dict[str, Any],
     ) -> AsyncGenerator[str]:
         tried: list[str] = []
@@ -531,7 +559,7 @@ class EnginePool:
             chosen = self._choose(prompt, wanted, tried)
             try:
                 async with (
-                    self._sending(chosen, prompt) as plan,
+                    self._sending(chosen, prompt, limit_s) as plan,
                     chosen.client().stream(plan, session_id=session_id, **params) as pieces,
                 ):
                     async for piece in pieces:
@@ -559,7 +587,7 @@ class EnginePool:
 
     def _note_answer(self, replica: Replica, plan: Plan, completion: Completion) -> None:
         with self._lock:
-            has_recovered = replica.circuit.succeed()
+            replica.circuit.succeed()
             request = plan.request
             if request.conversation_id is not None:
                 key = _conversation(request)
@@ -567,8 +595,6 @@ class EnginePool:
                 self._conversations.move_to_end(key)
                 if len(self._conversations) > _REMEMBERED_CONVERSATIONS:
                     self._conversations.popitem(last=False)
-        if has_recovered and not completion.cached_tokens:
-            replica.reset()  # it came back with an empty cache
         replica.note_answer(plan, completion)
 
     def _note_failure(self, replica: Replica) -> None:
@@ -631,6 +657,13 @@ class PoolStream:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+async def _window_of(replica: Replica) -> int | None:
+    try:
+        return await replica.client().context_window()
+    except EngineError:
+        return None  # it is down, or has no such route
 
 
 def request_of(prompt: object) -> ContextRequest:

@@ -51,6 +51,9 @@ class Client(Protocol):
     async def check_health(self) -> None:
         """Raise EngineError if the engine is not ready."""
 
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if nobody says."""
+
     async def metrics(self) -> EngineMetrics:
         """Return what the engine says about its prefix cache."""
 

@@ -1,0 +1,24 @@
+"""Chain-of-Agents over engines that remember their documents.
+
+Worker agents read documents, a manager answers from their notes; a document goes to the agent, and
+so to the engine, that has read it before.
+"""
+
+from ctxreuse.errors import MissingExtraError
+
+try:
+    from chain_of_agents.answer import Answer
+    from chain_of_agents.chain import ChainOfAgents
+    from chain_of_agents.errors import ManagerError
+    from chain_of_agents.prompts import ChainPrompts
+    from chain_of_agents.trace import Step, Trace
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] in (
+        "anyio",
+        "langchain_core",
+        "langchain_text_splitters",
+    ):
+        raise MissingExtraError("chain_of_agents", "agents") from error
+    raise
+
+__all__ = ["Answer", "ChainOfAgents", "ChainPrompts", "ManagerError", "Step", "Trace"]

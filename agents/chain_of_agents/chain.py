@@ -1,0 +1,429 @@
+"""Chain-of-Agents as a LangChain Runnable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar, get_args
+
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config, get_config_list, patch_config
+
+from chain_of_agents import sync
+from chain_of_agents.answer import Answer
+from chain_of_agents.desk import Desk
+from chain_of_agents.histories import Histories
+from chain_of_agents.models import as_model
+from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
+from chain_of_agents.run import ChainRun, Mode, ObservedCall, Observer, Question, Settings
+from chain_of_agents.segments import Packing, as_blocks
+from ctxreuse.assignment import DEFAULT_BOUND
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.request_scope import current_scope
+from ctxreuse.serving.dispatch import Progress
+
+_Result = TypeVar("_Result")
+
+
+class ChainOfAgents(Runnable[dict[str, Any], Answer]):
+    """Answers questions about more than one prompt holds: workers read, a manager answers.
+
+    Each document goes to the agent that has read it before, and so to the engine that has it in its
+    prefix cache; prompts begin with what repeats. Where many questions are asked at a time, as in
+    `batch`, calls that wait for an engine are planned together, so that those that read the same
+    run back to back (Chain-of-Agents, Zhang et al., 2024; ContextPilot section 7.2).
+
+    In a conversation, what an agent has been shown is not sent to it again but pointed to, and its
+    own history is replayed as it was sent.
+
+    The input is a dict with `question` and `documents` (best first: strings, `ContextBlock`s,
+    LangChain documents, LlamaIndex nodes, or dicts with `text` and `id`), and perhaps
+    `conversation_id` and `tenant`; `config={"configurable": {"thread_id": ..., "tenant": ...}}` and
+    `ctxreuse.request_context` name these, too. The output is the answer, a string with a `trace`.
+
+    Args:
+        llm: A LangChain chat model, a LlamaIndex LLM, an OpenAI-compatible address or several, or
+            an `EnginePool`. One address is enough where a router stands before the engines: each
+            agent's calls carry a session id, `X-Session-ID`.
+        workers: How many agents there are to read.
+        planner: Plans the prompts; for several engines its settings are taken for each. None makes
+            one without order annotations.
+        mode: "sequential": each worker reads its segment and the note of the one before, and the
+            manager reads the last note. "parallel": all read at the same time, and the manager
+            reads all notes.
+        packing: "single": one document a call. "packed": as many as an agent has. "auto": one
+            where there are no more documents than workers.
+        prompts: The words around everything.
+        note_tokens: The longest note of a worker. Addresses are sent it as `max_tokens`; a model
+            object has its own settings, and longer notes are cut.
+        answer_tokens: The longest answer of the manager, as for `note_tokens`.
+        segment_tokens: The longest segment; None takes what the model has room for.
+        context_window: What the model holds; None asks it, and takes 8,192 if it does not say.
+        timeout_s: Seconds after which a call has failed; None waits.
+        bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
+        concurrency: Calls under way at an engine; more wait, to be planned together.
+        params: For addresses: what each call sends besides, such as `temperature`.
+        clock: Seconds from any start.
+        **client: For addresses: further arguments of `EnginePool`, such as `model`, `api_key` and
+            `http_client`.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+        MissingExtraError: If addresses are given and `openai` is not installed.
+
+    Example:
+        >>> from langchain_core.language_models import FakeListChatModel
+        >>> llm = FakeListChatModel(responses=["[Doc_1]: in France.", "Nothing.", "In France."])
+        >>> chain = ChainOfAgents(llm=llm, workers=2, mode="sequential")
+        >>> documents = ["Paris is in France.", "Rome is in Italy."]
+        >>> answer = chain.invoke({"question": "Where is Paris?", "documents": documents})
+        >>> print(answer)
+        In France.
+        >>> [step.note for step in answer.trace.workers]
+        ['[Doc_1]: in France.', 'Nothing.']
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        workers: int = 15,
+        planner: ReusePlanner | None = None,
+        mode: Mode = "sequential",
+        *,
+        packing: Packing = "auto",
+        prompts: ChainPrompts = DEFAULT_PROMPTS,
+        note_tokens: int = 256,
+        answer_tokens: int = 512,
+        segment_tokens: int | None = None,
+        context_window: int | None = None,
+        timeout_s: float | None = 300.0,
+        bound: float = DEFAULT_BOUND,
+        concurrency: int = 256,
+        params: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        **client: Any,
+    ) -> None:
+        if planner is None:
+            planner = ReusePlanner(annotate=False)
+        if not isinstance(planner, ReusePlanner):
+            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
+        if not isinstance(prompts, ChainPrompts):
+            raise InvalidRequestError(f"prompts must be ChainPrompts, not {describe(prompts)}")
+        _check_choice("mode", mode, get_args(Mode))
+        _check_choice("packing", packing, get_args(Packing))
+        for name, value, may_be_none in (
+            ("workers", workers, False),
+            ("note_tokens", note_tokens, False),
+            ("answer_tokens", answer_tokens, False),
+            ("segment_tokens", segment_tokens, True),
+            ("context_window", context_window, True),
+        ):
+            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not is_number and not (may_be_none and value is None):
+                raise InvalidRequestError(
+                    f"{name} must be an integer from 1, not {describe(value)}"
+                )
+        self._settings = Settings(
+            workers=workers,
+            mode=mode,
+            packing=packing,
+            prompts=prompts,
+            note_tokens=note_tokens,
+            answer_tokens=answer_tokens,
+            segment_tokens=segment_tokens,
+            context_window=context_window,
+            is_counted=planner.counts_tokens,
+            timeout_s=timeout_s,
+            clock=clock,
+        )
+        self._planner = planner
+        self._model = as_model(llm, planner, concurrency, params or {}, client)
+        self._desk = Desk(workers, self._model, bound)
+        self._histories = Histories()
+
+    def invoke(
+        self,
+        input: dict[str, Any],  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Answer:
+        """Answer a question.
+
+        Args:
+            input: `question` and `documents`, and perhaps `conversation_id` and `tenant`.
+            config: LangChain's.
+            **kwargs: None are known.
+
+        Returns:
+            The manager's answer, with its trace.
+
+        Raises:
+            InvalidRequestError: If the input is of the wrong kind, or the model's context has no
+                room for the question.
+            ManagerError: If the manager does not answer; its trace has the notes.
+        """
+        config = ensure_config(config)
+        return sync.run(self._then_disconnect(partial(self.ainvoke, input, config, **kwargs)))
+
+    async def ainvoke(
+        self,
+        input: dict[str, Any],  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Answer:
+        """Answer a question, as `invoke` does."""
+        return await self._acall_with_config(self._answer, input, config, **kwargs)
+
+    def batch(
+        self,
+        inputs: list[dict[str, Any]],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> list[Answer]:
+        """Answer questions together; the answers come in the order of the questions.
+
+        Args:
+            inputs: As for `invoke`.
+            config: LangChain's, one or one for each; `max_concurrency` bounds the questions under
+                way, and so how many calls can be planned together.
+            return_exceptions: Whether an error takes the place of its answer; else the first one
+                ends the batch, and what is still under way is cancelled.
+            progress: Called whenever a question has ended; `ctxreuse.serving.progress_bar()` makes
+                one.
+            **kwargs: None are known.
+        """
+        configs = get_config_list(config, len(inputs))
+        work = partial(
+            self.abatch,
+            inputs,
+            configs,
+            return_exceptions=return_exceptions,
+            progress=progress,
+            **kwargs,
+        )
+        return sync.run(self._then_disconnect(work))
+
+    async def abatch(
+        self,
+        inputs: list[dict[str, Any]],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: Progress | None = None,
+        **kwargs: Any,
+    ) -> list[Answer]:
+        """Answer questions together, as `batch` does."""
+        configs = get_config_list(config, len(inputs))
+        limit = configs[0].get("max_concurrency") if configs else None
+        places = asyncio.Semaphore(limit or max(1, len(inputs)))
+        ended = 0
+
+        async def answer(question: dict[str, Any], config: RunnableConfig) -> Answer:
+            nonlocal ended
+            async with places:
+                try:
+                    return await self.ainvoke(question, config, **kwargs)
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    return error  # type: ignore[return-value]  # as LangChain does
+                finally:
+                    ended += 1
+                    if progress is not None:
+                        progress(ended, len(inputs))
+
+        tasks = [
+            asyncio.ensure_future(answer(question, one))
+            for question, one in zip(inputs, configs, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stream(
+        self,
+        input: dict[str, Any],  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Answer]:
+        """Yield the pieces of the manager's answer; the last one is empty and has the trace.
+
+        Args:
+            input: As for `invoke`.
+            config: LangChain's.
+            **kwargs: None are known.
+        """
+        config = ensure_config(config)
+
+        async def pieces() -> AsyncIterator[Answer]:
+            try:
+                async for piece in self.astream(input, config, **kwargs):
+                    yield piece
+            finally:
+                await self._model.disconnect()
+
+        yield from sync.iterate(pieces)
+
+    async def astream(
+        self,
+        input: dict[str, Any],  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Answer]:
+        """Yield the pieces of the manager's answer, as `stream` does."""
+
+        async def inputs() -> AsyncIterator[dict[str, Any]]:
+            yield input
+
+        pieces: Any = self._atransform_stream_with_config(inputs(), self._pieces, config, **kwargs)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
+        """Forget what the agents have said in a conversation; return whether it was known."""
+        return self._histories.forget((tenant, type(conversation_id), conversation_id))
+
+    async def aclose(self) -> None:
+        """Close the connections to engines that were given as addresses."""
+        await self._model.aclose()
+
+    async def __aenter__(self) -> ChainOfAgents:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _answer(
+        self,
+        input: dict[str, Any],  # noqa: A002
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> Answer:
+        run = self._run(input, run_manager, config)
+        return Answer(await run.answer(), run.trace)
+
+    async def _pieces(
+        self,
+        inputs: AsyncIterator[dict[str, Any]],
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> AsyncIterator[Answer]:
+        async for question in inputs:
+            run = self._run(question, run_manager, config)
+            pieces = run.stream()
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield Answer(piece, run.trace)
+            yield Answer("", run.trace)
+
+    def _run(
+        self,
+        input: object,  # noqa: A002
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> ChainRun:
+        return ChainRun(
+            question_of(input, config),
+            self._settings,
+            self._model,
+            self._planner,
+            self._desk,
+            self._histories,
+            _Callbacks(run_manager, config),
+        )
+
+    def _then_disconnect(
+        self, work: Callable[[], Awaitable[_Result]]
+    ) -> Callable[[], Awaitable[_Result]]:
+        """Return work that closes the connections of the event loop that it was run in."""
+
+        async def both() -> _Result:
+            try:
+                return await work()
+            finally:
+                await self._model.disconnect()
+
+        return both
+
+
+class _Callbacks(Observer):
+    """Tells LangChain's callbacks of each agent's call, as a run inside the chain's."""
+
+    def __init__(
+        self, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+    ) -> None:
+        self._run_manager = run_manager
+        self._config = config
+
+    @asynccontextmanager
+    async def call(self, name: str, question: str) -> AsyncIterator[ObservedCall]:
+        manager = self._run_manager.get_child()
+        run = await manager.on_chain_start(None, {"question": question}, name=name)
+        call = ObservedCall(patch_config(self._config, callbacks=run.get_child()))
+        try:
+            yield call
+        except BaseException as error:
+            await run.on_chain_error(error)
+            raise
+        reply = call.reply
+        await run.on_chain_end({} if reply is None else {"note": reply.text})
+
+
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidRequestError(
+            f"{name} must be {' or '.join(map(repr, known))}, not {describe(value)}"
+        )
+
+
+def question_of(given: object, config: RunnableConfig | None = None) -> Question:
+    """Return a chain's input as a question.
+
+    Args:
+        given: What the caller gave.
+        config: LangChain's config, which may name tenant and conversation.
+
+    Raises:
+        InvalidRequestError: If it is no such input.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(
+            "the chain's input must be a dict with 'question' and 'documents', not "
+            f"{describe(given)}"
+        )
+    for name in ("question", "documents"):
+        if name not in given:
+            raise InvalidRequestError(
+                f"the chain's input has no {name!r}; it has {', '.join(map(repr, given)) or 'none'}"
+            )
+    if not isinstance(given["question"], str):
+        raise InvalidRequestError(
+            f"the question must be a string, not {describe(given['question'])}"
+        )
+    said: Mapping[str, Any] = (config or {}).get("configurable") or {}
+    tenant = given.get("tenant", said.get("tenant"))
+    conversation = given.get("conversation_id", said.get("thread_id"))
+    scope = current_scope().inside(
+        None if tenant is None else str(tenant),
+        conversation
+        if isinstance(conversation, int) or conversation is None
+        else str(conversation),
+    )
+    return Question(
+        text=given["question"],
+        documents=as_blocks(given["documents"]),
+        tenant=scope.tenant or "",
+        conversation_id=scope.conversation_id,
+    )

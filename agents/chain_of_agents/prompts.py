@@ -1,0 +1,96 @@
+"""What workers and manager are told: what repeats first, what changes last.
+
+A worker's prompt begins with instructions that are the same for all workers, then its segment, then
+the note before it and the question: a segment that an engine has read before is a prefix hit,
+whichever agent reads it and whatever the question (Chain-of-Agents, Zhang et al., 2024, Tables 11
+and 12; ContextPilot section 7.2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ctxreuse.errors import InvalidRequestError, describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainPrompts:
+    """The words of a chain.
+
+    Args:
+        worker: A worker's system message.
+        first: A worker's question, behind its segment, where no note came before; `{question}`.
+        next: A worker's question, where one did; `{note}` then `{question}`.
+        manager: The manager's system message.
+        note: How the manager is shown a note; `{worker}`, counted from 1, then `{note}`.
+        final: The manager's question; `{notes}` then `{question}`.
+        no_notes: What stands in place of the notes where there are none.
+
+    Raises:
+        InvalidRequestError: If a text lacks its field or has another one.
+    """
+
+    worker: str = (
+        "You are one of several readers of a long context. You read one part of it. Note what your "
+        "part says that helps to answer the question at its end, with the label of the document, "
+        "such as [Doc_1]. Be brief, and write nothing that is not there. If nothing helps, write: "
+        "Nothing relevant."
+    )
+    first: str = "Question: {question}\n\nWrite your note."
+    next: str = (
+        "Note of the readers before you:\n{note}\n\nQuestion: {question}\n\n"
+        "Write the note again, with what your part adds to it."
+    )
+    manager: str = (
+        "Several readers have each read a part of a long context for you and noted what helps to "
+        "answer a question. Answer the question from their notes, briefly. If the notes do not "
+        "tell, say so."
+    )
+    note: str = "Reader {worker}: {note}"
+    final: str = "Notes:\n{notes}\n\nQuestion: {question}\n\nAnswer:"
+    no_notes: str = "(The readers found nothing.)"
+
+    def __post_init__(self) -> None:
+        for name, fields in (
+            ("first", ["{question}"]),
+            ("next", ["{note}", "{question}"]),
+            ("note", ["{worker}", "{note}"]),
+            ("final", ["{notes}", "{question}"]),
+        ):
+            template = getattr(self, name)
+            if not isinstance(template, str) or re.findall(r"\{[^{}]*\}?|\}", template) != fields:
+                raise InvalidRequestError(
+                    f"the chain's prompt {name} is {describe(template)}; it must hold "
+                    f"{' then '.join(fields)}, each once, and no other braces"
+                )
+        for name in ("worker", "manager", "no_notes"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidRequestError(
+                    f"the chain's prompt {name} is {describe(getattr(self, name))}; it must be text"
+                )
+
+    def worker_query(self, question: str, note: str = "") -> str:
+        """Return what stands behind a worker's segment."""
+        if not note:
+            return _filled(self.first, question=question)
+        return _filled(self.next, note=note, question=question)
+
+    def manager_query(self, question: str, notes: Sequence[tuple[int, str]]) -> str:
+        """Return the manager's question.
+
+        Args:
+            question: The question.
+            notes: Numbers of workers and their notes, in the order of the segments.
+        """
+        shown = [_filled(self.note, worker=str(number), note=note) for number, note in notes]
+        return _filled(self.final, notes="\n\n".join(shown) or self.no_notes, question=question)
+
+
+DEFAULT_PROMPTS = ChainPrompts()
+
+
+def _filled(template: str, **fields: str) -> str:
+    """Fill in a template; braces in what is filled in mean nothing."""
+    return re.sub(r"\{(\w+)\}", lambda found: fields[found[1]], template)

@@ -1,0 +1,416 @@
+"""One question on its way through the agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.runnables import RunnableConfig
+
+from chain_of_agents.budget import (
+    DEFAULT_WINDOW_TOKENS,
+    Budget,
+    budget_of,
+    clipped,
+    clipped_together,
+)
+from chain_of_agents.desk import Desk
+from chain_of_agents.errors import ManagerError
+from chain_of_agents.histories import MANAGER, ConversationKey, Histories, Said
+from chain_of_agents.models import AgentModel, Ask, Reply, ReplyStream
+from chain_of_agents.outcomes import described, is_timeout, outcome_of
+from chain_of_agents.prompts import ChainPrompts
+from chain_of_agents.segments import Packing, Segment, pieces_of, segments_of
+from chain_of_agents.trace import Outcome, Step, Trace
+from ctxreuse.assignment import Document
+from ctxreuse.blocks import ContextBlock, ContextRequest
+from ctxreuse.planner import ReusePlanner
+
+Mode: TypeAlias = Literal["sequential", "parallel"]
+"""Whether each worker reads the note of the one before, or all read on their own."""
+
+_CALL_TOKENS = 100
+"""What a call costs its engine besides the documents: the question, and the answer's steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a chain was made with; see `ChainOfAgents`."""
+
+    workers: int
+    mode: Mode
+    packing: Packing
+    prompts: ChainPrompts
+    note_tokens: int
+    answer_tokens: int
+    segment_tokens: int | None
+    context_window: int | None
+    is_counted: bool
+    timeout_s: float | None
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a chain is asked.
+
+    Attributes:
+        text: The question.
+        documents: What there is to read, best first.
+        tenant: Whose question it is.
+        conversation_id: The conversation that it is a turn of.
+    """
+
+    text: str
+    documents: Sequence[ContextBlock]
+    tenant: str = ""
+    conversation_id: str | int | None = None
+
+    @property
+    def conversation(self) -> ConversationKey | None:
+        """What the agents' histories are kept by."""
+        if self.conversation_id is None:
+            return None
+        return self.tenant, type(self.conversation_id), self.conversation_id
+
+
+@dataclass(slots=True)
+class ObservedCall:
+    """An agent's call, as its observer sees it.
+
+    Attributes:
+        config: LangChain's config for what is called inside.
+        reply: The answer, once it has come.
+    """
+
+    config: RunnableConfig | None = None
+    reply: Reply | None = None
+
+
+class Observer:
+    """Told of each call. This one does nothing."""
+
+    @asynccontextmanager
+    async def call(self, name: str, question: str) -> AsyncIterator[ObservedCall]:
+        """Watch an agent's call, which runs inside.
+
+        Args:
+            name: The agent's name.
+            question: What it is asked, without its documents.
+        """
+        yield ObservedCall()
+
+
+class ChainRun:
+    """One question: the workers read, then the manager answers.
+
+    Args:
+        question: The question.
+        settings: The chain's.
+        model: Who answers.
+        planner: Counts tokens.
+        desk: Says which agent reads what.
+        histories: What the agents have said in conversations.
+        observer: Told of each call.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        settings: Settings,
+        model: AgentModel,
+        planner: ReusePlanner,
+        desk: Desk,
+        histories: Histories,
+        observer: Observer,
+    ) -> None:
+        self._question = question
+        self._settings = settings
+        self._model = model
+        self._planner = planner
+        self._desk = desk
+        self._histories = histories
+        self._observer = observer
+        self._began = settings.clock()
+        self._said: list[Said] = []
+        self._steps: tuple[Step, ...] = ()
+        self._first_of: dict[int, int] = {}  # agent -> the place of its first segment
+
+    @property
+    def trace(self) -> Trace:
+        """What has been done so far."""
+        return Trace(question=self._question.text, mode=self._settings.mode, steps=self._steps)
+
+    async def answer(self) -> str:
+        """Return the manager's answer; the trace tells the rest.
+
+        Raises:
+            InvalidRequestError: If the model's context has no room for the question.
+            ManagerError: If the manager does not answer.
+        """
+        ask, remark = await self._read()
+        began = self._now()
+        try:
+            async with self._observer.call("manager", ask.request.query) as call:
+                reply = await self._model.ask(replace(ask, config=call.config))
+                call.reply = reply
+        except Exception as error:
+            raise self._failed(error, began, remark) from error
+        return self._answered(ask, reply, began, remark)
+
+    async def stream(self) -> AsyncGenerator[str]:
+        """Yield the pieces of the manager's answer, once the workers have read.
+
+        Raises:
+            InvalidRequestError: As `answer` does.
+            ManagerError: As `answer` does.
+        """
+        ask, remark = await self._read()
+        began = self._now()
+        into = ReplyStream()
+        try:
+            async with self._observer.call("manager", ask.request.query) as call:
+                pieces = self._model.stream(replace(ask, config=call.config), into)
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        yield piece
+                call.reply = into.reply
+        except Exception as error:
+            raise self._failed(error, began, remark) from error
+        assert into.reply is not None, "a stream that ends has a reply"
+        self._answered(ask, into.reply, began, remark)
+
+    async def _read(self) -> tuple[Ask, str]:
+        """Let the workers read; return what the manager is asked, and a remark on it."""
+        budget = await self._budget()
+        segments = self._segments(budget)
+        for position, segment in enumerate(segments):
+            self._first_of.setdefault(segment.agent, position)
+        if self._settings.mode == "sequential":
+            notes = await self._read_in_turn(segments, budget)
+        else:
+            notes = await self._read_at_once(segments, budget)
+        return self._managers_ask(notes, budget)
+
+    async def _budget(self) -> Budget:
+        settings = self._settings
+        window = settings.context_window or await self._model.context_window()
+        return budget_of(
+            self._question.text,
+            window or DEFAULT_WINDOW_TOKENS,
+            settings.is_counted,
+            settings.prompts,
+            self._planner.count_tokens,
+            settings.note_tokens,
+            settings.answer_tokens,
+            settings.segment_tokens,
+        )
+
+    def _segments(self, budget: Budget) -> list[Segment]:
+        """Say who reads what: each piece of each document stands in exactly one segment."""
+        question, settings = self._question, self._settings
+        pieces = [
+            piece
+            for block in question.documents
+            for piece in pieces_of(block, budget.segment, self._planner.count_tokens)
+        ]
+        tokens = [self._planner.block_tokens([piece]) for piece in pieces]
+        one_each = settings.packing == "single" or (
+            settings.packing == "auto" and len(pieces) <= settings.workers
+        )
+        if question.conversation_id is not None:
+            one_each = False  # an agent's history goes on with one turn a question
+        agents = self._desk.assign(
+            [
+                Document(piece.key, length + _CALL_TOKENS * one_each)
+                for piece, length in zip(pieces, tokens, strict=True)
+            ],
+            question.tenant,
+            self._histories.shown(question.conversation),
+        )
+        return segments_of(pieces, agents, tokens, budget.segment, one_each)
+
+    async def _read_in_turn(
+        self, segments: Sequence[Segment], budget: Budget
+    ) -> list[tuple[int, str]]:
+        """Let each worker read its segment and the note before it; return the last note."""
+        note: tuple[int, str] | None = None
+        for position, segment in enumerate(segments):
+            step = await self._work(position, segment, note[1] if note else "", budget)
+            self._steps += (step,)
+            if step.outcome == "answered":
+                note = position + 1, self._clipped(step.note)
+        return [note] if note else []
+
+    async def _read_at_once(
+        self, segments: Sequence[Segment], budget: Budget
+    ) -> list[tuple[int, str]]:
+        """Let all workers read; return their notes in the order of the segments."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._work(position, segment, "", budget))
+                for position, segment in enumerate(segments)
+            ]
+        self._steps = tuple(task.result() for task in tasks)
+        return [
+            (step.position + 1, self._clipped(step.note))
+            for step in self._steps
+            if step.outcome == "answered"
+        ]
+
+    async def _work(self, position: int, segment: Segment, note: str, budget: Budget) -> Step:
+        """Let a worker read its segment. Whatever goes wrong with it stands in the step."""
+        began = self._now()
+        query = self._settings.prompts.worker_query(self._question.text, note)
+        goes_on = self._first_of[segment.agent] == position
+        ask, remark = self._worker_ask(segment, query, budget, goes_on)
+        step = Step(
+            role="worker",
+            agent=segment.agent,
+            position=position,
+            documents=tuple(block.id for block in segment.blocks),
+            remark=remark,
+            began_s=began,
+        )
+        try:
+            async with self._observer.call(step.name, query) as call:
+                reply = await self._model.ask(replace(ask, config=call.config))
+                call.reply = reply
+        except Exception as error:
+            return replace(
+                step,
+                outcome="timed out" if is_timeout(error) else "failed",
+                error=described(error),
+                ended_s=self._now(),
+            )
+        outcome = outcome_of(reply.text)
+        if goes_on:
+            self._note_said(ask, segment.agent, reply, outcome)
+        return self._with_reply(step, reply, outcome)
+
+    def _worker_ask(
+        self, segment: Segment, query: str, budget: Budget, goes_on: bool
+    ) -> tuple[Ask, str]:
+        """Return what a worker is asked, and a remark on it.
+
+        Args:
+            segment: What it reads.
+            query: What it is asked.
+            budget: The bounds of prompts.
+            goes_on: Whether this goes on with the agent's history: its first segment of a turn.
+        """
+        history: Sequence[Mapping[str, Any]] = ()
+        remark = ""
+        if goes_on:
+            history = self._histories.of(self._question.conversation, segment.agent)
+        if history:
+            size = sum(self._planner.count_tokens(message["content"]) for message in history)
+            if size + self._planner.block_tokens(segment.blocks) > budget.segment:
+                history, remark = (), "its history was left out to fit the model's context"
+        return self._ask(segment.agent, segment.blocks, query, history), remark
+
+    def _managers_ask(self, notes: Sequence[tuple[int, str]], budget: Budget) -> tuple[Ask, str]:
+        """Return what the manager is asked, and a remark on it."""
+        count_tokens = self._planner.count_tokens
+        cut = clipped_together([note for _, note in notes], budget.notes, count_tokens)
+        remark = ""
+        if cut != [note for _, note in notes]:
+            remark = "notes were cut to fit the model's context"
+        query = self._settings.prompts.manager_query(
+            self._question.text,
+            [(number, note) for (number, _), note in zip(notes, cut, strict=True)],
+        )
+        history = self._histories.of(self._question.conversation, MANAGER)
+        size = sum(count_tokens(message["content"]) for message in history)
+        if history and size + count_tokens(query) > budget.notes:
+            history, remark = (), "the conversation was left out to fit the model's context"
+        return self._ask(MANAGER, (), query, history), remark
+
+    def _ask(
+        self,
+        agent: int,
+        blocks: Sequence[ContextBlock],
+        query: str,
+        history: Sequence[Mapping[str, Any]],
+    ) -> Ask:
+        question, settings = self._question, self._settings
+        is_manager = agent == MANAGER
+        name = "manager" if is_manager else f"agent {agent}"
+        conversation = None
+        if question.conversation_id is not None:
+            conversation = f"{question.conversation_id!r}, {name}"
+        request = ContextRequest(
+            blocks,
+            query,
+            system=settings.prompts.manager if is_manager else settings.prompts.worker,
+            history=history if conversation is not None else None,
+            conversation_id=conversation,
+            tenant=question.tenant,
+        )
+        return Ask(
+            request=request,
+            replica=None if is_manager else self._desk.engine_of(agent),
+            session_id=f"chain-of-agents-{name.replace(' ', '-')}",
+            max_tokens=settings.answer_tokens if is_manager else settings.note_tokens,
+            limit_s=settings.timeout_s,
+        )
+
+    def _note_said(self, ask: Ask, agent: int, reply: Reply, outcome: Outcome) -> None:
+        """Note what belongs into an agent's history once the turn has been answered."""
+        if self._question.conversation_id is None or outcome != "answered":
+            return
+        shown = tuple(block.key for block in reply.plan.blocks)
+        before = ask.request.history or ()
+        self._said.append(Said(agent, before, reply.plan.content, reply.text or "", shown))
+
+    def _answered(self, ask: Ask, reply: Reply, began: float, remark: str) -> str:
+        """Add the manager's step, and keep what all have said; return the answer."""
+        outcome = outcome_of(reply.text)
+        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=began)
+        self._steps += (self._with_reply(step, reply, outcome),)
+        self._note_said(ask, MANAGER, reply, outcome)
+        self._histories.record(self._question.conversation, self._said)
+        return reply.text or ""
+
+    def _failed(self, error: Exception, began: float, remark: str) -> ManagerError:
+        """Return the error that says that the manager has failed, with the notes kept."""
+        step = Step(
+            role="manager",
+            agent=MANAGER,
+            position=-1,
+            outcome="timed out" if is_timeout(error) else "failed",
+            error=described(error),
+            remark=remark,
+            began_s=began,
+            ended_s=self._now(),
+        )
+        self._steps += (step,)
+        notes = sum(one.outcome == "answered" for one in self._steps)
+        return ManagerError(
+            f"the manager did not answer: {step.error}; the {notes} notes of the workers are in "
+            "this error's trace",
+            self.trace,
+        )
+
+    def _with_reply(self, step: Step, reply: Reply, outcome: Outcome) -> Step:
+        return replace(
+            step,
+            note=reply.text or "",
+            outcome=outcome,
+            shown_before=reply.plan.references,
+            labels=dict(reply.plan.labels),
+            replica=reply.replica,
+            prompt_tokens=reply.prompt_tokens,
+            cached_tokens=reply.cached_tokens,
+            completion_tokens=reply.completion_tokens,
+            ended_s=self._now(),
+        )
+
+    def _clipped(self, note: str) -> str:
+        return clipped(note.strip(), self._settings.note_tokens, self._planner.count_tokens)
+
+    def _now(self) -> float:
+        return self._settings.clock() - self._began

@@ -1,0 +1,159 @@
+"""From documents to what each agent reads: pieces, shares, segments.
+
+A document that is too long for a call is cut into pieces. Each piece goes to one agent; what one
+agent gets of a question is its share; a share that is too long for a call, or that is to be read
+document by document, makes several segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_text_splitters import RecursiveCharacterTextSplitter
+
+from ctxreuse.blocks import BlockId, ContextBlock
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
+
+Packing: TypeAlias = Literal["auto", "single", "packed"]
+"""One document a call, or as many as an agent has; "auto" is one where there are agents enough."""
+
+_SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one agent reads in one call.
+
+    Attributes:
+        agent: The agent's number.
+        blocks: The documents, or pieces of them, best first.
+        first: The place of the first of them among all pieces.
+    """
+
+    agent: int
+    blocks: tuple[ContextBlock, ...]
+    first: int
+
+
+def as_blocks(documents: object) -> list[ContextBlock]:
+    """Return documents as context blocks; the same id and text twice counts once.
+
+    Args:
+        documents: Strings, `ContextBlock`s, LangChain documents, LlamaIndex nodes (scored or not)
+            or documents, dicts with `text` and perhaps `id`; best first.
+
+    Raises:
+        InvalidRequestError: If they are no list, or one of them is none of these.
+    """
+    if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
+        raise InvalidRequestError(
+            f"documents must be a list, not {describe(documents)}; a single text goes into a list "
+            "of one"
+        )
+    blocks: dict[bytes, ContextBlock] = {}
+    for position, document in enumerate(documents):
+        try:
+            block = _as_block(document)
+        except CtxreuseError as error:
+            raise InvalidRequestError(f"document {position}: {error}") from error
+        blocks.setdefault(block.key, block)
+    return list(blocks.values())
+
+
+def pieces_of(
+    block: ContextBlock, budget_tokens: int, count_tokens: Callable[[str], int]
+) -> list[ContextBlock]:
+    """Cut a document that is too long into pieces whose texts, put together, are its text.
+
+    Where the cuts are depends on the document and the budget alone, so that its pieces are the same
+    for every question.
+
+    Args:
+        block: The document.
+        budget_tokens: The longest piece.
+        count_tokens: From a text to its length in tokens.
+
+    Returns:
+        The document itself, if it is short enough; else its pieces, whose ids say which.
+    """
+    tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
+    if tokens <= budget_tokens:
+        return [block]
+    splitter = RecursiveCharacterTextSplitter(
+        separators=_SEPARATORS,
+        keep_separator="end",
+        strip_whitespace=False,
+        chunk_overlap=0,
+        chunk_size=budget_tokens,
+        length_function=count_tokens,
+    )
+    texts = splitter.split_text(block.text)
+    assert "".join(texts) == block.text, "the splitter has lost text"
+    return [
+        ContextBlock(id=piece_id(block.id, number, len(texts)), text=text)
+        for number, text in enumerate(texts, 1)
+    ]
+
+
+def piece_id(document_id: BlockId, number: int, pieces: int) -> str:
+    """Return the id of a document's piece, counted from 1."""
+    return f"{document_id} ({number}/{pieces})"
+
+
+def segments_of(
+    pieces: Sequence[ContextBlock],
+    agents: Sequence[int],
+    tokens: Sequence[int],
+    budget_tokens: int,
+    one_each: bool,
+) -> list[Segment]:
+    """Put pieces together to what is read in one call.
+
+    Args:
+        pieces: In the order in which they are ranked.
+        agents: Each piece's agent.
+        tokens: Each piece's length.
+        budget_tokens: The longest segment; a single piece is never cut here.
+        one_each: Whether each piece is a segment of its own.
+
+    Returns:
+        Segments in the order of their first pieces; each piece stands in exactly one of them.
+    """
+    open_segments: dict[int, tuple[list[int], int]] = {}
+    closed: list[tuple[int, list[int]]] = []
+    for position, (agent, length) in enumerate(zip(agents, tokens, strict=True)):
+        members, total = open_segments.get(agent, ([], 0))
+        if members and (one_each or total + length > budget_tokens):
+            closed.append((agent, members))
+            members, total = [], 0
+        open_segments[agent] = ([*members, position], total + length)
+    closed += [(agent, members) for agent, (members, _) in open_segments.items()]
+    closed.sort(key=lambda segment: segment[1][0])
+    return [
+        Segment(agent, tuple(pieces[position] for position in members), members[0])
+        for agent, members in closed
+    ]
+
+
+def _as_block(document: Any) -> ContextBlock:
+    if isinstance(document, ContextBlock):
+        return document
+    if isinstance(document, str):
+        return ContextBlock(text=document)
+    if isinstance(document, Mapping):
+        return _named(document.get("id"), document.get("text"))
+    if hasattr(document, "page_content"):  # LangChain
+        return _named(getattr(document, "id", None), document.page_content)
+    node = getattr(document, "node", document)  # LlamaIndex
+    if hasattr(node, "get_content"):
+        return _named(getattr(node, "node_id", None), node.get_content())
+    raise InvalidRequestError(
+        f"a document must be a string, a ContextBlock, a LangChain document, a LlamaIndex node or "
+        f"a dict with 'text', not {describe(document)}"
+    )
+
+
+def _named(name: Any, text: Any) -> ContextBlock:
+    return ContextBlock(text=text) if name is None else ContextBlock(id=name, text=text)
