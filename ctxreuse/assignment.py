@@ -9,6 +9,10 @@ processed it before (ContextPilot section 7.2). Three rules, in this order:
   the documents that it wins or leaves behind.
 - *Bounded load* (Mirrokni, Thorup and Zadimoghaddam, 2018): nobody takes a document that would
   bring its load above c times the mean; the next one in the document's order does.
+
+Agents that live on the same engine share its cache. So engines are ranked before agents are: what
+one agent has no room for goes to its neighbours first, and whoever loses an engine loses its
+documents only.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.blocks import BlockKey
 from ctxreuse.errors import InvalidRequestError, describe
@@ -60,6 +64,7 @@ def assign(
     agents: Sequence[Agent],
     loads: Mapping[Agent, float],
     homes: Mapping[BlockKey, Collection[Agent]],
+    engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
     bound: float = DEFAULT_BOUND,
     slack_tokens: float = 0,
 ) -> list[Agent]:
@@ -74,6 +79,7 @@ def assign(
         agents: Who may be chosen.
         loads: What each agent has to do already, in tokens; 0 for who is not in it.
         homes: Who has read each document before; who may not be chosen is passed over.
+        engines: The engine that each agent lives on; None gives each its own.
         bound: The c above, from 1.
         slack_tokens: What an agent may have above the mean in any case: with little to do, nobody
             has too much.
@@ -86,7 +92,7 @@ def assign(
     """
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
-    _check_bound(bound)
+    checked_bound(bound)
     load = {agent: loads.get(agent, 0.0) for agent in agents}
     total = sum(load.values())
     assigned = []
@@ -97,7 +103,7 @@ def assign(
         own = [agent for agent in homes.get(document.key, ()) if agent in load]
         chosen = min(own, key=load.__getitem__, default=None)
         if chosen is None or load[chosen] > limit:
-            order = rendezvous_order(document.key, load)
+            order = _order(document.key, list(load), engines or {}, own)
             free = (agent for agent in order if load[agent] <= limit)
             chosen = next(free, None)
             if chosen is None:
@@ -135,7 +141,6 @@ class DocumentHomes:
         slack_tokens: int = 1_024,
         max_documents: int = 200_000,
     ) -> None:
-        _check_bound(bound)
         for name, value, least in (
             ("window_tokens", window_tokens, 1),
             ("slack_tokens", slack_tokens, 0),
@@ -145,19 +150,25 @@ class DocumentHomes:
                 raise InvalidRequestError(
                     f"{name} must be an integer from {least}, not {describe(value)}"
                 )
-        self._bound = bound
+        self._bound = checked_bound(bound)
         self._window_tokens = window_tokens
         self._slack_tokens = slack_tokens
         self._max_documents = max_documents
         self._homes: OrderedDict[BlockKey, dict[Agent, None]] = OrderedDict()
         self._loads: dict[Agent, float] = {}
 
-    def assign(self, documents: Sequence[Document], agents: Sequence[Agent]) -> list[Agent]:
+    def assign(
+        self,
+        documents: Sequence[Document],
+        agents: Sequence[Agent],
+        engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
+    ) -> list[Agent]:
         """Assign each document to one agent, and remember it.
 
         Args:
             documents: In the order in which they choose.
             agents: Who may be chosen now.
+            engines: The engine that each agent lives on; None gives each its own.
 
         Returns:
             The agent of each document, in the documents' order.
@@ -166,7 +177,13 @@ class DocumentHomes:
             InvalidRequestError: If there is no agent.
         """
         assigned = assign(
-            documents, agents, self._loads, self._homes, self._bound, self._slack_tokens
+            documents,
+            agents,
+            self._loads,
+            self._homes,
+            engines,
+            self._bound,
+            self._slack_tokens,
         )
         for document, agent in zip(documents, assigned, strict=True):
             self._note(document, agent)
@@ -195,11 +212,29 @@ class DocumentHomes:
         self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
 
 
+def _order(
+    key: bytes, agents: Iterable[Agent], engines: Mapping[Any, str], own: Iterable[Agent]
+) -> list[Agent]:
+    """Return agents in the order in which a document prefers them: cached, then by hash."""
+    cached_on = {engines.get(agent, agent) for agent in own}
+    rank = {}
+    for agent in agents:
+        engine = engines.get(agent, agent)
+        rank[agent] = (engine not in cached_on, _score(key, engine), _score(key, agent))
+    return sorted(rank, key=rank.__getitem__)
+
+
 def _score(key: bytes, agent: Agent) -> bytes:
     name = f"{type(agent).__name__}:{agent}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name + b"\0" + key, digest_size=8).digest()
 
 
-def _check_bound(bound: object) -> None:
+def checked_bound(bound: float) -> float:
+    """Return a bound if it is one.
+
+    Raises:
+        InvalidRequestError: If it is no number from 1.
+    """
     if not isinstance(bound, (int, float)) or not 1 <= bound < float("inf"):
         raise InvalidRequestError(f"the bound must be a number from 1, not {describe(bound)}")
+    return bound

@@ -15,13 +15,13 @@ from langchain_core.runnables.config import ensure_config, get_config_list, patc
 
 from chain_of_agents import sync
 from chain_of_agents.answer import Answer
-from chain_of_agents.desk import Desk
+from chain_of_agents.desk import Assigner, Desk
 from chain_of_agents.histories import Histories
 from chain_of_agents.models import as_model
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.run import ChainRun, Mode, ObservedCall, Observer, Question, Settings
 from chain_of_agents.segments import Packing, as_blocks
-from ctxreuse.assignment import DEFAULT_BOUND
+from ctxreuse.assignment import DEFAULT_BOUND, DocumentHomes, checked_bound
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.request_scope import current_scope
@@ -66,6 +66,8 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         context_window: What the model holds; None asks it, and takes 8,192 if it does not say.
         timeout_s: Seconds after which a call has failed; None waits.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
+        assignment: Makes another way to assign documents, one for each tenant; None takes
+            `ctxreuse.assignment.DocumentHomes` with the bound.
         concurrency: Calls under way at an engine; more wait, to be planned together.
         params: For addresses: what each call sends besides, such as `temperature`.
         clock: Seconds from any start.
@@ -103,6 +105,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         context_window: int | None = None,
         timeout_s: float | None = 300.0,
         bound: float = DEFAULT_BOUND,
+        assignment: Callable[[], Assigner] | None = None,
         concurrency: int = 256,
         params: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -143,7 +146,9 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         )
         self._planner = planner
         self._model = as_model(llm, planner, concurrency, params or {}, client)
-        self._desk = Desk(workers, self._model, bound)
+        self._desk = Desk(
+            workers, self._model, assignment or partial(DocumentHomes, checked_bound(bound))
+        )
         self._histories = Histories()
 
     def invoke(

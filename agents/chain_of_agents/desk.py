@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Protocol
 
-from ctxreuse.assignment import Document, DocumentHomes, rendezvous_order
+from ctxreuse.assignment import Document, rendezvous_order
 from ctxreuse.blocks import BlockKey
 
 _MAX_TENANTS = 1_000
@@ -28,10 +28,18 @@ class Engines(Protocol):
 
 
 class Assigner(Protocol):
-    """Assigns documents to agents; `DocumentHomes` does it well."""
+    """Assigns documents to agents, as `ctxreuse.assignment.DocumentHomes` does."""
 
-    def assign(self, documents: Sequence[Document], agents: Sequence[int]) -> Sequence[int | str]:
-        """Return the agent of each document, in the documents' order."""
+    def assign(
+        self, documents: Sequence[Document], agents: Sequence[int], engines: Mapping[int, str]
+    ) -> Sequence[int | str]:
+        """Return the agent of each document, in the documents' order.
+
+        Args:
+            documents: The documents of one question, best first.
+            agents: Who may be chosen.
+            engines: The engine that each agent lives on.
+        """
 
     def forget_agent(self, agent: int) -> None:
         """Forget what an agent has read."""
@@ -43,13 +51,13 @@ class Desk:
     Args:
         agents: How many agents there are.
         engines: The engines that they live on.
-        bound: How far above the mean an agent's load may be; see `DocumentHomes`.
+        assignment: Makes what assigns one tenant's documents.
     """
 
-    def __init__(self, agents: int, engines: Engines, bound: float) -> None:
+    def __init__(self, agents: int, engines: Engines, assignment: Callable[[], Assigner]) -> None:
         self._agents = range(agents)
         self._engines = engines
-        self._bound = bound
+        self._assignment = assignment
         self._lives_on: dict[int, str] = {}
         self._generations: dict[str, int] = {}
         self._homes: OrderedDict[str, Assigner] = OrderedDict()
@@ -77,7 +85,9 @@ class Desk:
             agents = [agent for agent in self._agents if self._lives_on[agent] in available]
             agents = agents or list(self._agents)
             new = [one for one in documents if shown.get(one.key) not in agents]
-            assigned = iter(self._homes_of(tenant).assign(new, agents)) if new else iter(())
+            assigned = iter(
+                self._homes_of(tenant).assign(new, agents, self._lives_on) if new else ()
+            )
             new_keys = {one.key for one in new}
             return [
                 int(next(assigned)) if one.key in new_keys else shown[one.key] for one in documents
@@ -86,7 +96,7 @@ class Desk:
     def _homes_of(self, tenant: str) -> Assigner:
         homes = self._homes.get(tenant)
         if homes is None:
-            homes = self._homes[tenant] = DocumentHomes(self._bound)
+            homes = self._homes[tenant] = self._assignment()
             if len(self._homes) > _MAX_TENANTS:
                 self._homes.popitem(last=False)
         self._homes.move_to_end(tenant)

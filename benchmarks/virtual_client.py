@@ -1,0 +1,164 @@
+"""A client of an engine in virtual time, where `EngineClient` would talk to a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.errors import EngineError
+from ctxreuse.plans import Plan
+from ctxreuse.serving import Completion, CompletionStream
+from ctxreuse.serving.batching_engine import BatchingEngine
+from ctxreuse.serving.call import Prompt, messages_of
+from ctxreuse.serving.emulated import chat_markup, word_tokens
+from ctxreuse.serving.rates import NOTE_TOKENS
+from ctxreuse.serving.timed_engine import TimedEngine
+
+_BLOCK_TOKENS = 16
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was answered, by engine, and when.
+
+    Attributes:
+        usage: The tokens of each engine's prompts.
+        worker_calls: How many workers were answered.
+        last_worker_s: When the last of them was.
+        last_s: When the last call of all was.
+        answered: How often each call was, by the text of its last message.
+        hits: Workers' prompts in the order in which they were answered.
+    """
+
+    usage: dict[str, CacheUsage] = field(default_factory=dict)
+    worker_calls: int = 0
+    last_worker_s: float = 0.0
+    last_s: float = 0.0
+    answered: dict[int, int] = field(default_factory=dict)
+    hits: list[CacheUsage] = field(default_factory=list)
+
+    @property
+    def total(self) -> CacheUsage:
+        """The tokens of all prompts."""
+        return sum(self.usage.values(), CacheUsage())
+
+    @property
+    def imbalance(self) -> float:
+        """The most prompt tokens of an engine, compared with the mean."""
+        tokens = [usage.prompt_tokens for usage in self.usage.values()]
+        return max(tokens) * len(tokens) / sum(tokens)
+
+
+class VirtualClient:
+    """Answers with notes of the usual length, after as long as the emulated engine takes.
+
+    Args:
+        name: The engine's name.
+        capacity_tokens: What its cache holds.
+        manager: The manager's system message; all others are workers.
+        ledger: Where the answers are written down.
+    """
+
+    def __init__(self, name: str, capacity_tokens: int, manager: str, ledger: Ledger) -> None:
+        self._name = name
+        self._capacity_tokens = capacity_tokens
+        self._manager = manager
+        self._ledger = ledger
+        self._answers = 0
+        self._is_down = False
+        self._under_way: set[asyncio.Task[Any]] = set()
+        ledger.usage[name] = CacheUsage()
+        self._start()
+
+    def _start(self) -> None:
+        cache = PrefixCacheSimulator(self._capacity_tokens, _BLOCK_TOKENS, null_block=True)
+        self._engine = TimedEngine(BatchingEngine(cache))
+
+    def stop(self) -> None:
+        """Break all connections, and take no new ones."""
+        self._is_down = True
+        for task in self._under_way:
+            task.cancel()
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        *,
+        session_id: str | None = None,
+        on_first_token: Callable[[], object] | None = None,
+        **params: Any,
+    ) -> Completion:
+        """Wait until the engine has answered."""
+        messages = messages_of(prompt)
+        if self._is_down:
+            raise EngineError(f"{self._name} is down")
+        began = asyncio.get_running_loop().time()
+        self._answers += 1
+        text = " ".join(f"{self._name}{self._answers:x}" for _ in range(NOTE_TOKENS))
+        serving = asyncio.ensure_future(
+            self._engine.serve(word_tokens(chat_markup(messages)), word_tokens(text)[:NOTE_TOKENS])
+        )
+        self._under_way.add(serving)
+        try:
+            usage = await serving
+        except asyncio.CancelledError:
+            if self._is_down:
+                raise EngineError(f"{self._name} broke the connection") from None
+            raise
+        finally:
+            self._under_way.discard(serving)
+        ended = asyncio.get_running_loop().time()
+        self._note(messages, usage, ended)
+        return Completion(
+            text=text,
+            request_id=prompt.request_id if isinstance(prompt, Plan) else "",
+            finish_reason="length",
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=NOTE_TOKENS,
+            time_to_first_token_s=0.0,
+            total_s=ended - began,
+            attempts=1,
+        )
+
+    def stream(
+        self, prompt: Prompt, *, session_id: str | None = None, **params: Any
+    ) -> CompletionStream:
+        """Not needed here."""
+        raise NotImplementedError("the benchmark does not stream")
+
+    def forget(self, plan: Plan) -> None:
+        """Nothing is kept here."""
+
+    async def check_health(self) -> None:
+        """Raise EngineError if the engine is down."""
+        if self._is_down:
+            raise EngineError(f"{self._name} is down")
+
+    async def context_window(self) -> int | None:
+        """Return that nobody says."""
+        return None
+
+    async def metrics(self) -> EngineMetrics:
+        """Return the size of the cache."""
+        return EngineMetrics(
+            block_size=_BLOCK_TOKENS, num_gpu_blocks=self._capacity_tokens // _BLOCK_TOKENS
+        )
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    def _note(self, messages: list[dict[str, Any]], usage: CacheUsage, now: float) -> None:
+        ledger = self._ledger
+        ledger.usage[self._name] += usage
+        ledger.last_s = now
+        if messages[0]["content"] != self._manager:
+            ledger.worker_calls += 1
+            ledger.last_worker_s = now
+            ledger.hits.append(usage)
+        call = hash((messages[0]["content"], messages[-1]["content"]))
+        ledger.answered[call] = ledger.answered.get(call, 0) + 1
