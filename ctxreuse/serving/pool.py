@@ -4,40 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ctxreuse.assignment import rendezvous_order
-from ctxreuse.blocks import ContextRequest, text_digest
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
-from ctxreuse.plans import Plan
-from ctxreuse.serving.circuit import Circuit, CircuitBreaker
+from ctxreuse.serving.circuit import CircuitBreaker
 from ctxreuse.serving.client import EngineClient
-from ctxreuse.serving.completion import Completion
-from ctxreuse.serving.rates import COMMON_RATES, NOTE_TOKENS
 from ctxreuse.serving.replica import Client, Replica, ReplicaStatus
+from ctxreuse.serving.routing import Router, request_of
+from ctxreuse.serving.served import PoolStream, Served
 from ctxreuse.serving.transient_errors import passes
 from ctxreuse.serving.waiting_room import Plannable, WaitingRoom
 from ctxreuse.serving.window import DEFAULT_WINDOW_S
-from ctxreuse.tokens import estimate_tokens
 
 if TYPE_CHECKING:
     from ctxreuse.cache.events import KVEventSync
 
-_ANSWER_COST = round(
-    NOTE_TOKENS * COMMON_RATES.decode_step_per_request_s * COMMON_RATES.prefill_tokens_per_s
-)
-"""What an answer delays others, in prompt tokens: what its steps add to theirs."""
-_REMEMBERED_CONVERSATIONS = 10_000
 _DRAINING_S = 0.02
-_STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +45,6 @@ class Engine:
     capacity_tokens: int | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """An answer of a pool.
-
-    Attributes:
-        completion: The answer and what it cost.
-        plan: What was sent.
-        replica: The name of the replica that answered.
-        tried: The names of those that were tried before, in order.
-    """
-
-    completion: Completion
-    plan: Plan
-    replica: str
-    tried: tuple[str, ...] = ()
 
 
 class EnginePool:
@@ -159,23 +129,20 @@ class EnginePool:
                 raise InvalidRequestError(
                     f"{name} must be a number from {least}, not {describe(value)}"
                 )
-        self._model = model
         self._settings = planner or ReusePlanner()
         self._strategy = strategy
         self._concurrency = concurrency
         self._window_s = window_s
-        self._queue_weight = queue_weight
         self._attempts = int(attempts)
         self._backoff_s = backoff_s
         self._failures = int(failures)
         self._rest_s = rest_s
         self._clock = clock
-        self._client_options = client
-        self._lock = Lock()
+        self._client_options = {"model": model, **client}
+        self._router = Router(queue_weight, in_order=strategy == "none")
         self._context_window: int | None = None
         self._replicas: dict[str, Replica] = {}
         self._syncs: dict[str, KVEventSync] = {}
-        self._conversations: OrderedDict[tuple[str, type, str | int | None], str] = OrderedDict()
         if isinstance(engines, Mapping):
             for name, connect in engines.items():
                 self._enter(name, connect, self._settings.sibling())
@@ -197,17 +164,11 @@ class EnginePool:
 
     def statistics(self) -> tuple[ReplicaStatus, ...]:
         """Return how each replica is."""
-        return tuple(self._status(replica) for replica in self._replicas.values())
+        return tuple(replica.status() for replica in self._replicas.values())
 
     def available(self) -> tuple[str, ...]:
         """Return the names of the replicas that new requests may go to."""
-        now = self._clock()
-        with self._lock:
-            return tuple(
-                replica.name
-                for replica in self._replicas.values()
-                if not replica.is_draining and replica.circuit.admits(now)
-            )
+        return tuple(one.name for one in self._replicas.values() if one.is_available)
 
     def generation(self, name: str) -> int:
         """Return how often a replica has been found with an empty cache.
@@ -234,12 +195,10 @@ class EnginePool:
             from ctxreuse.cache.events import KVEventSync as Sync
 
             events = Sync(planner, engine.kv_events, engine.kv_replay)
-        base_url, model, options = engine.base_url, self._model, self._client_options
+        base_url, options = engine.base_url, self._client_options
 
         def connect() -> Client:
-            return EngineClient(
-                base_url, model, planner=planner, events=events, retries=0, **options
-            )
+            return EngineClient(base_url, planner=planner, events=events, retries=0, **options)
 
         connect()  # so that wrong arguments are refused here
         self._enter(name, connect, planner, engine.capacity_tokens, events)
@@ -257,7 +216,7 @@ class EnginePool:
         sync = self._syncs.pop(name, None)
         if sync is not None:
             await asyncio.to_thread(sync.stop)
-        await replica.aclose()
+        await replica.disconnect()
 
     def drain(self, name: str) -> None:
         """Send no new requests to a replica; those that it has go on.
@@ -274,7 +233,7 @@ class EnginePool:
             InvalidRequestError: If there is no such replica.
         """
         replica = self._replica(name)
-        while replica.room.inside or replica.room.waiting:
+        while not replica.is_idle:
             await asyncio.sleep(_DRAINING_S)
 
     def resume(self, name: str) -> None:
@@ -300,15 +259,19 @@ class EnginePool:
             InvalidRequestError: If the prompt is of the wrong kind.
             EngineError: If none may be chosen.
         """
-        request = request_of(prompt)
-        scores = {
-            replica.name: self._cached_tokens(replica, prompt)
-            - self._queue_weight * replica.queued_tokens
-            for replica in self._candidates(among)
-        }
-        seed = request.blocks[0].key if request.blocks else text_digest(request.query)
-        order = rendezvous_order(seed, scores)
-        return str(max(order, key=lambda name: scores[str(name)]))
+        request_of(prompt)
+        names = self._replicas if among is None else set(among)
+        staying = [one for one in self._staying() if one.name in names]
+        if not staying:
+            raise EngineError(
+                "no engine of the pool may be sent anything: all are draining; call resume() or "
+                "add()",
+                attempts=0,
+            )
+        # if all have failed, they are tried nevertheless
+        return self._router.best(
+            [one for one in staying if one.is_available] or staying, prompt
+        ).name
 
     async def complete(
         self,
@@ -337,15 +300,17 @@ class EnginePool:
         tried: list[str] = []
         while True:
             chosen = self._choose(prompt, replica, tried)
+            to_compute = self._router.to_compute(chosen, prompt)
             try:
-                async with self._sending(chosen, prompt, limit_s) as plan:
+                async with chosen.sending(prompt, to_compute, limit_s) as plan:
                     completion = await chosen.client().complete(
                         plan, session_id=session_id, on_first_token=on_first_token, **params
                     )
             except EngineError as error:
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            self._note_answer(chosen, plan, completion)
+            chosen.note_answer(plan, completion)
+            self._router.note(plan.request, chosen)
             return Served(completion, plan, chosen.name, tuple(tried))
 
     def stream(
@@ -382,8 +347,8 @@ class EnginePool:
         Asked for once; where engines differ, it is the least of them.
         """
         if self._context_window is None:
-            windows = await asyncio.gather(*map(_window_of, self._replicas.values()))
-            self._context_window = min(filter(None, windows), default=None)
+            asked = (replica.context_window() for replica in self._replicas.values())
+            self._context_window = min(filter(None, await asyncio.gather(*asked)), default=None)
         return self._context_window
 
     async def check(self) -> dict[str, bool]:
@@ -393,7 +358,7 @@ class EnginePool:
         empty cache.
         """
         replicas = list(self._replicas.values())
-        healthy = await asyncio.gather(*(self._is_healthy(replica) for replica in replicas))
+        healthy = await asyncio.gather(*(replica.check_health() for replica in replicas))
         return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
 
     async def watch(self, interval_s: float = 5.0) -> None:
@@ -416,7 +381,7 @@ class EnginePool:
     async def disconnect(self) -> None:
         """Close the connections that were made in the running event loop."""
         for replica in self._replicas.values():
-            await replica.aclose()
+            await replica.disconnect()
 
     async def __aenter__(self) -> EnginePool:
         return self
@@ -444,7 +409,14 @@ class EnginePool:
         room = WaitingRoom(planner, self._concurrency, self._window_s, self._strategy)
         circuit = CircuitBreaker(self._failures, self._rest_s)
         self._replicas[name] = Replica(
-            name, connect, planner, room, circuit, capacity_tokens, events is not None
+            name,
+            connect,
+            planner,
+            room,
+            circuit,
+            capacity_tokens=capacity_tokens,
+            follows_events=events is not None,
+            clock=self._clock,
         )
         if events is not None:
             events.start()
@@ -458,91 +430,15 @@ class EnginePool:
                 f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
             ) from None
 
-    def _status(self, replica: Replica) -> ReplicaStatus:
-        with self._lock:
-            circuit = replica.circuit.state(self._clock())
-        return ReplicaStatus(
-            name=replica.name,
-            state="draining" if replica.is_draining else _STATES[circuit],
-            running=replica.room.inside,
-            waiting=replica.room.waiting,
-            queued_tokens=replica.queued_tokens,
-            answered=replica.answered,
-            failed=replica.failed,
-            generation=replica.generation,
-        )
-
-    def _candidates(self, among: Iterable[str] | None) -> list[Replica]:
-        """Return who may be chosen; if all have failed, those who have."""
-        names = None if among is None else set(among)
-        staying = [
-            replica
-            for replica in self._replicas.values()
-            if not replica.is_draining and (names is None or replica.name in names)
-        ]
-        if not staying:
-            raise EngineError(
-                "no engine of the pool may be sent anything: all are draining; call resume() or "
-                "add()",
-                attempts=0,
-            )
-        now = self._clock()
-        with self._lock:
-            return [one for one in staying if one.circuit.admits(now)] or staying
+    def _staying(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if not replica.is_draining]
 
     def _choose(self, prompt: Plannable, wanted: str | None, tried: list[str]) -> Replica:
         """Return where to send a request that some have failed: elsewhere, if there is another."""
-        staying = {one.name for one in self._replicas.values() if not one.is_draining}
-        fresh = staying.difference(tried)
-        if wanted is not None and wanted in fresh and wanted in self.available():
-            return self._replica(wanted)
+        fresh = {one.name for one in self._staying()}.difference(tried)
+        if wanted in fresh and wanted in self.available():
+            return self._replicas[wanted]
         return self._replica(self.route(prompt, among=fresh or None))
-
-    def _cached_tokens(self, replica: Replica, prompt: Plannable) -> int:
-        """Return how many tokens of a prompt a replica is expected to have cached."""
-        request = request_of(prompt)
-        if request.history:
-            if self._conversations.get(_conversation(request)) != replica.name:
-                return 0
-            texts = (str(message.get("content") or "") for message in request.history)
-            return sum(map(estimate_tokens, texts))
-        if isinstance(prompt, Plan):
-            request = ContextRequest(prompt.blocks, system=request.system, tenant=request.tenant)
-            return replica.planner.cached_tokens(request, in_order=True)
-        return replica.planner.cached_tokens(request, in_order=self._strategy == "none")
-
-    @asynccontextmanager
-    async def _sending(
-        self, replica: Replica, prompt: Plannable, limit_s: float | None
-    ) -> AsyncIterator[Plan]:
-        """Hold a place at a replica while a request is sent; note how that ends."""
-        blocks = replica.planner.block_tokens(request_of(prompt).blocks)
-        to_compute = max(0, blocks - self._cached_tokens(replica, prompt)) + _ANSWER_COST
-        with self._lock:
-            replica.circuit.begin(self._clock())
-        try:
-            await replica.learn_capacity()
-            with replica.queued(to_compute):
-                async with replica.room.turn(prompt) as plan:
-                    try:
-                        async with asyncio.timeout(limit_s):
-                            yield plan
-                    except TimeoutError as error:
-                        replica.planner.evict([plan.request_id])
-                        raise EngineError(
-                            f"{replica.name} did not answer within {limit_s} s"
-                        ) from error
-                    except BaseException:
-                        replica.planner.evict([plan.request_id])
-                        raise
-        except EngineError as error:
-            if passes(error.status):
-                self._note_failure(replica)
-            raise
-        except BaseException:
-            with self._lock:
-                replica.circuit.abandon()
-            raise
 
     async def _pieces(
         self,
@@ -557,9 +453,10 @@ class EnginePool:
         has_begun = False
         while True:
             chosen = self._choose(prompt, wanted, tried)
+            to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with (
-                    self._sending(chosen, prompt, limit_s) as plan,
+                    chosen.sending(prompt, to_compute, limit_s) as plan,
                     chosen.client().stream(plan, session_id=session_id, **params) as pieces,
                 ):
                     async for piece in pieces:
@@ -571,7 +468,8 @@ class EnginePool:
                     raise
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            self._note_answer(chosen, plan, completion)
+            chosen.note_answer(plan, completion)
+            self._router.note(plan.request, chosen)
             stream.result = Served(completion, plan, chosen.name, tuple(tried))
             return
 
@@ -580,106 +478,6 @@ class EnginePool:
         tried.append(failed.name)
         if not passes(error.status) or len(tried) >= self._attempts:
             raise error
-        others = {one.name for one in self._replicas.values() if not one.is_draining}
-        if others <= set(tried):
+        if {one.name for one in self._staying()} <= set(tried):
             rounds = tried.count(failed.name)
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
-
-    def _note_answer(self, replica: Replica, plan: Plan, completion: Completion) -> None:
-        with self._lock:
-            replica.circuit.succeed()
-            request = plan.request
-            if request.conversation_id is not None:
-                key = _conversation(request)
-                self._conversations[key] = replica.name
-                self._conversations.move_to_end(key)
-                if len(self._conversations) > _REMEMBERED_CONVERSATIONS:
-                    self._conversations.popitem(last=False)
-        replica.note_answer(plan, completion)
-
-    def _note_failure(self, replica: Replica) -> None:
-        with self._lock:
-            replica.failed += 1
-            has_opened = replica.circuit.fail(self._clock())
-        if has_opened:
-            replica.reset()
-
-    async def _is_healthy(self, replica: Replica) -> bool:
-        try:
-            await replica.client().check_health()
-        except EngineError:
-            with self._lock:
-                was_closed = replica.circuit.state(self._clock()) is Circuit.CLOSED
-                replica.circuit.open(self._clock())
-            if was_closed:
-                replica.reset()
-            return False
-        with self._lock:
-            replica.circuit.succeed()
-        return True
-
-
-class PoolStream:
-    """An answer of a pool that is on its way: an async iterator of its pieces."""
-
-    def __init__(self) -> None:
-        self.pieces: AsyncGenerator[str]
-        self.result: Served | None = None
-
-    @property
-    def served(self) -> Served:
-        """The whole answer.
-
-        Raises:
-            EngineError: If the answer has not ended.
-        """
-        if self.result is None:
-            raise EngineError("the answer has not ended; iterate over its pieces first")
-        return self.result
-
-    def __aiter__(self) -> PoolStream:
-        return self
-
-    async def __anext__(self) -> str:
-        return await anext(self.pieces)
-
-    async def aclose(self) -> None:
-        """Cancel the request, unless it has ended."""
-        await self.pieces.aclose()
-
-    async def __aenter__(self) -> PoolStream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-
-async def _window_of(replica: Replica) -> int | None:
-    try:
-        return await replica.client().context_window()
-    except EngineError:
-        return None  # it is down, or has no such route
-
-
-def request_of(prompt: object) -> ContextRequest:
-    """Return the request of what is to be sent.
-
-    Raises:
-        InvalidRequestError: If it is neither a request nor a plan.
-    """
-    if isinstance(prompt, Plan):
-        return prompt.request
-    if not isinstance(prompt, ContextRequest):
-        raise InvalidRequestError(
-            f"a prompt must be a ContextRequest or a Plan, not {describe(prompt)}"
-        )
-    return prompt
-
-
-def _conversation(request: ContextRequest) -> tuple[str, type, str | int | None]:
-    return request.tenant, type(request.conversation_id), request.conversation_id

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
@@ -17,14 +18,16 @@ from ctxreuse.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
 from ctxreuse.serving.call import Prompt
-from ctxreuse.serving.circuit import CircuitBreaker
+from ctxreuse.serving.circuit import Circuit, CircuitBreaker
 from ctxreuse.serving.completion import Completion
 from ctxreuse.serving.stream import CompletionStream
-from ctxreuse.serving.waiting_room import WaitingRoom
+from ctxreuse.serving.transient_errors import passes
+from ctxreuse.serving.waiting_room import Plannable, WaitingRoom
 
 _SURPRISES = 3
 """So many answers in a row without one cached token, where some were expected, are no accident."""
 _SURPRISING_TOKENS = 64
+_STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
 
 
 class Client(Protocol):
@@ -88,7 +91,7 @@ class ReplicaStatus:
 
 
 class Replica:
-    """One engine of a pool. Made by `EnginePool`.
+    """One engine of a pool. Made by `EnginePool`; threads and event loops may share it.
 
     Args:
         name: What it is called in statistics and errors.
@@ -98,6 +101,12 @@ class Replica:
         circuit: Whether it is left alone.
         capacity_tokens: What its cache holds; None asks the engine.
         follows_events: Whether its index is kept by the engine's own events.
+        clock: Seconds from any start.
+
+    Attributes:
+        is_draining: Whether it gets no new requests.
+        queued_tokens: What its requests have still to compute, in prompt tokens, as expected.
+        generation: How often it has been found with an empty cache.
     """
 
     def __init__(
@@ -107,23 +116,26 @@ class Replica:
         planner: ReusePlanner,
         room: WaitingRoom,
         circuit: CircuitBreaker,
+        *,
         capacity_tokens: int | None = None,
         follows_events: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.planner = planner
-        self.room = room
-        self.circuit = circuit
         self.is_draining = False
         self.queued_tokens = 0
-        self.answered = 0
-        self.failed = 0
         self.generation = 0
-        self.shadow = None if capacity_tokens is None else ShadowCache(planner, capacity_tokens)
-        self._knows_capacity = follows_events or self.shadow is not None
+        self._room = room
+        self._circuit = circuit
+        self._clock = clock
         self._connect = connect
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
+        self._shadow = None if capacity_tokens is None else ShadowCache(planner, capacity_tokens)
+        self._knows_capacity = follows_events or self._shadow is not None
         self._surprises = 0
+        self._answered = 0
+        self._failed = 0
         self._lock = Lock()
         self._bookkeeping = FailOpen(
             "EnginePool", "the answer is returned all the same", work="bookkeeping"
@@ -132,7 +144,33 @@ class Replica:
     @property
     def faults(self) -> int:
         """How often bookkeeping or planning has failed."""
-        return self._bookkeeping.faults + self.room.faults
+        return self._bookkeeping.faults + self._room.faults
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request, waiting or under way."""
+        return not (self._room.inside or self._room.waiting)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a new request may go there: always, never, or one to try it."""
+        with self._lock:
+            return not self.is_draining and self._circuit.admits(self._clock())
+
+    def status(self) -> ReplicaStatus:
+        """Return how it is."""
+        with self._lock:
+            circuit = self._circuit.state(self._clock())
+        return ReplicaStatus(
+            name=self.name,
+            state="draining" if self.is_draining else _STATES[circuit],
+            running=self._room.inside,
+            waiting=self._room.waiting,
+            queued_tokens=self.queued_tokens,
+            answered=self._answered,
+            failed=self._failed,
+            generation=self.generation,
+        )
 
     def client(self) -> Client:
         """Return the client of the running event loop."""
@@ -143,7 +181,95 @@ class Replica:
                 client = self._clients[loop] = self._connect()
             return client
 
-    async def learn_capacity(self) -> None:
+    @asynccontextmanager
+    async def sending(
+        self, prompt: Plannable, to_compute: int, limit_s: float | None
+    ) -> AsyncIterator[Plan]:
+        """Wait for a place and hold it while a request is sent; note if that fails.
+
+        Args:
+            prompt: The request, or a plan whose order stands.
+            to_compute: Prompt tokens that it has to compute, as expected.
+            limit_s: Seconds after which it has failed; None waits.
+
+        Yields:
+            What to send.
+
+        Raises:
+            EngineError: If the time is over.
+        """
+        with self._lock:
+            self._circuit.begin(self._clock())
+            self.queued_tokens += to_compute
+        try:
+            await self._learn_capacity()
+            async with self._room.turn(prompt) as plan:
+                try:
+                    async with asyncio.timeout(limit_s):
+                        yield plan
+                except TimeoutError as error:
+                    self.planner.evict([plan.request_id])
+                    raise EngineError(f"{self.name} did not answer within {limit_s} s") from error
+                except BaseException:
+                    self.planner.evict([plan.request_id])
+                    raise
+        except EngineError as error:
+            if passes(error.status):
+                self._note_failure()
+            else:
+                self._note_life()  # it refuses this request, and works
+            raise
+        except BaseException:
+            with self._lock:
+                self._circuit.abandon()
+            raise
+        finally:
+            with self._lock:
+                self.queued_tokens -= to_compute
+
+    def note_answer(self, plan: Plan, completion: Completion) -> None:
+        """Take note of an answered request."""
+        self._note_life()
+        self._answered += 1
+        self._bookkeeping.attempt(lambda: self._observe(plan, completion), lambda: None)
+
+    async def check_health(self) -> bool:
+        """Ask the engine whether it is ready; one that is not is left alone at once."""
+        try:
+            await self.client().check_health()
+        except EngineError:
+            with self._lock:
+                was_closed = self._circuit.state(self._clock()) is Circuit.CLOSED
+                self._circuit.open(self._clock())
+            if was_closed:
+                self.reset()
+            return False
+        self._note_life()
+        return True
+
+    async def context_window(self) -> int | None:
+        """Return what the engine says its model holds; None if it is silent, or down."""
+        try:
+            return await self.client().context_window()
+        except EngineError:
+            return None
+
+    def reset(self) -> None:
+        """Treat the engine's cache as empty."""
+        self.generation += 1
+        self._surprises = 0
+        self.planner.evict_tokens(self.planner.statistics().tokens)
+        if self._shadow is not None:
+            self._shadow = ShadowCache(self.planner, self._shadow.capacity_tokens)
+
+    async def disconnect(self) -> None:
+        """Close the running event loop's client; those of loops that are gone are gone, too."""
+        with self._lock:
+            client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    async def _learn_capacity(self) -> None:
         """Ask the engine, once, how much its cache holds; one that does not say is unlimited."""
         if self._knows_capacity:
             return
@@ -153,43 +279,12 @@ class Replica:
         except EngineError:
             return  # no vLLM, or down, which the request itself will tell
         if capacity is not None:
-            self.shadow = ShadowCache(self.planner, capacity)
-
-    @contextmanager
-    def queued(self, tokens: int) -> Iterator[None]:
-        """Count tokens as still to be computed, as long as the block runs."""
-        with self._lock:
-            self.queued_tokens += tokens
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.queued_tokens -= tokens
-
-    def note_answer(self, plan: Plan, completion: Completion) -> None:
-        """Take note of an answered request."""
-        self.answered += 1
-        self._bookkeeping.attempt(lambda: self._observe(plan, completion), lambda: None)
-
-    def reset(self) -> None:
-        """Treat the engine's cache as empty."""
-        self.generation += 1
-        self._surprises = 0
-        self.planner.evict_tokens(self.planner.statistics().tokens)
-        if self.shadow is not None:
-            self.shadow = ShadowCache(self.planner, self.shadow.capacity_tokens)
-
-    async def aclose(self) -> None:
-        """Close the running loop's client; those of loops that are gone are gone with them."""
-        with self._lock:
-            client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+            self._shadow = ShadowCache(self.planner, capacity)
 
     def _observe(self, plan: Plan, completion: Completion) -> None:
         cached = completion.cached_tokens
-        if self.shadow is not None and completion.prompt_tokens is not None:
-            self.shadow.observe(
+        if self._shadow is not None and completion.prompt_tokens is not None:
+            self._shadow.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
         if cached:
@@ -198,3 +293,14 @@ class Replica:
             self._surprises += 1
             if self._surprises >= _SURPRISES:
                 self.reset()
+
+    def _note_life(self) -> None:
+        with self._lock:
+            self._circuit.succeed()
+
+    def _note_failure(self) -> None:
+        with self._lock:
+            self._failed += 1
+            has_opened = self._circuit.fail(self._clock())
+        if has_opened:
+            self.reset()
