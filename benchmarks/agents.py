@@ -33,7 +33,7 @@ from ctxreuse.serving.rates import NOTE_TOKENS
 
 AGENTS = 15
 TRACES = {"mtrag_k10": "MT-RAG k=10", "xquad_k15": "XQuAD k=15", "locomo_k100": "LoCoMo k=100"}
-REPLICAS = (1, 3, 15)
+ENGINES = (1, 3, 15)
 CAPACITIES = (20_000, 100_000)
 PROMPTS = ChainPrompts()
 
@@ -110,6 +110,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--questions", type=int, help="only so many of each trace")
     parser.add_argument("--trace", choices=TRACES, action="append", help="only this one")
+    parser.add_argument("--engines", type=int, choices=ENGINES, action="append")
+    parser.add_argument("--cache", type=int, choices=CAPACITIES, action="append")
     options = parser.parse_args()
     folder = os.environ.get("CTXREUSE_DATA")
     if not folder:
@@ -121,7 +123,13 @@ def main() -> int:
         corpus = read_corpus(str(Path(folder) / data / "corpus.jsonl"))
         trace = read_trace(str(Path(folder) / data / f"trace_{depth}.jsonl"), corpus)
         questions = questions_of(trace[: options.questions])
-        _compare(console, TRACES[name], questions)
+        _compare(
+            console,
+            TRACES[name],
+            questions,
+            options.engines or ENGINES,
+            options.cache or CAPACITIES,
+        )
     return 0
 
 
@@ -177,7 +185,13 @@ def _same(client: VirtualClient) -> VirtualClient:
     return client
 
 
-def _compare(console: Console, title: str, questions: Sequence[dict[str, object]]) -> None:
+def _compare(
+    console: Console,
+    title: str,
+    questions: Sequence[dict[str, object]],
+    engines: Sequence[int],
+    capacities: Sequence[int],
+) -> None:
     table = Table(title=f"{title}: {len(questions):,} questions, {AGENTS} agents, all at once")
     for column in ("engines x cache", "policy"):
         table.add_column(column)
@@ -192,8 +206,8 @@ def _compare(console: Console, title: str, questions: Sequence[dict[str, object]
         "computed in s",
     ):
         table.add_column(column, justify="right")
-    for replicas in REPLICAS:
-        for capacity in CAPACITIES:
+    for replicas in engines:
+        for capacity in capacities:
             ledgers: dict[str, Ledger] = {}
             for policy in track(
                 POLICIES, f"{title}, {replicas} x {capacity:,}", console=console, transient=True

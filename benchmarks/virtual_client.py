@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,16 +31,16 @@ class Ledger:
         worker_calls: How many workers were answered.
         last_worker_s: When the last of them was.
         last_s: When the last call of all was.
-        answered: How often each call was, by the text of its last message.
-        hits: Workers' prompts in the order in which they were answered.
+        worker_prompts: How often each worker's prompt was answered, by its hash.
+        calls: How many calls were answered.
     """
 
     usage: dict[str, CacheUsage] = field(default_factory=dict)
     worker_calls: int = 0
     last_worker_s: float = 0.0
     last_s: float = 0.0
-    answered: dict[int, int] = field(default_factory=dict)
-    hits: list[CacheUsage] = field(default_factory=list)
+    worker_prompts: Counter[int] = field(default_factory=Counter)
+    calls: int = 0
 
     @property
     def total(self) -> CacheUsage:
@@ -156,9 +157,8 @@ class VirtualClient:
         ledger = self._ledger
         ledger.usage[self._name] += usage
         ledger.last_s = now
+        ledger.calls += 1
         if messages[0]["content"] != self._manager:
             ledger.worker_calls += 1
             ledger.last_worker_s = now
-            ledger.hits.append(usage)
-        call = hash((messages[0]["content"], messages[-1]["content"]))
-        ledger.answered[call] = ledger.answered.get(call, 0) + 1
+            ledger.worker_prompts[hash(messages[-1]["content"])] += 1
