@@ -1,4 +1,4 @@
-.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality clean
+.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -61,6 +61,13 @@ bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine
 bench-quality: $(VENV)/dev  ## whether answers change, on a real engine
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/quality.py --base-url "$(ENGINE_URL)"
+
+bench-agents: $(VENV)/dev  ## agents over emulated engines, on the traces in $$CTXREUSE_DATA, and over two real ones
+	$(BIN)/python benchmarks/agents.py
+	$(BIN)/python benchmarks/agent_loss.py
+	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
+	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $$(($(PORT) + 1))
+	$(BIN)/python benchmarks/agents_server.py $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1 http://127.0.0.1:$$(($(PORT) + 1))/v1}
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop

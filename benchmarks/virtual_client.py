@@ -99,7 +99,8 @@ class VirtualClient:
             raise EngineError(f"{self._name} is down")
         began = asyncio.get_running_loop().time()
         self._answers += 1
-        text = " ".join(f"{self._name}{self._answers:x}" for _ in range(NOTE_TOKENS))
+        words = (f"w{number}" for number in range(NOTE_TOKENS - 1))
+        text = " ".join([f"{self._name}x{self._answers:x}", *words])
         serving = asyncio.ensure_future(
             self._engine.serve(word_tokens(chat_markup(messages)), word_tokens(text)[:NOTE_TOKENS])
         )

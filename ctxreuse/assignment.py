@@ -101,7 +101,7 @@ def assign(
         mean = total / len(load)
         limit = max(bound * mean, mean + slack_tokens) - document.tokens
         own = [agent for agent in homes.get(document.key, ()) if agent in load]
-        chosen = min(own, key=load.__getitem__, default=None)
+        chosen = _least_loaded(own, load, document.key)
         if chosen is None or load[chosen] > limit:
             order = _order(document.key, list(load), engines or {}, own)
             free = (agent for agent in order if load[agent] <= limit)
@@ -210,6 +210,15 @@ class DocumentHomes:
         for one in self._loads:
             self._loads[one] *= fading
         self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
+
+
+def _least_loaded(
+    agents: Collection[Agent], load: Mapping[Agent, float], key: bytes
+) -> Agent | None:
+    """Return the agent with the least to do; among equals, whatever their order, by hash."""
+    if len(agents) < 2:
+        return next(iter(agents), None)
+    return min(agents, key=lambda agent: (load[agent], _score(key, agent)))
 
 
 def _order(

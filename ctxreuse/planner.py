@@ -236,7 +236,8 @@ class ReusePlanner:
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens, counted or estimated as blocks are."""
-        return self._count_tokens(text)
+        with self._lock:  # a counter is never asked twice at a time
+            return self._count_tokens(text)
 
     def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
         """Return how many tokens the index counts for blocks."""
@@ -272,7 +273,7 @@ class ReusePlanner:
         """Return a planner with the same settings that has seen nothing yet."""
         return ReusePlanner(
             self._alpha,
-            self._count_tokens,
+            self._count_tokens if self.counts_tokens else None,
             self._capacity_tokens,
             templates=self._templates,
             deduplicate=self._deduplicate,

@@ -219,3 +219,173 @@ def test_bytes_are_token_ids_like_any_other():
     cache = PrefixCacheSimulator(block_size=4)
     assert cache.serve(list(b"abcdefgh")).cached_tokens == 0
     assert cache.serve(b"abcdefghi").cached_tokens == 8
+
+
+# prompts that run side by side
+
+
+def state(cache):
+    """Return everything that a cache knows, to see that something left it as it was."""
+    copies = {content: list(blocks) for content, blocks in cache._blocks_with.items()}
+    return list(cache._free), cache._empty, dict(cache._users), dict(cache._hash_of), copies
+
+
+def check_blocks(cache, running, blocks):
+    """Check that every block is empty, free or held, and held as often as prompts hold it."""
+    held = [block for one in running for block in one._held]
+    assert cache._users == {block: held.count(block) for block in held}
+    assert not cache._free.keys() & cache._users.keys()
+    assert len(cache._free) + cache._empty + len(cache._users) == blocks
+    assert cache._free.keys() <= cache._hash_of.keys() <= cache._free.keys() | cache._users.keys()
+    named = {block: content for content, all_ in cache._blocks_with.items() for block in all_}
+    assert named == cache._hash_of
+
+
+@settings(max_examples=100, deadline=None)
+@given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30))
+def test_starting_and_finishing_one_at_a_time_serves_what_serve_does(prompts, block_size, capacity):
+    served = PrefixCacheSimulator(capacity, block_size)
+    stepped = PrefixCacheSimulator(capacity, block_size)
+    for tokens, salt, answer in prompts:
+        usage = served.serve(tokens, salt, generated=answer)
+        running = stepped.start(tokens, salt, room_for=len(answer))
+        assert (running is not None) == stepped.fits(len(tokens), len(answer))
+        if running is not None:
+            assert running.usage == usage
+            stepped.finish(running, answer)
+        assert state(stepped) == state(served)
+
+
+starts_and_finishes = st.lists(
+    st.tuples(st.lists(st.integers(0, 1), max_size=12), st.integers(0, 5), st.booleans())
+    | st.integers(0, 9),
+    max_size=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(starts_and_finishes, st.integers(1, 4), st.integers(0, 12))
+def test_what_runs_keeps_its_blocks_until_it_ends_and_then_all_are_free(steps, size, blocks):
+    cache = PrefixCacheSimulator(blocks * size, size)
+    running = []
+
+    def finish(one):
+        held, contents = one._held, [cache._hash_of.get(block) for block in one._held]
+        assert contents[: len(one._hashes)] == one._hashes  # nobody took them while it ran
+        assert len(held) == len(set(held))
+        answered = answers[id(one)]
+        cache.finish(one, [1] * answered)
+
+    answers = {}
+    for step in steps:
+        if isinstance(step, int):
+            if running:
+                finish(running.pop(step % len(running)))
+        else:
+            tokens, room, uses_room = step
+            before = state(cache)
+            one = cache.start(tokens, room_for=room)
+            if one is None:
+                assert state(cache) == before
+            else:
+                running.append(one)
+                answers[id(one)] = room if uses_room else 0
+        check_blocks(cache, running, blocks)
+    while running:
+        finish(running.pop())
+        check_blocks(cache, running, blocks)
+    assert len(cache._free) + cache._empty == blocks
+    assert cache.start([5] * (blocks * size)) is not None
+
+
+def test_a_prompt_finds_the_blocks_of_one_that_still_runs():
+    cache = PrefixCacheSimulator(block_size=2)
+    first = cache.start(b"abcd")
+    assert cache.start(b"abcde").usage == CacheUsage(5, 4)
+    assert first.usage == CacheUsage(4, 0)
+
+
+def test_what_runs_is_not_evicted_and_what_does_not_fit_beside_it_waits():
+    cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
+    running = cache.start(b"abc")
+    before = state(cache)
+    assert cache.start(b"xy") is None
+    assert cache.start(b"x", room_for=3) is None  # a block more for two tokens of the answer
+    assert state(cache) == before
+    assert cache.serve(b"xy") == CacheUsage(2, 0)  # refused: computed, and not kept
+    assert state(cache) == before
+    assert cache.serve(b"x", generated=b"1").cached_tokens == 0
+    assert cache.serve(b"y").cached_tokens == 0
+    assert cache.serve(b"abcz").cached_tokens == 3
+    cache.finish(running)
+    assert cache.serve(b"xyzw").cached_tokens == 0
+
+
+def test_blocks_that_running_prompts_share_take_room_once():
+    cache = PrefixCacheSimulator(capacity_tokens=5, block_size=1)
+    running = [cache.start(b"abcx"), cache.start(b"abcy")]
+    assert [one.usage.cached_tokens for one in running] == [0, 3]
+    assert cache.start(b"z") is None  # abc, x and y fill it
+
+
+def test_a_shared_block_is_held_until_the_last_of_its_prompts_ends():
+    cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
+    first, second = cache.start(b"abx"), cache.start(b"aby")
+    cache.finish(first)
+    assert cache.start(b"zz") is None  # only x is free
+    assert cache.serve(b"z").cached_tokens == 0
+    assert cache.serve(b"abx").cached_tokens == 2  # x went, ab did not
+    cache.finish(second)
+    assert cache.serve(b"zzzz").cached_tokens == 0
+
+
+def test_equal_prompts_that_run_together_hold_two_copies_of_what_each_computed():
+    cache = PrefixCacheSimulator(capacity_tokens=3, block_size=1)
+    first = cache.start(b"ab")
+    second = cache.start(b"ab")
+    assert second.usage.cached_tokens == 1  # a is shared, b is computed again
+    check_blocks(cache, [first, second], 3)
+    assert cache.start(b"c") is None
+    cache.finish(first)
+    check_blocks(cache, [second], 3)
+    cache.finish(second)
+    check_blocks(cache, [], 3)
+    assert cache.serve(b"abc").cached_tokens == 2
+
+
+def test_room_for_an_answer_is_held_and_what_is_not_used_of_it_is_empty_again():
+    cache = PrefixCacheSimulator(capacity_tokens=6, block_size=1)
+    running = cache.start(b"ab", room_for=4)  # the last token of an answer is never computed
+    assert cache.start(b"xy") is None
+    cache.finish(running, b"12")
+    assert cache.serve(b"wxyz").cached_tokens == 0
+    assert cache.serve(b"ab1").cached_tokens == 2
+
+
+def test_a_prompt_that_is_aborted_leaves_what_was_computed_of_it():
+    for uncomputed, cached in ((0, 8), (1, 6), (2, 6), (3, 4), (8, 0)):
+        cache = PrefixCacheSimulator(capacity_tokens=10, block_size=2)
+        running = cache.start(range(8))
+        cache.finish(running, uncomputed=uncomputed)
+        check_blocks(cache, [], 5)
+        assert cache.serve(range(9)).cached_tokens == cached
+
+
+def test_an_aborted_prompt_leaves_the_other_copies_of_its_blocks_alone():
+    cache = PrefixCacheSimulator(block_size=2)
+    cache.serve(b"abcd")
+    running = cache.start(b"abcd")
+    assert running.usage.cached_tokens == 2
+    cache.finish(running, uncomputed=2)
+    assert cache.serve(b"abcde").cached_tokens == 4
+
+
+def test_a_prompt_fits_if_the_whole_cache_holds_it_with_its_answer():
+    cache = PrefixCacheSimulator(capacity_tokens=8, block_size=4)
+    assert [cache.fits(tokens) for tokens in (0, 8, 9)] == [True, True, False]
+    assert [cache.fits(6, answer) for answer in (0, 3, 4)] == [True, True, False]
+    cache.start(range(8))
+    assert cache.fits(8)  # not now, but some time
+    assert PrefixCacheSimulator().fits(10**9, 10**9)
+    assert not PrefixCacheSimulator(0).fits(1)
+    assert not PrefixCacheSimulator(8, block_size=4, null_block=True).fits(5)

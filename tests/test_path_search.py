@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.index import ContextIndex
-from ctxreuse.path_search import Match, heaviest_path
+from ctxreuse.path_search import Match, heaviest_path, sent_prefix
 
 
 def best_path(sent, letters, weights):
@@ -84,3 +84,44 @@ def test_a_search_with_very_many_candidates_still_returns_a_cached_path():
     sender = Sender(*everything)
     path, weight = sender.search("abcdefg")
     assert (path in everything, weight) == (True, 6)
+
+
+def prefix(sender, letters, system=None):
+    """Return the beginning of a word that was sent in this order."""
+    return letters[: sent_prefix(sender.index.root(system), keys(letters))]
+
+
+@given(some_words, words.map(lambda letters: letters + "x") | words)
+def test_the_sent_prefix_is_the_longest_that_any_sequence_begins_with(sent, asked):
+    known = {beginning for one in sent for beginning in prefixes(one)}
+    expected = max((one for one in prefixes(asked) if one in known), key=len, default="")
+    assert prefix(Sender(*sent), asked) == expected
+
+
+def test_the_sent_prefix_keeps_the_order_that_it_is_given():
+    sender = Sender("abcd", "abe", "ca")
+    assert [
+        prefix(sender, asked) for asked in ("abcd", "abdc", "abe", "ac", "bacd", "cab", "")
+    ] == [
+        "abcd",
+        "ab",
+        "abe",
+        "a",
+        "",
+        "ca",
+        "",
+    ]
+
+
+def test_nothing_was_sent_to_an_empty_index_or_with_another_system_text():
+    assert prefix(Sender(), "ab") == ""
+    sender = Sender()
+    sender.send("ab", 0, "one")
+    assert [prefix(sender, "ab", system) for system in ("one", "two", None)] == ["ab", "", ""]
+
+
+def test_a_later_turn_is_no_sent_prefix():
+    sender = Sender()
+    end = sender.send("ab", 0)
+    sender.extend(end.node, "cd", 1)
+    assert [prefix(sender, asked) for asked in ("abcd", "cd")] == ["ab", ""]

@@ -1,6 +1,9 @@
 import dataclasses
+import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning_helpers import (
     ODD_IDS,
     ODD_TEXTS,
@@ -762,6 +765,186 @@ def test_a_conversation_goes_on_after_its_turns_were_evicted():
     )
     planner.evict_tokens(10**6)
     assert planner.statistics().tokens == 0
+
+
+# what is expected in the cache, without planning
+
+
+some_ids = st.lists(st.integers(0, 6), max_size=5, unique=True)
+some_systems = st.sampled_from((None, "Be brief."))
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(some_ids, some_systems), max_size=6), some_ids, some_systems)
+def test_cached_tokens_are_those_that_planning_finds_and_recording_none(sent, asked, system):
+    planner, twin = ReusePlanner(), ReusePlanner()
+    for ids, its_system in sent:
+        for one in (planner, twin):
+            one.plan(big_request(ids, system=its_system), "none")
+    new = big_request(asked, system=system)
+    before = planner.statistics()
+    best, in_order = planner.cached_tokens(new), planner.cached_tokens(new, in_order=True)
+    assert planner.cached_tokens(new) == best >= in_order
+    assert planner.statistics() == before
+    plan = planner.plan(new, "none")
+    assert plan == twin.plan(new, "none")  # asking has changed nothing
+    assert plan.expected_cached_tokens == in_order
+    assert twin.cached_tokens(new, in_order=True) == 100 * len(asked)
+
+
+def test_cached_tokens_count_the_best_order_or_the_one_given():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3)))
+    reordered = big_request((2, 9, 1))
+    assert planner.cached_tokens(reordered) == 200
+    assert planner.cached_tokens(reordered, in_order=True) == 0
+    assert planner.cached_tokens(big_request((1, 9, 2)), in_order=True) == 100
+    assert planner.cached_tokens(big_request((1, 2, 3, 1)), in_order=True) == 300
+    assert planner.cached_tokens(big_request(())) == 0
+
+
+def test_cached_tokens_are_none_for_another_tenant_or_system_text_and_make_nobody_known():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2), tenant="a", system="s"))
+    for other in (big_request((1, 2), system="s"), big_request((1, 2), tenant="a")):
+        assert planner.cached_tokens(other) == planner.cached_tokens(other, in_order=True) == 0
+    assert list(planner._tenants._states) == ["a"]
+    assert planner.cached_tokens(big_request((2, 1), tenant="a", system="s")) == 200
+
+
+def test_a_later_turn_has_no_cached_tokens_and_a_first_one_has():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)))
+    assert planner.cached_tokens(big_request((1, 2), history=[], conversation_id="c")) == 200
+    later = big_request((1, 2), history=[user("Hello.")], conversation_id="c")
+    assert planner.cached_tokens(later) == planner.cached_tokens(later, in_order=True) == 0
+
+
+def test_evicted_blocks_are_no_cached_tokens():
+    planner = ReusePlanner()
+    plan = planner.plan(big_request((1, 2)))
+    planner.trim(plan.request_id, 1)
+    assert planner.cached_tokens(big_request((1, 2))) == 100
+    planner.evict([plan.request_id])
+    assert planner.cached_tokens(big_request((1, 2))) == 0
+
+
+def test_cached_tokens_are_of_a_request():
+    with pytest.raises(InvalidRequestError) as caught:
+        ReusePlanner().cached_tokens(["text"])
+    assert str(caught.value) == (
+        "a request must be a ContextRequest, not ['text'] (list); "
+        "build one with ContextRequest(blocks=[...], query='...')"
+    )
+
+
+# counting
+
+
+def test_a_text_is_counted_as_blocks_are():
+    assert ReusePlanner().count_tokens("12345678") == 2  # estimated
+    assert ReusePlanner(token_counter=len).count_tokens("12345678") == 8
+    with pytest.raises(InvalidRequestError, match="it must return an integer from 0"):
+        ReusePlanner(token_counter=lambda text: -1).count_tokens("a")
+
+
+def test_a_planner_says_whether_it_counts_or_estimates():
+    estimating, counting = ReusePlanner(), ReusePlanner(token_counter=len)
+    assert not estimating.counts_tokens
+    assert counting.counts_tokens
+    for _ in range(2):
+        estimating, counting = estimating.sibling(), counting.sibling()
+        assert not estimating.counts_tokens
+        assert counting.counts_tokens
+
+
+def test_a_counter_is_never_asked_by_two_threads_at_a_time():
+    busy, clashes = threading.Lock(), []
+
+    def count(text):
+        if not busy.acquire(blocking=False):
+            clashes.append(text)
+            return 1
+        threading.Event().wait(0.0005)
+        busy.release()
+        return 1
+
+    planner = ReusePlanner(token_counter=count)
+    threads = [
+        threading.Thread(target=planner.count_tokens, args=(f"text {n}",)) for n in range(4)
+    ] + [threading.Thread(target=planner.plan, args=(request((n,)),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
+
+
+# siblings
+
+
+def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
+    templates = Templates(order_position="after_question")
+    planner = ReusePlanner(
+        0.5,
+        len,
+        1_000,
+        templates=templates,
+        deduplicate=False,
+        annotate=False,
+        trim_overlaps=True,
+    )
+    planner.plan(big_request((1, 2)))
+    sibling = planner.sibling()
+    assert sibling.statistics() == IndexStatistics(0, 0, 0)
+    assert sibling.templates is templates
+    assert sibling.count_tokens("four") == 4
+    own = {"_tenants", "_counts", "_request_number", "_clock", "_lock", "_count_tokens"}
+    settings_of = [
+        {name: value for name, value in vars(one).items() if name not in own}
+        for one in (planner, sibling)
+    ]
+    assert settings_of[0] == settings_of[1]
+    assert settings_of[0] == {
+        "_alpha": 0.5,
+        "_capacity_tokens": 1_000,
+        "_templates": templates,
+        "_deduplicate": False,
+        "_annotate": False,
+        "_trim_overlaps": True,
+    }
+
+
+def test_siblings_do_not_learn_from_each_other():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)))
+    sibling = planner.sibling()
+    plan = sibling.plan(big_request((2, 1)))
+    assert (sent_ids(plan), plan.expected_cached_tokens, plan.request_id) == (
+        [2, 1],
+        0,
+        "request-0",
+    )
+    assert planner.cached_tokens(big_request((2, 1)), in_order=True) == 0
+
+
+def test_a_planner_that_annotates_nothing_reorders_without_a_word():
+    planner = ReusePlanner(annotate=False)
+    planner.plan(big_request((1, 2)))
+    plan = planner.plan(big_request((2, 1), "Why?"))
+    assert plan.order_annotation is None
+    assert plan.content == "[Doc_1] text of 1\n\n[Doc_2] text of 2\n\nWhy?"
+    batch = planner.plan_batch([big_request((2, 1)), big_request((2, 1, 3))])
+    assert [one.order_annotation for one in batch.plans] == [None, None]
+    assert [sent_ids(one)[:2] for one in batch.plans] == [[1, 2], [1, 2]]
+
+
+def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
+    planner = ReusePlanner(annotate=False)
+    _, history = first_turn(planner, (1,))
+    plan = later_turn(planner, (1, 2), history)
+    assert plan.references == (1,)
+    assert plan.location_annotations == (location_words(1),)
 
 
 # errors

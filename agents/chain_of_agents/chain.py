@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, get_args
 
+from anyio import CancelScope
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list, patch_config
@@ -18,6 +19,7 @@ from chain_of_agents.answer import Answer
 from chain_of_agents.desk import Assigner, Desk
 from chain_of_agents.histories import Histories
 from chain_of_agents.models import as_model
+from chain_of_agents.one_task import in_one_task
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.run import ChainRun, Mode, ObservedCall, Observer, Question, Settings
 from chain_of_agents.segments import Packing, as_blocks
@@ -64,7 +66,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         answer_tokens: The longest answer of the manager, as for `note_tokens`.
         segment_tokens: The longest segment; None takes what the model has room for.
         context_window: What the model holds; None asks it, and takes 8,192 if it does not say.
-        timeout_s: Seconds after which a call has failed; None waits.
+        timeout_s: Seconds after which a call that was sent has failed; None waits.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
         assignment: Makes another way to assign documents, one for each tenant; None takes
             `ctxreuse.assignment.DocumentHomes` with the bound.
@@ -131,6 +133,23 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
                 raise InvalidRequestError(
                     f"{name} must be an integer from 1, not {describe(value)}"
                 )
+        if timeout_s is not None and (
+            isinstance(timeout_s, bool)
+            or not isinstance(timeout_s, (int, float))
+            or not timeout_s > 0
+        ):
+            raise InvalidRequestError(
+                f"timeout_s must be a number above 0 or None, not {describe(timeout_s)}"
+            )
+        if not callable(clock):
+            raise InvalidRequestError(f"clock must be a function, not {describe(clock)}")
+        if assignment is not None and not callable(assignment):
+            raise InvalidRequestError(
+                f"assignment must be a function that makes what assigns documents, not "
+                f"{describe(assignment)}"
+            )
+        if params is not None and not isinstance(params, Mapping):
+            raise InvalidRequestError(f"params must be a dict, not {describe(params)}")
         self._settings = Settings(
             workers=workers,
             mode=mode,
@@ -150,6 +169,11 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
             workers, self._model, assignment or partial(DocumentHomes, checked_bound(bound))
         )
         self._histories = Histories()
+
+    @property
+    def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
+        """What comes out, for schemas: a string."""
+        return str
 
     def invoke(
         self,
@@ -173,7 +197,8 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
             ManagerError: If the manager does not answer; its trace has the notes.
         """
         config = ensure_config(config)
-        return sync.run(self._then_disconnect(partial(self.ainvoke, input, config, **kwargs)))
+        work = partial(self.ainvoke, input, config, **kwargs)
+        return sync.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
 
     async def ainvoke(
         self,
@@ -214,7 +239,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
             progress=progress,
             **kwargs,
         )
-        return sync.run(self._then_disconnect(work))
+        return sync.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
 
     async def abatch(
         self,
@@ -276,9 +301,10 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
                 async for piece in self.astream(input, config, **kwargs):
                     yield piece
             finally:
-                await self._model.disconnect()
+                with CancelScope(shield=True):  # connections are closed even if it is cancelled
+                    await self._model.disconnect()
 
-        yield from sync.iterate(pieces)
+        yield from sync.iterate(pieces, lasting=self._model.keeps_connections)
 
     async def astream(
         self,
@@ -298,7 +324,8 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what the agents have said in a conversation; return whether it was known."""
-        return self._histories.forget((tenant, type(conversation_id), conversation_id))
+        name = _conversation_name(conversation_id)
+        return self._histories.forget((str(tenant), type(name), name))
 
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""
@@ -326,12 +353,10 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         config: RunnableConfig,
     ) -> AsyncIterator[Answer]:
         async for question in inputs:
-            run = self._run(question, run_manager, config)
-            pieces = run.stream()
+            pieces = in_one_task(_streamed(self._run(question, run_manager, config)))
             async with aclosing(pieces):
                 async for piece in pieces:
-                    yield Answer(piece, run.trace)
-            yield Answer("", run.trace)
+                    yield piece
 
     def _run(
         self,
@@ -350,15 +375,16 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         )
 
     def _then_disconnect(
-        self, work: Callable[[], Awaitable[_Result]]
-    ) -> Callable[[], Awaitable[_Result]]:
+        self, work: Callable[[], Coroutine[Any, Any, _Result]]
+    ) -> Callable[[], Coroutine[Any, Any, _Result]]:
         """Return work that closes the connections of the event loop that it was run in."""
 
         async def both() -> _Result:
             try:
                 return await work()
             finally:
-                await self._model.disconnect()
+                with CancelScope(shield=True):  # connections are closed even if it is cancelled
+                    await self._model.disconnect()
 
         return both
 
@@ -386,11 +412,24 @@ class _Callbacks(Observer):
         await run.on_chain_end({} if reply is None else {"note": reply.text})
 
 
+async def _streamed(run: ChainRun) -> AsyncGenerator[Answer]:
+    pieces = run.stream()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield Answer(piece, run.trace)
+    yield Answer("", run.trace)
+
+
 def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise InvalidRequestError(
             f"{name} must be {' or '.join(map(repr, known))}, not {describe(value)}"
         )
+
+
+def _conversation_name(given: object) -> str | int:
+    """Return a conversation's id as it is kept: UUIDs and the like as strings."""
+    return given if isinstance(given, int) else str(given)
 
 
 def question_of(given: object, config: RunnableConfig | None = None) -> Question:
@@ -422,9 +461,7 @@ def question_of(given: object, config: RunnableConfig | None = None) -> Question
     conversation = given.get("conversation_id", said.get("thread_id"))
     scope = current_scope().inside(
         None if tenant is None else str(tenant),
-        conversation
-        if isinstance(conversation, int) or conversation is None
-        else str(conversation),
+        None if conversation is None else _conversation_name(conversation),
     )
     return Question(
         text=given["question"],

@@ -16,3 +16,6 @@ class ManagerError(CtxreuseError, RuntimeError):
     def __init__(self, message: str, trace: Trace) -> None:
         super().__init__(message)
         self.trace = trace
+
+    def __reduce__(self) -> tuple[type[ManagerError], tuple[str, Trace]]:
+        return ManagerError, (str(self), self.trace)

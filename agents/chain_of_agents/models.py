@@ -15,6 +15,7 @@ from ctxreuse.blocks import ContextRequest
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.plans import Plan
+from ctxreuse.serving.call import check_params
 from ctxreuse.serving.pool import EnginePool
 from ctxreuse.serving.waiting_room import WaitingRoom
 
@@ -71,6 +72,10 @@ class ReplyStream:
 class AgentModel(Protocol):
     """What a chain needs of whoever answers."""
 
+    @property
+    def keeps_connections(self) -> bool:
+        """Whether connections outlive a call, so that sync calls must share an event loop."""
+
     def all_engines(self) -> tuple[str, ...]:
         """Return the names of all engines; a model object is one without a name."""
 
@@ -105,7 +110,14 @@ class PoolModel:
         owned: Whether the chain has made the pool, and so closes it.
     """
 
+    keeps_connections = False
+
     def __init__(self, pool: EnginePool, params: Mapping[str, Any], owned: bool) -> None:
+        if "max_tokens" in params:
+            raise InvalidRequestError(
+                "params must not have max_tokens; give note_tokens and answer_tokens"
+            )
+        check_params(params)
         self._pool = pool
         self._params = dict(params)
         self._owned = owned
@@ -176,6 +188,8 @@ class PoolModel:
 
 class _OneModel:
     """A model object of a framework: one engine, as far as anybody can tell."""
+
+    keeps_connections = True
 
     def __init__(self, planner: ReusePlanner, concurrency: int) -> None:
         self._planner = planner
@@ -276,10 +290,11 @@ class LlamaIndexModel(_OneModel):
         text, response = "", None
         async with self._sending(ask) as plan:
             chunks = await self._llm.astream_chat(_llamaindex_messages(plan))
-            async for response in chunks:
-                if response.delta:
-                    text += response.delta
-                    yield response.delta
+            async with aclosing(chunks):
+                async for response in chunks:
+                    if response.delta:
+                        text += response.delta
+                        yield response.delta
         into.reply = _llamaindex_reply(response, plan, text)
 
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from ctxreuse.errors import InvalidRequestError, describe
 
+NOTE_SEPARATOR = "\n\n"
+"""What stands between the notes that the manager reads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainPrompts:
@@ -84,8 +87,12 @@ class ChainPrompts:
             question: The question.
             notes: Numbers of workers and their notes, in the order of the segments.
         """
-        shown = [_filled(self.note, worker=str(number), note=note) for number, note in notes]
-        return _filled(self.final, notes="\n\n".join(shown) or self.no_notes, question=question)
+        shown = NOTE_SEPARATOR.join(self.note_shown(number, note) for number, note in notes)
+        return _filled(self.final, notes=shown or self.no_notes, question=question)
+
+    def note_shown(self, worker: int, note: str) -> str:
+        """Return a worker's note as the manager is shown it."""
+        return _filled(self.note, worker=str(worker), note=note)
 
 
 DEFAULT_PROMPTS = ChainPrompts()

@@ -16,6 +16,7 @@ from chain_of_agents.budget import (
     budget_of,
     clipped,
     clipped_together,
+    history_tokens,
 )
 from chain_of_agents.desk import Desk
 from chain_of_agents.errors import ManagerError
@@ -203,6 +204,7 @@ class ChainRun:
             window or DEFAULT_WINDOW_TOKENS,
             settings.is_counted,
             settings.prompts,
+            self._planner.templates,
             self._planner.count_tokens,
             settings.note_tokens,
             settings.answer_tokens,
@@ -231,7 +233,7 @@ class ChainRun:
             question.tenant,
             self._histories.shown(question.conversation),
         )
-        return segments_of(pieces, agents, tokens, budget.segment, one_each)
+        return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
 
     async def _read_in_turn(
         self, segments: Sequence[Segment], budget: Budget
@@ -307,25 +309,26 @@ class ChainRun:
         if goes_on:
             history = self._histories.of(self._question.conversation, segment.agent)
         if history:
-            size = sum(self._planner.count_tokens(message["content"]) for message in history)
-            if size + self._planner.block_tokens(segment.blocks) > budget.segment:
+            size = history_tokens(history, self._planner.count_tokens) + sum(
+                max(self._planner.block_tokens([block]) + budget.label, budget.location)
+                for block in segment.blocks
+            )
+            if size > budget.segment:
                 history, remark = (), "its history was left out to fit the model's context"
         return self._ask(segment.agent, segment.blocks, query, history), remark
 
     def _managers_ask(self, notes: Sequence[tuple[int, str]], budget: Budget) -> tuple[Ask, str]:
         """Return what the manager is asked, and a remark on it."""
         count_tokens = self._planner.count_tokens
-        cut = clipped_together([note for _, note in notes], budget.notes, count_tokens)
-        remark = ""
-        if cut != [note for _, note in notes]:
-            remark = "notes were cut to fit the model's context"
-        query = self._settings.prompts.manager_query(
-            self._question.text,
-            [(number, note) for (number, _), note in zip(notes, cut, strict=True)],
-        )
+        kept = notes[: budget.most_notes()]
+        room = budget.notes - budget.note * len(kept)
+        cut = clipped_together([note for _, note in kept], room, count_tokens)
+        shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
+        remark = "" if shown == notes else "notes were cut to fit the model's context"
+        query = self._settings.prompts.manager_query(self._question.text, shown)
         history = self._histories.of(self._question.conversation, MANAGER)
-        size = sum(count_tokens(message["content"]) for message in history)
-        if history and size + count_tokens(query) > budget.notes:
+        size = history_tokens(history, count_tokens) + count_tokens(query)
+        if history and size > budget.notes:
             history, remark = (), "the conversation was left out to fit the model's context"
         return self._ask(MANAGER, (), query, history), remark
 

@@ -79,7 +79,7 @@ def pieces_of(
         The document itself, if it is short enough; else its pieces, whose ids say which.
     """
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
-    if tokens <= budget_tokens:
+    if tokens <= budget_tokens or not block.text:
         return [block]
     splitter = RecursiveCharacterTextSplitter(
         separators=_SEPARATORS,
@@ -87,7 +87,8 @@ def pieces_of(
         strip_whitespace=False,
         chunk_overlap=0,
         chunk_size=budget_tokens,
-        length_function=count_tokens,
+        # the splitter would show twice what counts nothing
+        length_function=lambda text: count_tokens(text) or len(text[:1]),
     )
     texts = splitter.split_text(block.text)
     assert "".join(texts) == block.text, "the splitter has lost text"
@@ -107,6 +108,7 @@ def segments_of(
     agents: Sequence[int],
     tokens: Sequence[int],
     budget_tokens: int,
+    label_tokens: int,
     one_each: bool,
 ) -> list[Segment]:
     """Put pieces together to what is read in one call.
@@ -116,6 +118,7 @@ def segments_of(
         agents: Each piece's agent.
         tokens: Each piece's length.
         budget_tokens: The longest segment; a single piece is never cut here.
+        label_tokens: What each piece but the first adds besides its text.
         one_each: Whether each piece is a segment of its own.
 
     Returns:
@@ -125,10 +128,11 @@ def segments_of(
     closed: list[tuple[int, list[int]]] = []
     for position, (agent, length) in enumerate(zip(agents, tokens, strict=True)):
         members, total = open_segments.get(agent, ([], 0))
-        if members and (one_each or total + length > budget_tokens):
+        added = label_tokens + length if members else length
+        if members and (one_each or total + added > budget_tokens):
             closed.append((agent, members))
-            members, total = [], 0
-        open_segments[agent] = ([*members, position], total + length)
+            members, total, added = [], 0, length
+        open_segments[agent] = ([*members, position], total + added)
     closed += [(agent, members) for agent, (members, _) in open_segments.items()]
     closed.sort(key=lambda segment: segment[1][0])
     return [

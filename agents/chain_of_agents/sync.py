@@ -1,10 +1,20 @@
-"""Running what is asynchronous for callers that are not, even inside a running event loop."""
+"""Running what is asynchronous for callers that are not, even inside a running event loop.
+
+A connection belongs to the event loop in which it was made. Model objects keep theirs from call to
+call, so all sync calls to them share one event loop, which lasts as long as the process: in another
+one the next call would meet dead connections, and send its requests twice. What closes its
+connections after each call gets an event loop of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TypeVar
+from threading import Lock, Thread, current_thread
+from typing import Any, Protocol, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
@@ -12,22 +22,36 @@ _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
 
 
-def run(work: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Return what a coroutine returns, run in an event loop of its own."""
-    with start_blocking_portal() as portal:
-        return portal.call(work)
+def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _Result:
+    """Return what a coroutine returns.
+
+    Args:
+        work: Makes the coroutine.
+        lasting: Whether it runs in the event loop that lasts; else in one of its own.
+    """
+    with _starting(lasting) as start:
+        running = start(work)
+        try:
+            return running.result()
+        finally:
+            running.cancel()  # the caller may have been interrupted
 
 
-def iterate(work: Callable[[], AsyncIterator[_Piece]]) -> Iterator[_Piece]:
-    """Yield what an async iterator yields; who stops early cancels it."""
+def iterate(work: Callable[[], AsyncIterator[_Piece]], *, lasting: bool) -> Iterator[_Piece]:
+    """Yield what an async iterator yields; who stops early cancels it.
+
+    Args:
+        work: Makes the iterator.
+        lasting: As in `run`.
+    """
     pieces: SimpleQueue[list[_Piece]] = SimpleQueue()
 
     async def pump() -> None:
         async for piece in work():
             pieces.put([piece])
 
-    with start_blocking_portal() as portal:
-        pumping = portal.start_task_soon(pump)
+    with _starting(lasting) as start:
+        pumping = start(pump)
         pumping.add_done_callback(lambda _: pieces.put([]))
         try:
             while piece := pieces.get():
@@ -35,3 +59,45 @@ def iterate(work: Callable[[], AsyncIterator[_Piece]]) -> Iterator[_Piece]:
             pumping.result()
         finally:
             pumping.cancel()
+
+
+class _Start(Protocol):
+    def __call__(self, work: Callable[[], Coroutine[Any, Any, _Result]], /) -> Future[_Result]:
+        """Start a coroutine in an event loop, with the caller's context variables."""
+
+
+@contextmanager
+def _starting(lasting: bool) -> Iterator[_Start]:
+    # who waits for a call inside the lasting event loop would keep that call from running
+    if lasting and not _LASTING.is_here():
+        yield lambda work: asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
+    else:
+        with start_blocking_portal() as portal:
+            yield portal.start_task_soon
+
+
+class _LastingLoop:
+    """An event loop in a thread that starts when it is first needed, and ends with the process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop; a process that was forked gets its own."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._loop = asyncio.new_event_loop()
+                self._thread = Thread(
+                    target=self._loop.run_forever, name="chain-of-agents", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def is_here(self) -> bool:
+        """Return whether the calling code runs in the event loop."""
+        return current_thread() is self._thread
+
+
+_LASTING = _LastingLoop()

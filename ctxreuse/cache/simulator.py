@@ -167,14 +167,23 @@ class PrefixCacheSimulator:
         usage = CacheUsage(len(tokens), hits * size)
         return RunningPrompt(usage, tokens, hashes, held, root)
 
-    def finish(self, running: RunningPrompt, generated: Sequence[int] = ()) -> None:
+    def finish(
+        self, running: RunningPrompt, generated: Sequence[int] = (), *, uncomputed: int = 0
+    ) -> None:
         """End a prompt that `start` returned; call it once.
 
         Args:
             running: The prompt.
             generated: Its answer's token ids, no more than there is room for.
+            uncomputed: Tokens at the prompt's end that were not computed, for it was aborted; no
+                other prompt may have begun since `start`. What would hold them serves nobody.
         """
         held, hashes = running._held, running._hashes
+        if uncomputed:
+            computed_blocks = (len(running._tokens) - uncomputed) // self.block_size
+            for block in held[computed_blocks : len(hashes)]:
+                assert self._users[block] == 1, "a prompt has begun on blocks without content"
+                self._forget(block)
         if len(generated) > 1:
             computed = [*running._tokens, *generated[:-1]]
             root = hashes[-1] if hashes else running._root

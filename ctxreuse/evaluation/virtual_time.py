@@ -7,6 +7,7 @@ time on every machine.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -25,6 +26,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     Raises:
         RuntimeError: While it runs, if all tasks wait and no timer will wake one.
     """
+
+    _clock_resolution: float  # asyncio's
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -50,6 +53,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _jump(self, seconds: float) -> None:
         self._now += seconds
+        # asyncio runs timers that are due within this; in late years a float has no smaller step
+        self._clock_resolution = max(self._clock_resolution, math.ulp(self._now))
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, _Result]) -> _Result:

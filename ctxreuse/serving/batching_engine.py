@@ -126,7 +126,7 @@ class BatchingEngine:
         self._waiting.append(request)
 
     def abort(self, request: EngineRequest) -> None:
-        """Stop a request, whose client has left; its blocks stay in the cache."""
+        """Stop a request, whose client has left; what was computed of it stays in the cache."""
         request.was_aborted = True
         if request in self._waiting:
             self._waiting.remove(request)
@@ -187,5 +187,5 @@ class BatchingEngine:
 
     def _leave_cache(self, request: EngineRequest, answer: Sequence[int]) -> None:
         if request.running is not None:
-            self._cache.finish(request.running, answer)
+            self._cache.finish(request.running, answer, uncomputed=request.to_prefill)
             request.running = None

@@ -21,6 +21,8 @@ class Circuit(Enum):
 class CircuitBreaker:
     """Opens after so many failures in a row; tries again after a rest, which doubles each time.
 
+    A rest does not grow beyond five minutes.
+
     It has no clock of its own. Not safe to share between threads without a lock.
 
     Args:
@@ -66,7 +68,7 @@ class CircuitBreaker:
         self._failures += 1
         if self._opened_at is not None:
             if self.state(now) is Circuit.HALF_OPEN:
-                self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+                self._rest_s = max(self._rest_s, min(2 * self._rest_s, _LONGEST_REST_S))
                 self._opened_at = now
                 self._is_tried = False
             return False

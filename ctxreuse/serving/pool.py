@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.circuit import CircuitBreaker
 from ctxreuse.serving.client import EngineClient
-from ctxreuse.serving.replica import Client, Replica, ReplicaStatus
+from ctxreuse.serving.completion import Completion
+from ctxreuse.serving.replica import Client, Replica, ReplicaStatus, Sending
 from ctxreuse.serving.routing import Router, request_of
 from ctxreuse.serving.served import PoolStream, Served
 from ctxreuse.serving.transient_errors import passes
@@ -118,39 +119,38 @@ class EnginePool:
     ) -> None:
         if planner is not None and not isinstance(planner, ReusePlanner):
             raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
-        for name, value, least in (
-            ("queue_weight", queue_weight, 0),
-            ("attempts", attempts, 1),
-            ("backoff_s", backoff_s, 0),
-            ("failures", failures, 1),
-            ("rest_s", rest_s, 0),
+        for name, value in (
+            ("queue_weight", queue_weight),
+            ("backoff_s", backoff_s),
+            ("rest_s", rest_s),
         ):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+            if not _is_number(value):
+                raise InvalidRequestError(f"{name} must be a number from 0, not {describe(value)}")
+        for name, value in (("attempts", attempts), ("failures", failures)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidRequestError(
-                    f"{name} must be a number from {least}, not {describe(value)}"
+                    f"{name} must be an integer from 1, not {describe(value)}"
                 )
         self._settings = planner or ReusePlanner()
         self._strategy = strategy
         self._concurrency = concurrency
         self._window_s = window_s
-        self._attempts = int(attempts)
+        self._attempts = attempts
         self._backoff_s = backoff_s
-        self._failures = int(failures)
+        self._failures = failures
         self._rest_s = rest_s
         self._clock = clock
         self._client_options = {"model": model, **client}
         self._router = Router(queue_weight, in_order=strategy == "none")
-        self._context_window: int | None = None
-        self._replicas: dict[str, Replica] = {}
+        # never changed, but replaced: whoever goes through it may be in another thread
+        self._replicas: Mapping[str, Replica] = {}
         self._syncs: dict[str, KVEventSync] = {}
-        if isinstance(engines, Mapping):
-            for name, connect in engines.items():
-                self._enter(name, connect, self._settings.sibling())
-        else:
-            for engine in [engines] if isinstance(engines, (str, Engine)) else engines:
-                self.add(engine)
-        if not self._replicas:
-            raise InvalidRequestError("a pool needs at least one engine's address")
+        try:
+            self._enter_all(engines)
+        except BaseException:
+            for sync in self._syncs.values():
+                sync.stop()
+            raise
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,7 +188,6 @@ class EnginePool:
             engine = Engine(base_url=engine)
         if not isinstance(engine, Engine):
             raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
-        name = engine.name or urlsplit(engine.base_url).netloc.rpartition("@")[2]
         planner = self._settings.sibling()
         events: KVEventSync | None = None
         if engine.kv_events is not None:
@@ -197,10 +196,15 @@ class EnginePool:
             events = Sync(planner, engine.kv_events, engine.kv_replay)
         base_url, options = engine.base_url, self._client_options
 
-        def connect() -> Client:
+        def make() -> Client:
             return EngineClient(base_url, planner=planner, events=events, retries=0, **options)
 
-        connect()  # so that wrong arguments are refused here
+        made = [make()]  # at once, so that wrong arguments are refused here
+
+        def connect() -> Client:
+            return made.pop() if made else make()
+
+        name = engine.name or urlsplit(base_url).netloc.rpartition("@")[2]
         self._enter(name, connect, planner, engine.capacity_tokens, events)
         return name
 
@@ -210,9 +214,12 @@ class EnginePool:
         Raises:
             InvalidRequestError: If there is no such replica.
         """
+        replica = self._replica(name)
         self.drain(name)
         await self.drained(name)
-        replica = self._replicas.pop(name)
+        if self._replicas.get(name) is not replica:
+            return  # somebody else has removed it, too
+        self._replicas = {one.name: one for one in self._replicas.values() if one is not replica}
         sync = self._syncs.pop(name, None)
         if sync is not None:
             await asyncio.to_thread(sync.stop)
@@ -256,22 +263,19 @@ class EnginePool:
             among: Names to choose from; None takes all.
 
         Raises:
-            InvalidRequestError: If the prompt is of the wrong kind.
+            InvalidRequestError: If an argument is of the wrong kind.
             EngineError: If none may be chosen.
         """
         request_of(prompt)
-        names = self._replicas if among is None else set(among)
-        staying = [one for one in self._staying() if one.name in names]
-        if not staying:
-            raise EngineError(
-                "no engine of the pool may be sent anything: all are draining; call resume() or "
-                "add()",
-                attempts=0,
+        if among is None:
+            return self._best(self._candidates(), prompt).name
+        if isinstance(among, str) or not isinstance(among, Iterable):
+            raise InvalidRequestError(
+                f"among must be a list of replicas' names, not {describe(among)}"
             )
-        # if all have failed, they are tried nevertheless
-        return self._router.best(
-            [one for one in staying if one.is_available] or staying, prompt
-        ).name
+        names = list(among)
+        candidates = _usable(one for one in self._staying() if one.name in names)
+        return self._best(candidates, prompt).name
 
     async def complete(
         self,
@@ -287,9 +291,11 @@ class EnginePool:
 
         Args:
             prompt: A request; or a plan, which is sent as it is.
-            replica: Where to send it, as long as that replica answers; None lets the pool choose.
+            replica: Where to send it, as long as that replica is there, does not drain and does
+                not rest, and has not failed it; else, and for None, the pool chooses.
             session_id: As in `EngineClient.complete`.
-            limit_s: Seconds from being sent after which a replica has failed to answer.
+            limit_s: Seconds from being sent after which a replica has failed to answer; None
+                leaves it to the client's `timeout_s`.
             on_first_token: Called when the first token has come.
             **params: As in `EngineClient.complete`.
 
@@ -297,21 +303,25 @@ class EnginePool:
             InvalidRequestError: If an argument is of the wrong kind.
             EngineError: If no engine answered, or the request itself was refused.
         """
+        _check_limit(limit_s)
         tried: list[str] = []
         while True:
             chosen = self._choose(prompt, replica, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
-                async with chosen.sending(prompt, to_compute, limit_s) as plan:
-                    completion = await chosen.client().complete(
-                        plan, session_id=session_id, on_first_token=on_first_token, **params
+                async with chosen.sending(prompt, to_compute, limit_s) as sending:
+                    completion = await sending.in_time(
+                        chosen.client().complete(
+                            sending.plan,
+                            session_id=session_id,
+                            on_first_token=on_first_token,
+                            **params,
+                        )
                     )
             except EngineError as error:
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            chosen.note_answer(plan, completion)
-            self._router.note(plan.request, chosen)
-            return Served(completion, plan, chosen.name, tuple(tried))
+            return self._served(chosen, sending, completion, tried)
 
     def stream(
         self,
@@ -330,13 +340,19 @@ class EnginePool:
             prompt: A request; or a plan, which is sent as it is.
             replica: As in `complete`.
             session_id: As in `complete`.
-            limit_s: As in `complete`; the whole answer must have come by then.
+            limit_s: As in `complete`, for the whole answer; what the caller does between two
+                pieces does not count.
             **params: As in `complete`.
 
         Returns:
             An async iterator of texts; use it with `async with`, so that a request whose answer is
             left early is cancelled at once.
+
+        Raises:
+            InvalidRequestError: If an argument is of the wrong kind.
         """
+        request_of(prompt)
+        _check_limit(limit_s)
         stream = PoolStream()
         stream.pieces = self._pieces(stream, prompt, replica, session_id, limit_s, params)
         return stream
@@ -344,38 +360,41 @@ class EnginePool:
     async def context_window(self) -> int | None:
         """Return the tokens of the longest prompt with its answer; None if no engine says.
 
-        Asked for once; where engines differ, it is the least of them.
+        Each engine is asked until it has answered once; where they differ, it is the least.
         """
-        if self._context_window is None:
-            asked = (replica.context_window() for replica in self._replicas.values())
-            self._context_window = min(filter(None, await asyncio.gather(*asked)), default=None)
-        return self._context_window
+        asked = (replica.context_window() for replica in self._replicas.values())
+        return min(filter(None, await asyncio.gather(*asked)), default=None)
 
-    async def check(self) -> dict[str, bool]:
+    async def check(self, limit_s: float = 5.0) -> dict[str, bool]:
         """Ask each replica whether it is ready; return the answers by name.
 
         One that is not is left alone at once; one that is, after it was not, is used again, with an
-        empty cache.
+        empty cache. One that has no such route (404) counts as ready, for it answers.
+
+        Args:
+            limit_s: Seconds after which a replica is not.
         """
+        _check_limit(limit_s)
         replicas = list(self._replicas.values())
-        healthy = await asyncio.gather(*(replica.check_health() for replica in replicas))
+        healthy = await asyncio.gather(*(replica.check_health(limit_s) for replica in replicas))
         return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
 
-    async def watch(self, interval_s: float = 5.0) -> None:
+    async def watch(self, interval_s: float = 5.0, limit_s: float = 5.0) -> None:
         """Check all replicas again and again, until it is cancelled: run it as a task.
 
         Args:
             interval_s: Seconds between two checks.
+            limit_s: As in `check`.
         """
         while True:
-            await self.check()
+            await self.check(limit_s)
             await asyncio.sleep(interval_s)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop, and stop following events."""
-        for sync in self._syncs.values():
+        syncs, self._syncs = self._syncs, {}
+        for sync in syncs.values():
             await asyncio.to_thread(sync.stop)
-        self._syncs.clear()
         await self.disconnect()
 
     async def disconnect(self) -> None:
@@ -394,6 +413,37 @@ class EnginePool:
     ) -> None:
         await self.aclose()
 
+    def _enter_all(
+        self, engines: str | Engine | Iterable[str | Engine] | Mapping[str, Callable[[], Client]]
+    ) -> None:
+        if isinstance(engines, (str, Engine)):
+            engines = [engines]
+        if isinstance(engines, Mapping):
+            given = sorted(
+                name for name, value in self._client_options.items() if value is not None
+            )
+            if given:
+                raise InvalidRequestError(
+                    f"{', '.join(given)}: give these to the clients, which you make yourself"
+                )
+            for name, connect in engines.items():
+                if not isinstance(name, str) or not callable(connect):
+                    raise InvalidRequestError(
+                        "clients of your own are a mapping from names to functions that make one, "
+                        f"not from {describe(name)} to {describe(connect)}"
+                    )
+                self._enter(name, connect, self._settings.sibling())
+        elif isinstance(engines, Iterable):
+            for engine in engines:
+                self.add(engine)
+        else:
+            raise InvalidRequestError(
+                f"engines must be addresses, such as 'http://127.0.0.1:8000', not "
+                f"{describe(engines)}"
+            )
+        if not self._replicas:
+            raise InvalidRequestError("a pool needs at least one engine's address")
+
     def _enter(
         self,
         name: str,
@@ -408,7 +458,7 @@ class EnginePool:
             )
         room = WaitingRoom(planner, self._concurrency, self._window_s, self._strategy)
         circuit = CircuitBreaker(self._failures, self._rest_s)
-        self._replicas[name] = Replica(
+        replica = Replica(
             name,
             connect,
             planner,
@@ -421,6 +471,7 @@ class EnginePool:
         if events is not None:
             events.start()
             self._syncs[name] = events
+        self._replicas = {**self._replicas, name: replica}
 
     def _replica(self, name: str) -> Replica:
         try:
@@ -433,12 +484,34 @@ class EnginePool:
     def _staying(self) -> list[Replica]:
         return [replica for replica in self._replicas.values() if not replica.is_draining]
 
-    def _choose(self, prompt: Plannable, wanted: str | None, tried: list[str]) -> Replica:
-        """Return where to send a request that some have failed: elsewhere, if there is another."""
-        fresh = {one.name for one in self._staying()}.difference(tried)
-        if wanted in fresh and wanted in self.available():
-            return self._replicas[wanted]
-        return self._replica(self.route(prompt, among=fresh or None))
+    def _candidates(self, tried: Collection[str] = ()) -> list[Replica]:
+        """Return where a request that some have failed may go: elsewhere, if there is another."""
+        usable = _usable(self._staying())
+        return [one for one in usable if one.name not in tried] or usable
+
+    def _best(self, candidates: Sequence[Replica], prompt: Plannable) -> Replica:
+        if not candidates:
+            raise EngineError(
+                "no engine of the pool may be sent anything: all are draining; call resume() or "
+                "add()",
+                attempts=0,
+            )
+        return self._router.best(candidates, prompt)
+
+    def _choose(self, prompt: Plannable, wanted: str | None, tried: Collection[str]) -> Replica:
+        candidates = self._candidates(tried)
+        for one in candidates:
+            if one.name == wanted and wanted not in tried:
+                return one
+        return self._best(candidates, prompt)
+
+    def _served(
+        self, by: Replica, sending: Sending, completion: Completion, tried: Iterable[str]
+    ) -> Served:
+        """Note that a request is answered; return its answer."""
+        by.note_answer(sending, completion)
+        self._router.note(sending.plan.request, by)
+        return Served(completion, sending.plan, by.name, tuple(tried))
 
     async def _pieces(
         self,
@@ -456,10 +529,10 @@ class EnginePool:
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with (
-                    chosen.sending(prompt, to_compute, limit_s) as plan,
-                    chosen.client().stream(plan, session_id=session_id, **params) as pieces,
+                    chosen.sending(prompt, to_compute, limit_s) as sending,
+                    chosen.client().stream(sending.plan, session_id=session_id, **params) as pieces,
                 ):
-                    async for piece in pieces:
+                    while (piece := await sending.in_time(anext(pieces, None))) is not None:
                         has_begun = True
                         yield piece
                     completion = pieces.completion
@@ -468,16 +541,37 @@ class EnginePool:
                     raise
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            chosen.note_answer(plan, completion)
-            self._router.note(plan.request, chosen)
-            stream.result = Served(completion, plan, chosen.name, tuple(tried))
+            stream.result = self._served(chosen, sending, completion, tried)
             return
 
     async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: list[str]) -> None:
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
         tried.append(failed.name)
-        if not passes(error.status) or len(tried) >= self._attempts:
+        candidates = self._candidates(tried)
+        if not passes(error.status) or len(tried) >= self._attempts or not candidates:
+            if len(tried) > 1:
+                error.attempts += len(tried) - 1
+                error.add_note(f"sent to {', '.join(tried)}, in turn")
             raise error
-        if {one.name for one in self._staying()} <= set(tried):
+        if candidates[0].name in tried:
             rounds = tried.count(failed.name)
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
+
+
+def _usable(replicas: Iterable[Replica]) -> list[Replica]:
+    """Return those that do not rest; where all do, they are tried nevertheless."""
+    replicas = list(replicas)
+    return [one for one in replicas if one.is_available] or replicas
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number from 0."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 <= value < float("inf")
+
+
+def _check_limit(limit_s: float | None) -> None:
+    if limit_s is not None and not (_is_number(limit_s) and limit_s):
+        raise InvalidRequestError(
+            f"limit_s must be a number of seconds above 0, or None, not {describe(limit_s)}"
+        )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.metrics import EngineMetrics
@@ -27,7 +27,13 @@ from ctxreuse.serving.waiting_room import Plannable, WaitingRoom
 _SURPRISES = 3
 """So many answers in a row without one cached token, where some were expected, are no accident."""
 _SURPRISING_TOKENS = 64
+_ASKING_S = 5.0
+"""After so many seconds an engine has failed to tell what its cache or its model holds."""
+_QUESTIONS = 3
+"""So often an engine is asked what its cache holds."""
 _STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
+
+_Answer = TypeVar("_Answer")
 
 
 class Client(Protocol):
@@ -90,6 +96,47 @@ class ReplicaStatus:
     generation: int
 
 
+class Sending:
+    """A request on its way to a replica.
+
+    Attributes:
+        plan: What is sent.
+        generation: The replica's when this was planned.
+    """
+
+    def __init__(self, plan: Plan, generation: int, replica: str, limit_s: float | None) -> None:
+        self.plan = plan
+        self.generation = generation
+        self._replica = replica
+        self._limit_s = limit_s
+        self._left_s = limit_s
+
+    async def in_time(self, answer: Awaitable[_Answer]) -> _Answer:
+        """Wait for a part of the answer, as long as the time for all parts lasts.
+
+        What happens between two parts takes none of it: it is not the engine's fault if somebody
+        reads slowly. And no limit is in force then, which would cancel whoever reads.
+
+        Raises:
+            EngineError: If the time is over.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._left_s) as limit:
+                return await answer
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EngineError(
+                f"replica {self._replica} did not answer within {self._limit_s} s; "
+                "give a larger limit_s if it needs longer"
+            ) from error
+        finally:
+            if self._left_s is not None:
+                self._left_s = max(0.0, self._left_s - (loop.time() - began))
+
+
 class Replica:
     """One engine of a pool. Made by `EnginePool`; threads and event loops may share it.
 
@@ -99,8 +146,9 @@ class Replica:
         planner: Its own planner, whose index is what this engine's cache holds.
         room: Where its requests wait.
         circuit: Whether it is left alone.
-        capacity_tokens: What its cache holds; None asks the engine.
-        follows_events: Whether its index is kept by the engine's own events.
+        capacity_tokens: What its cache holds; None asks the engine, once it has answered.
+        follows_events: Whether its index is kept by the engine's own events; the capacity is of no
+            interest then.
         clock: Seconds from any start.
 
     Attributes:
@@ -131,8 +179,12 @@ class Replica:
         self._clock = clock
         self._connect = connect
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
-        self._shadow = None if capacity_tokens is None else ShadowCache(planner, capacity_tokens)
-        self._knows_capacity = follows_events or self._shadow is not None
+        self._shadow: ShadowCache | None = None
+        if capacity_tokens is not None and not follows_events:
+            self._shadow = ShadowCache(planner, capacity_tokens)
+        self._questions = 0 if follows_events or self._shadow is not None else _QUESTIONS
+        self._window: int | None = None
+        self._knows_window = False
         self._surprises = 0
         self._answered = 0
         self._failed = 0
@@ -178,38 +230,37 @@ class Replica:
         with self._lock:
             client = self._clients.get(loop)
             if client is None:
+                for other in list(self._clients):
+                    if other.is_closed():  # its client's connections may keep it alive
+                        del self._clients[other]
                 client = self._clients[loop] = self._connect()
             return client
 
     @asynccontextmanager
     async def sending(
         self, prompt: Plannable, to_compute: int, limit_s: float | None
-    ) -> AsyncIterator[Plan]:
+    ) -> AsyncIterator[Sending]:
         """Wait for a place and hold it while a request is sent; note if that fails.
 
         Args:
             prompt: The request, or a plan whose order stands.
             to_compute: Prompt tokens that it has to compute, as expected.
-            limit_s: Seconds after which it has failed; None waits.
+            limit_s: Seconds that the answer may take; None waits.
 
         Yields:
-            What to send.
-
-        Raises:
-            EngineError: If the time is over.
+            What to send, and the time that there is for it.
         """
         with self._lock:
-            self._circuit.begin(self._clock())
+            now = self._clock()
+            is_trial = self._circuit.state(now) is Circuit.HALF_OPEN and self._circuit.admits(now)
+            self._circuit.begin(now)
             self.queued_tokens += to_compute
+            generation = self.generation
         try:
-            await self._learn_capacity()
             async with self._room.turn(prompt) as plan:
                 try:
-                    async with asyncio.timeout(limit_s):
-                        yield plan
-                except TimeoutError as error:
-                    self.planner.evict([plan.request_id])
-                    raise EngineError(f"{self.name} did not answer within {limit_s} s") from error
+                    yield Sending(plan, generation, self.name, limit_s)
+                    await self._learn_capacity()
                 except BaseException:
                     self.planner.evict([plan.request_id])
                     raise
@@ -220,47 +271,60 @@ class Replica:
                 self._note_life()  # it refuses this request, and works
             raise
         except BaseException:
-            with self._lock:
-                self._circuit.abandon()
+            if is_trial:  # any other one leaves the trial alone
+                with self._lock:
+                    self._circuit.abandon()
             raise
         finally:
             with self._lock:
                 self.queued_tokens -= to_compute
 
-    def note_answer(self, plan: Plan, completion: Completion) -> None:
+    def note_answer(self, sending: Sending, completion: Completion) -> None:
         """Take note of an answered request."""
-        self._note_life()
-        self._answered += 1
-        self._bookkeeping.attempt(lambda: self._observe(plan, completion), lambda: None)
+        with self._lock:
+            self._circuit.succeed()
+            self._answered += 1
+        self._bookkeeping.attempt(lambda: self._observe(sending, completion), lambda: None)
 
-    async def check_health(self) -> bool:
-        """Ask the engine whether it is ready; one that is not is left alone at once."""
-        try:
-            await self.client().check_health()
-        except EngineError:
-            with self._lock:
-                was_closed = self._circuit.state(self._clock()) is Circuit.CLOSED
-                self._circuit.open(self._clock())
-            if was_closed:
-                self.reset()
-            return False
-        self._note_life()
-        return True
+    async def check_health(self, limit_s: float) -> bool:
+        """Ask the engine whether it is ready; one that is not is left alone at once.
+
+        Args:
+            limit_s: Seconds after which it is not.
+        """
+        is_ready = await self._is_ready(limit_s)
+        with self._lock:
+            now = self._clock()
+            was_closed = self._circuit.state(now) is Circuit.CLOSED
+            if not is_ready:
+                self._circuit.open(now)
+            elif not was_closed:  # else it would hide that requests fail in a row
+                self._circuit.succeed()
+        if was_closed and not is_ready:
+            self.reset()
+        return is_ready
 
     async def context_window(self) -> int | None:
         """Return what the engine says its model holds; None if it is silent, or down."""
-        try:
-            return await self.client().context_window()
-        except EngineError:
-            return None
+        with self._lock:
+            is_resting = self._circuit.state(self._clock()) is Circuit.OPEN
+        if not self._knows_window and not is_resting:
+            try:
+                async with asyncio.timeout(_ASKING_S):
+                    self._window = await self.client().context_window()
+            except (EngineError, TimeoutError):
+                return None  # the next one who wants to know asks again
+            self._knows_window = True
+        return self._window
 
     def reset(self) -> None:
         """Treat the engine's cache as empty."""
-        self.generation += 1
-        self._surprises = 0
+        with self._lock:
+            self.generation += 1
+            self._surprises = 0
+            if self._shadow is not None:
+                self._shadow = ShadowCache(self.planner, self._shadow.capacity_tokens)
         self.planner.evict_tokens(self.planner.statistics().tokens)
-        if self._shadow is not None:
-            self._shadow = ShadowCache(self.planner, self._shadow.capacity_tokens)
 
     async def disconnect(self) -> None:
         """Close the running event loop's client; those of loops that are gone are gone, too."""
@@ -270,29 +334,57 @@ class Replica:
             await client.aclose()
 
     async def _learn_capacity(self) -> None:
-        """Ask the engine, once, how much its cache holds; one that does not say is unlimited."""
-        if self._knows_capacity:
+        """Ask the engine how much its cache holds; one that does not say is unlimited.
+
+        It has just answered, so it works: asked before that, an engine that is down would fail
+        twice for each request.
+        """
+        if not self._questions:
             return
-        self._knows_capacity = True
+        questions, self._questions = self._questions, 0  # the others don't ask, too
         try:
-            capacity = (await self.client().metrics()).capacity_tokens
-        except EngineError:
-            return  # no vLLM, or down, which the request itself will tell
+            async with asyncio.timeout(_ASKING_S):
+                capacity = (await self.client().metrics()).capacity_tokens
+        except (EngineError, TimeoutError):
+            self._questions = questions - 1
+            return
+        except asyncio.CancelledError:
+            self._questions = questions
+            raise
+        except Exception as error:
+            self._bookkeeping.note(error)
+            return
         if capacity is not None:
             self._shadow = ShadowCache(self.planner, capacity)
 
-    def _observe(self, plan: Plan, completion: Completion) -> None:
-        cached = completion.cached_tokens
+    async def _is_ready(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.client().check_health()
+        except EngineError as error:
+            return not passes(error.status)  # 404: it answers, and knows no such route
+        except TimeoutError:
+            return False
+        return True
+
+    def _observe(self, sending: Sending, completion: Completion) -> None:
+        plan, cached = sending.plan, completion.cached_tokens
         if self._shadow is not None and completion.prompt_tokens is not None:
             self._shadow.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
-        if cached:
-            self._surprises = 0
-        elif cached == 0 and plan.expected_cached_tokens >= _SURPRISING_TOKENS:
-            self._surprises += 1
-            if self._surprises >= _SURPRISES:
-                self.reset()
+        with self._lock:
+            if sending.generation != self.generation:
+                return  # it was planned for a cache that is known to be gone
+            if cached:
+                self._surprises = 0
+            elif cached == 0 and plan.expected_cached_tokens >= _SURPRISING_TOKENS:
+                self._surprises += 1
+            is_gone = self._surprises >= _SURPRISES
+            if is_gone:
+                self._surprises = 0
+        if is_gone:
+            self.reset()
 
     def _note_life(self) -> None:
         with self._lock:

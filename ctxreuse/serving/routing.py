@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+from weakref import ref
 
 from ctxreuse.assignment import rendezvous_order
 from ctxreuse.blocks import ContextRequest, text_digest
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.plans import Plan
+from ctxreuse.prompts import message_texts
 from ctxreuse.serving.rates import COMMON_RATES, NOTE_TOKENS
 from ctxreuse.serving.replica import Replica
 from ctxreuse.serving.waiting_room import Plannable
@@ -25,6 +27,13 @@ _REMEMBERED_CONVERSATIONS = 10_000
 _Conversation: TypeAlias = tuple[str, type, str | int | None]
 
 
+class _Home(NamedTuple):
+    """Where a conversation was served last, and with which cache."""
+
+    replica: ref[Replica]
+    generation: int
+
+
 class Router:
     """Chooses among replicas by what they are expected to have cached, and by their queues.
 
@@ -36,7 +45,7 @@ class Router:
     def __init__(self, queue_weight: float, in_order: bool) -> None:
         self._queue_weight = queue_weight
         self._in_order = in_order
-        self._served_by: OrderedDict[_Conversation, str] = OrderedDict()
+        self._served_by: OrderedDict[_Conversation, _Home] = OrderedDict()
         self._lock = Lock()
 
     def best(self, replicas: Sequence[Replica], prompt: Plannable) -> Replica:
@@ -60,8 +69,8 @@ class Router:
 
     def to_compute(self, replica: Replica, prompt: Plannable) -> int:
         """Return what a request would cost a replica, in prompt tokens, its answer included."""
-        blocks = replica.planner.block_tokens(request_of(prompt).blocks)
-        return max(0, blocks - self._cached_tokens(replica, prompt)) + _ANSWER_COST
+        tokens = replica.planner.block_tokens(prompt.blocks) + _history_tokens(request_of(prompt))
+        return max(0, tokens - self._cached_tokens(replica, prompt)) + _ANSWER_COST
 
     def note(self, request: ContextRequest, replica: Replica) -> None:
         """Remember who has served a conversation: its history is cached there."""
@@ -69,7 +78,7 @@ class Router:
             return
         key = _conversation(request)
         with self._lock:
-            self._served_by[key] = replica.name
+            self._served_by[key] = _Home(ref(replica), replica.generation)
             self._served_by.move_to_end(key)
             if len(self._served_by) > _REMEMBERED_CONVERSATIONS:
                 self._served_by.popitem(last=False)
@@ -78,10 +87,9 @@ class Router:
         request = request_of(prompt)
         if request.history:
             with self._lock:
-                if self._served_by.get(_conversation(request)) != replica.name:
-                    return 0
-            texts = (str(message.get("content") or "") for message in request.history)
-            return sum(map(estimate_tokens, texts))
+                home = self._served_by.get(_conversation(request))
+            is_cached = home is not None and home == (ref(replica), replica.generation)
+            return _history_tokens(request) if is_cached else 0
         if isinstance(prompt, Plan):
             as_sent = ContextRequest(prompt.blocks, system=request.system, tenant=request.tenant)
             return replica.planner.cached_tokens(as_sent, in_order=True)
@@ -101,6 +109,12 @@ def request_of(prompt: object) -> ContextRequest:
             f"a prompt must be a ContextRequest or a Plan, not {describe(prompt)}"
         )
     return prompt
+
+
+def _history_tokens(request: ContextRequest) -> int:
+    """Return the tokens of what a later turn repeats, estimated."""
+    messages = request.history or ()
+    return sum(estimate_tokens(text) for message in messages for text in message_texts(message))
 
 
 def _conversation(request: ContextRequest) -> _Conversation:

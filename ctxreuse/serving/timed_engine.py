@@ -55,7 +55,7 @@ class TimedEngine:
             self._running = asyncio.ensure_future(self._run())
         try:
             await ended
-        except asyncio.CancelledError:
+        except BaseException:
             self._engine.abort(request)
             raise
         finally:
@@ -64,6 +64,14 @@ class TimedEngine:
         return request.usage
 
     async def _run(self) -> None:
+        try:
+            await self._run_steps()
+        except Exception as error:  # token ids that are none; else everybody would wait for ever
+            for ended in self._waiting.values():
+                if not ended.done():
+                    ended.set_exception(error)
+
+    async def _run_steps(self) -> None:
         while self._engine.has_work:
             step = self._engine.step()
             await asyncio.sleep(step.duration_s / self._speed)

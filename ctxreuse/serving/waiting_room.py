@@ -9,11 +9,11 @@ sent them. Whoever has been planned goes before whoever comes later, so nobody w
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import OrderedDict
 from dataclasses import replace
-from threading import Lock
+from itertools import count
+from threading import RLock
+from types import TracebackType
 from typing import TypeAlias
 
 from ctxreuse.blocks import ContextRequest
@@ -65,11 +65,15 @@ class WaitingRoom:
         self._window_s = checked_window(window_s)
         self._strategy = strategy
         self._fail_open = FailOpen("WaitingRoom", "requests go on in the order in which they came")
-        self._lock = Lock()
-        self._arrived: list[_Ticket] = []
-        self._line: deque[_Ticket] = deque()
+        # a collected task may leave while this very thread holds the lock
+        self._lock = RLock()
+        self._arrived: OrderedDict[_Ticket, None] = OrderedDict()
+        self._line: OrderedDict[_Ticket, None] = OrderedDict()
+        self._present = 0
         self._inside = 0
         self._is_planning = False
+        self._is_due = False  # whether somebody has waited for others long enough
+        self._unplanned_number = count()
 
     @property
     def faults(self) -> int:
@@ -83,58 +87,75 @@ class WaitingRoom:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._arrived) + len(self._line)
+        """How many requests wait; those that are being planned do, too."""
+        with self._lock:
+            return self._present - self._inside
 
-    @asynccontextmanager
-    async def turn(self, request: Plannable) -> AsyncIterator[Plan]:
-        """Wait until there is a place; hold it as long as the block runs.
+    def turn(self, request: Plannable) -> Turn:
+        """Wait until there is a place; hold it as long as the `async with` block runs.
 
         Args:
             request: A request, which is planned here; or a plan, which is sent as it is.
 
-        Yields:
-            What to send. The caller tells the planner if it was not sent after all.
+        Returns:
+            A context manager that gives what to send. The caller tells the planner if it was not
+            sent after all.
         """
+        return Turn(self, request)
+
+    def _arrive(self, request: Plannable) -> _Ticket:
         ticket = _Ticket(request, asyncio.get_running_loop())
         with self._lock:
-            self._arrived.append(ticket)
-        try:
-            await asyncio.wait([ticket.answer], timeout=self._window_s)
-            if not ticket.answer.done():
-                if len(self._arrived) > _PLANNED_ON_THE_LOOP:
-                    await ticket.loop.run_in_executor(None, self._admit)
-                else:
-                    self._admit()
-            plan = await ticket.answer
-            ticket.was_taken = True
-            yield plan
-        finally:
-            self._leave(ticket)
+            self._arrived[ticket] = None
+            self._present += 1
+        return ticket
+
+    async def _wait(self, ticket: _Ticket) -> Plan:
+        """Wait for others, then for a place; return what to send."""
+        await asyncio.wait([ticket.answer], timeout=self._window_s)
+        if not ticket.answer.done():
+            with self._lock:
+                self._is_due = self._is_due or ticket in self._arrived
+            if len(self._arrived) > _PLANNED_ON_THE_LOOP:
+                await ticket.loop.run_in_executor(None, self._admit)
+            else:
+                self._admit()
+        plan = await ticket.answer
+        ticket.was_taken = True
+        return plan
 
     def _admit(self) -> None:
-        """Let requests through as long as there are places; plan those that have come together."""
+        """Let requests through as long as there are places; plan those that have come, if due."""
         while True:
             with self._lock:
                 while self._line and self._inside < self._concurrency:
-                    ticket = self._line.popleft()
-                    if ticket.let_through():
-                        self._inside += 1
-                    else:
-                        self._forget(ticket)
+                    ticket, _ = self._line.popitem(last=False)
+                    self._inside += 1
+                    ticket.is_inside = True
+                    if not ticket.is_told():
+                        self._drop(ticket)
                 is_full = self._inside >= self._concurrency
-                if is_full or self._is_planning or not self._arrived:
+                if is_full or self._is_planning or not self._is_due:
                     return
-                batch = [ticket for ticket in self._arrived if not ticket.has_left]
-                self._arrived = []
+                batch = list(self._arrived)
+                self._arrived.clear()
+                self._is_due = False
                 self._is_planning = True
+            line = batch
             try:
                 line = self._planned(batch)
+            except BaseException:  # an interrupt, which is for this caller alone
+                for ticket in batch:
+                    ticket.error = RuntimeError("planning was interrupted")
+                raise
             finally:
                 with self._lock:
                     self._is_planning = False
-            with self._lock:
-                self._line.extend(line)
+                    for ticket in line:
+                        if ticket.has_left:
+                            self._forget(ticket)
+                        else:
+                            self._line[ticket] = None
 
     def _planned(self, batch: list[_Ticket]) -> list[_Ticket]:
         """Plan what waits; return it in the order in which to go."""
@@ -142,10 +163,11 @@ class WaitingRoom:
         if line is not None:
             return line
         for ticket in batch:
-            try:
-                ticket.plan = self._plan_alone(ticket.request, "none")
-            except Exception as error:
-                ticket.error = error
+            if ticket.plan is None:
+                try:
+                    ticket.plan = self._planned_as_it_came(ticket.request)
+                except Exception as error:
+                    ticket.error = error
         return batch
 
     def _plan_together(self, batch: list[_Ticket]) -> list[_Ticket]:
@@ -160,31 +182,91 @@ class WaitingRoom:
             line.append(requests[position])
         for ticket in batch:
             if isinstance(ticket.request, Plan):
-                ticket.plan = self._plan_alone(ticket.request, "none")
+                ticket.plan = recorded(self._planner, ticket.request)
                 line.append(ticket)
         return line
 
-    def _plan_alone(self, request: Plannable, strategy: Strategy) -> Plan:
-        if isinstance(request, ContextRequest):
-            return self._planner.plan(request, strategy)
-        return recorded(self._planner, request)
+    def _planned_as_it_came(self, request: Plannable) -> Plan:
+        return self._fail_open.attempt(
+            lambda: (
+                recorded(self._planner, request)
+                if isinstance(request, Plan)
+                else self._planner.plan(request, "none")
+            ),
+            lambda: self._unrecorded(request),
+        )
+
+    def _unrecorded(self, request: Plannable) -> Plan:
+        """Return a plan that the planner, which cannot, has not recorded."""
+        if isinstance(request, Plan):
+            plan, given_id = request, request.request.request_id
+        else:
+            spare = ReusePlanner(templates=self._planner.templates)  # counts nothing with ours
+            plan, given_id = spare.plan(request, "none"), request.request_id
+        if given_id is None:  # an id of another planner may be another request's here
+            given_id = f"unplanned-{next(self._unplanned_number)}"
+        return replace(plan, request_id=given_id, expected_cached_tokens=0, logged=None)
 
     def _leave(self, ticket: _Ticket) -> None:
-        """Give up a place, or waiting for one."""
+        """Give up a place, or waiting for one; let others in."""
         with self._lock:
-            ticket.has_left = True
-            if ticket.is_inside:
-                self._inside -= 1
-        self._forget(ticket)
+            self._drop(ticket)
         if len(self._arrived) > _PLANNED_ON_THE_LOOP:
-            ticket.loop.run_in_executor(None, self._admit)
+            try:
+                ticket.loop.run_in_executor(None, self._admit)
+            except RuntimeError:  # its event loop is closing or closed; others wait in theirs
+                self._admit()
         else:
             self._admit()
 
+    def _drop(self, ticket: _Ticket) -> None:
+        """Take a request out, wherever it is. The caller holds the lock."""
+        if ticket.has_left:
+            return
+        ticket.has_left = True
+        self._present -= 1
+        self._inside -= ticket.is_inside
+        self._arrived.pop(ticket, None)
+        self._line.pop(ticket, None)
+        self._is_due = self._is_due and bool(self._arrived)
+        self._forget(ticket)
+
     def _forget(self, ticket: _Ticket) -> None:
-        """Tell the planner if what it has planned was never handed out."""
-        if ticket.plan is not None and not ticket.was_taken:
-            self._planner.evict([ticket.plan.request_id])
+        """Tell the planner, once, if what it has planned was never handed out."""
+        plan, ticket.plan = ticket.plan, None
+        if plan is not None and not ticket.was_taken:
+            self._planner.evict([plan.request_id])
+
+
+class Turn:
+    """A request's turn in a waiting room, for one `async with`; made by `WaitingRoom.turn`."""
+
+    # no generator: one that is left behind by a closed event loop never runs to its end
+
+    def __init__(self, room: WaitingRoom, request: Plannable) -> None:
+        self._room = room
+        self._request = request
+        self._ticket: _Ticket | None = None
+
+    async def __aenter__(self) -> Plan:
+        """Wait for a place; return what to send."""
+        assert self._ticket is None, "a turn is for one request"
+        ticket = self._ticket = self._room._arrive(self._request)
+        try:
+            return await self._room._wait(ticket)
+        except BaseException:
+            self._room._leave(ticket)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the place back."""
+        assert self._ticket is not None, "a turn that ends has begun"
+        self._room._leave(self._ticket)
 
 
 class _Ticket:
@@ -200,20 +282,16 @@ class _Ticket:
         self.has_left = False
         self.was_taken = False
 
-    def let_through(self) -> bool:
-        """Give the request its place; return whether it takes it."""
-        if self.has_left:
-            return False
+    def is_told(self) -> bool:
+        """Send the request its answer; return whether its event loop takes it."""
         try:
             self.loop.call_soon_threadsafe(self._tell)
         except RuntimeError:  # its event loop is closed
-            self.has_left = True
             return False
-        self.is_inside = True
         return True
 
     def _tell(self) -> None:
-        if self.answer.done():
+        if self.has_left or self.answer.done():
             return
         if self.error is not None:
             self.answer.set_exception(self.error)

@@ -1,0 +1,365 @@
+"""The chain as its users meet it: answers, traces, engines, batches, streams."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count, pairwise
+from typing import Any
+
+import httpx
+import pytest
+from chain_helpers import (
+    Busy,
+    InTurn,
+    Messages,
+    SaysModel,
+    chain_of,
+    client_of,
+    documents,
+    is_managers,
+    notes_in,
+    pool_of,
+    question,
+)
+
+from chain_of_agents import ChainOfAgents, ChainPrompts, Step, Trace
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import EngineError
+from ctxreuse.serving import EmulatedEngine
+
+MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
+
+
+def numbered(messages: Messages) -> str:
+    """Return a note that says which document was read, or the answer."""
+    text = str(messages[-1]["content"])
+    if is_managers(messages):
+        return "From " + "; ".join(notes_in(text))
+    return text.partition("] ")[2].partition(" says")[0] + " was read."
+
+
+def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
+    engine = EmulatedEngine(answer=lambda body: numbered(body["messages"]))
+    ticks = count()
+    chain = chain_of(
+        engine,
+        mode="sequential",
+        workers=2,
+        assignment=InTurn,
+        clock=lambda: float(next(ticks)),
+        prompts=ChainPrompts(worker="Read.", manager="Several readers have each read."),
+    )
+    answer = chain.invoke(
+        {"question": "Q?", "documents": [{"id": n, "text": f"D{n} says"} for n in (5, 7)]}
+    )
+
+    assert answer == "From D7 was read."
+    assert [body["messages"] for body in engine.requests] == [
+        [
+            {"role": "system", "content": "Read."},
+            {"role": "user", "content": "[Doc_1] D5 says\n\nQuestion: Q?\n\nWrite your note."},
+        ],
+        [
+            {"role": "system", "content": "Read."},
+            {
+                "role": "user",
+                "content": (
+                    "[Doc_1] D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
+                    "Question: Q?\n\nWrite the note again, with what your part adds to it."
+                ),
+            },
+        ],
+        [
+            {"role": "system", "content": "Several readers have each read."},
+            {
+                "role": "user",
+                "content": "Notes:\nReader 2: D7 was read.\n\nQuestion: Q?\n\nAnswer:",
+            },
+        ],
+    ]
+    assert [body["max_tokens"] for body in engine.requests] == [256, 256, 512]
+    tokens = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests]
+    assert answer.trace == Trace(
+        question="Q?",
+        mode="sequential",
+        steps=(
+            Step(
+                role="worker",
+                agent=0,
+                position=0,
+                documents=(5,),
+                labels={"[Doc_1]": 5},
+                note="D5 was read.",
+                replica="e0",
+                prompt_tokens=tokens[0],
+                cached_tokens=0,
+                completion_tokens=4,
+                began_s=1.0,
+                ended_s=2.0,
+            ),
+            Step(
+                role="worker",
+                agent=1,
+                position=1,
+                documents=(7,),
+                labels={"[Doc_1]": 7},
+                note="D7 was read.",
+                replica="e0",
+                prompt_tokens=tokens[1],
+                cached_tokens=answer.trace.steps[1].cached_tokens,
+                completion_tokens=4,
+                began_s=3.0,
+                ended_s=4.0,
+            ),
+            Step(
+                role="manager",
+                agent=-1,
+                position=-1,
+                note="From D7 was read.",
+                replica="e0",
+                prompt_tokens=tokens[2],
+                cached_tokens=0,
+                completion_tokens=5,
+                began_s=5.0,
+                ended_s=6.0,
+            ),
+        ),
+    )
+
+
+def test_in_parallel_the_manager_reads_all_notes_in_the_documents_order() -> None:
+    busy = Busy(numbered)
+    slow = {"Document 0": 3, "Document 1": 2, "Document 2": 1}
+
+    def holds(messages: Messages) -> bool:
+        for name, left in slow.items():
+            if f"{name} says" in str(messages) and left:
+                slow[name] = left - 1
+                return True
+        return False
+
+    busy.holds = holds
+    chain = chain_of(EmulatedEngine(answer=busy), mode="parallel", packing="single")
+    answer = chain.invoke(question(3))
+    assert busy.most == 3
+    assert answer == "From Document 0 was read.; Document 1 was read.; Document 2 was read."
+    assert [step.position for step in answer.trace.steps] == [0, 1, 2, -1]
+
+
+@MODES
+def test_a_second_question_about_the_same_documents_finds_them_where_they_were_read(
+    mode: Any,
+) -> None:
+    engines = [EmulatedEngine(answer="A note.") for _ in range(3)]
+    chain = chain_of(*engines, mode=mode, packing="single")
+    first = chain.invoke(question(10))
+    second = chain.invoke({**question(10), "question": "And which else?"})
+    where = [
+        {step.documents: (step.agent, step.replica) for step in answer.trace.workers}
+        for answer in (first, second)
+    ]
+    assert where[0] == where[1]
+    assert first.trace.cached_tokens < 0.4 * first.trace.prompt_tokens
+    for step in second.trace.workers:
+        assert step.prompt_tokens is not None
+        assert step.cached_tokens is not None
+        assert step.cached_tokens > 0.7 * step.prompt_tokens
+
+
+@MODES
+def test_every_way_to_ask_gives_the_same_answer_and_trace(mode: Any) -> None:
+    asked = [question(3), {**question(2), "question": "Other?"}]
+
+    def without_times(answer: Any) -> Any:
+        return str(answer), [
+            (step.name, step.documents, step.note, step.outcome) for step in answer.trace.steps
+        ]
+
+    def chain() -> ChainOfAgents:
+        model = SaysModel(says=lambda prompt: f"note {len(prompt)}")
+        return ChainOfAgents(llm=model, mode=mode, assignment=InTurn)
+
+    def streamed(pieces: list[Any]) -> Any:
+        text, steps = without_times(pieces[-1])
+        assert text == ""
+        return "".join(pieces), steps
+
+    async def arrived(pieces: Any) -> list[Any]:
+        return [piece async for piece in pieces]
+
+    async def as_they_end(one: ChainOfAgents) -> list[Any]:
+        return [pair async for pair in one.abatch_as_completed(asked)]
+
+    expected = [without_times(chain().invoke(one)) for one in asked]
+    assert [without_times(asyncio.run(chain().ainvoke(one))) for one in asked] == expected
+    assert [without_times(one) for one in chain().batch(asked)] == expected
+    assert [without_times(one) for one in asyncio.run(chain().abatch(asked))] == expected
+    assert [streamed(list(chain().stream(one))) for one in asked] == expected
+    assert [streamed(asyncio.run(arrived(chain().astream(one)))) for one in asked] == expected
+    in_order = sorted(chain().batch_as_completed(asked), key=lambda pair: pair[0])
+    assert [without_times(one) for _, one in in_order] == expected
+    in_order = sorted(asyncio.run(as_they_end(chain())), key=lambda pair: pair[0])
+    assert [without_times(one) for _, one in in_order] == expected
+
+
+def test_an_empty_batch_has_no_answers() -> None:
+    assert ChainOfAgents(llm=SaysModel()).batch([]) == []
+
+
+async def test_sync_calls_work_inside_a_running_event_loop() -> None:
+    for chain in (ChainOfAgents(llm=SaysModel()), chain_of(EmulatedEngine(answer="A note."))):
+        assert chain.invoke(question(2)) == "A note."
+        assert chain.batch([question(2)] * 2) == ["A note.", "A note."]
+    assert "".join(chain.stream(question(2))) == "A note."
+
+
+async def test_pieces_of_a_stream_join_to_the_answer_and_the_last_one_has_the_trace() -> None:
+    chain = chain_of(EmulatedEngine(answer="In France, I think."))
+    pieces = [piece async for piece in chain.astream(question(2))]
+    assert pieces == ["In", " France,", " I", " think.", ""]
+    assert [step.name for step in pieces[0].trace.steps] == [
+        step.name for step in pieces[-1].trace.workers
+    ]
+    assert pieces[-1].trace.answer == "In France, I think."
+    assert pieces[-1].trace.steps[-1].prompt_tokens is not None
+
+
+async def test_questions_of_a_batch_run_together_as_far_as_the_config_lets_them() -> None:
+    busy = Busy()
+    chain = chain_of(EmulatedEngine(answer=busy), mode="sequential")
+    busy.holds = lambda messages: busy.running < 4 and busy.begun <= 4
+    await chain.abatch([question(2)] * 4)
+    assert busy.most == 4
+    bounded = Busy()
+    chain = chain_of(EmulatedEngine(answer=bounded), mode="sequential")
+    await chain.abatch([question(2)] * 4, {"max_concurrency": 1})
+    assert bounded.most == 1
+
+
+@pytest.mark.parametrize("return_exceptions", [False, True])
+def test_progress_is_told_of_every_question_that_ends(return_exceptions: bool) -> None:
+    told: list[tuple[int, int]] = []
+    chain = ChainOfAgents(llm=SaysModel())
+    questions: list[Any] = [question(1), question(1), {} if return_exceptions else question(1)]
+    chain.batch(
+        questions,
+        return_exceptions=return_exceptions,
+        progress=lambda ended, of: told.append((ended, of)),
+    )
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_same() -> None:
+    busy = Busy()
+    engine = EmulatedEngine(answer=busy)
+    pool = pool_of(engine, concurrency=1)
+    chain = ChainOfAgents(llm=pool, mode="parallel", packing="single")
+    busy.holds = lambda messages: busy.begun == 1 and pool.statistics()[0].waiting < 15
+    await chain.abatch([{**question(4), "question": f"Q{n}?"} for n in range(4)])
+    read = [
+        body["messages"][-1]["content"][:24]
+        for body in engine.requests
+        if not is_managers(body["messages"])
+    ]
+    assert len(read) == 16
+    # the first call goes alone; then each of the four documents has its run
+    assert sum(one != other for one, other in pairwise(read)) <= 4
+
+
+@MODES
+def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode: Any) -> None:
+    engine = EmulatedEngine(answer="A note.")
+    sessions: list[str] = []
+
+    async def note(request: httpx.Request) -> None:
+        if request.method == "POST":
+            sessions.append(request.headers["X-Session-ID"])
+
+    http = client_of(engine)
+    http.event_hooks = {"request": [note]}
+    chain = ChainOfAgents(
+        llm="http://engine/v1",
+        http_client=http,
+        model="emulated",
+        params={"temperature": 0.5},
+        mode=mode,
+        workers=2,
+        assignment=InTurn,
+    )
+    assert chain.invoke(question(2)) == "A note."
+    assert sessions == [f"chain-of-agents-{name}" for name in ("agent-0", "agent-1", "manager")]
+    assert {body["temperature"] for body in engine.requests} == {0.5}
+
+
+async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them() -> None:
+    engine = EmulatedEngine(answer="A note.")
+    async with ChainOfAgents(
+        llm=["http://a/v1", "http://b/v1"],
+        http_client=client_of(engine),
+        workers=2,
+        assignment=InTurn,
+    ) as chain:
+        answer = await chain.ainvoke(question(4))
+    assert {step.replica for step in answer.trace.workers} == {"a", "b"}
+
+
+async def test_a_pool_of_the_caller_s_is_not_closed_with_the_chain() -> None:
+    pool = pool_of(EmulatedEngine())
+    closed: list[bool] = []
+    pool.aclose = lambda: closed.append(True)  # type: ignore[method-assign,assignment,return-value]
+    async with ChainOfAgents(llm=pool):
+        pass
+    assert closed == []
+
+
+def test_what_the_engine_says_it_holds_is_the_budget() -> None:
+    engine = EmulatedEngine(max_model_len=2_000, answer="A note.")
+    chain = chain_of(engine, workers=1, packing="packed")
+    answer = chain.invoke(question(12, documents=documents(12, 30)))
+    assert len(answer.trace.workers) > 3
+    assert answer.trace.failures == ()
+    wide = chain_of(EmulatedEngine(answer="A note."), workers=1, packing="packed")
+    assert len(wide.invoke(question(12, documents=documents(12, 30))).trace.workers) == 1
+
+
+@pytest.mark.parametrize(("packing", "calls"), [("single", 6), ("packed", 2), ("auto", 2)])
+def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing: Any, calls: int) -> None:
+    chain = ChainOfAgents(llm=SaysModel(), workers=2, packing=packing, assignment=InTurn)
+    answer = chain.invoke(question(6))
+    assert len(answer.trace.workers) == calls
+    one_each = ChainOfAgents(llm=SaysModel(), workers=6, packing=packing, assignment=InTurn)
+    assert len(one_each.invoke(question(6)).trace.workers) == 6
+
+
+def test_a_planner_of_the_caller_s_may_tell_the_order_of_packed_documents() -> None:
+    model = SaysModel()
+    planner = ReusePlanner()
+    chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
+    chain.invoke(question(4, documents=documents(4)))
+    chain.invoke(question(4, documents=documents(4)[::-1]))
+    sent = str(model.prompts[-2][-1].content)
+    assert sent.startswith("[Doc_1] Document 0 says 0. ")
+    assert (
+        "Please read the context in the following priority order: "
+        "[Doc_4] > [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+    ) in sent
+
+
+def test_one_chain_may_be_shared_by_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    for chain in (
+        chain_of(EmulatedEngine(answer=lambda body: numbered(body["messages"]))),
+        ChainOfAgents(llm=SaysModel(says=lambda prompt: prompt[-12:])),
+    ):
+        with ThreadPoolExecutor(6) as threads:
+            answers = list(threads.map(chain.invoke, [question(3)] * 12))
+        assert len(set(answers)) == 1
+        assert all(answer.trace.failures == () for answer in answers)
+
+
+def test_a_new_chain_may_be_made_before_its_engine_is_up() -> None:
+    chain = chain_of(EmulatedEngine(fail=lambda number, body: "refuse"))
+    with pytest.raises(RuntimeError) as failed:
+        chain.invoke(question(1))
+    assert isinstance(failed.value.__cause__, EngineError)
