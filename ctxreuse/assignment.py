@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +32,9 @@ Agent: TypeAlias = str | int
 DEFAULT_BOUND = 1.15
 """How far above the mean an agent's load may be: much lower moves many documents, much higher
 leaves agents idle; both cost more than they save on the public traces."""
+
+_SLACK_OF_READERS = 4
+"""Documents that a reader of the next one may be above the mean, whatever the bound."""
 
 _MAX_HOMES = 4
 """Agents remembered for a document that is too much in demand for one."""
@@ -70,9 +73,12 @@ def assign(
 ) -> list[Agent]:
     """Assign each document to one agent.
 
-    The bound: after each document, the load of the agent that took it is at most `bound` times the
-    mean (or `slack_tokens` above the mean, if that is more), or else at most the mean plus that
-    document: where nobody has room, the least loaded agent takes it.
+    The bounds: after each document, the load of the agent that took it is at most `bound` times the
+    mean, or `slack_tokens` above the mean if that is more, or the mean plus that document where
+    nobody has room: then the least loaded takes it. An engine on which n agents live is bounded as
+    tightly as chance evens out more among n: by n times the mean, times 1 + (c - 1) / sqrt(n). With
+    little to do, keeping a document where it was read is worth more than evenness: its readers may
+    be as far above the mean as four such documents.
 
     Args:
         documents: In the order in which they choose.
@@ -93,24 +99,63 @@ def assign(
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
     checked_bound(bound)
-    load = {agent: loads.get(agent, 0.0) for agent in agents}
-    total = sum(load.values())
+    loaded = _Loads(agents, loads, engines or {}, bound)
     assigned = []
     for document in documents:
-        total += document.tokens
-        mean = total / len(load)
-        limit = max(bound * mean, mean + slack_tokens) - document.tokens
-        own = [agent for agent in homes.get(document.key, ()) if agent in load]
-        chosen = _least_loaded(own, load, document.key)
-        if chosen is None or load[chosen] > limit:
-            order = _order(document.key, list(load), engines or {}, own)
-            free = (agent for agent in order if load[agent] <= limit)
+        tokens = document.tokens
+        loaded.total += tokens
+        read_by = [agent for agent in homes.get(document.key, ()) if agent in loaded.of]
+        slack = max(slack_tokens, _SLACK_OF_READERS * tokens)
+        chosen = _least_loaded(
+            [agent for agent in read_by if loaded.has_room(agent, tokens, slack)],
+            loaded.of,
+            document.key,
+        )
+        if chosen is None:
+            order = _order(document.key, loaded.engine_of, read_by)
+            free = (agent for agent in order if loaded.has_room(agent, tokens, slack_tokens))
             chosen = next(free, None)
             if chosen is None:
-                chosen = min(order, key=load.__getitem__)
-        load[chosen] += document.tokens
+                chosen = min(order, key=loaded.of.__getitem__)
+        loaded.add(chosen, tokens)
         assigned.append(chosen)
     return assigned
+
+
+class _Loads:
+    """What agents and their engines have to do, and what more they may have."""
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        loads: Mapping[Agent, float],
+        engines: Mapping[Any, str],
+        bound: float,
+    ) -> None:
+        self.of = {agent: loads.get(agent, 0.0) for agent in agents}
+        self.total = sum(self.of.values())
+        self.engine_of: dict[Agent, Agent] = {agent: engines.get(agent, agent) for agent in agents}
+        self._bound = bound
+        self._living = Counter(self.engine_of.values())
+        self._on: dict[Agent, float] = dict.fromkeys(self._living, 0.0)
+        for agent, load in self.of.items():
+            self._on[self.engine_of[agent]] += load
+
+    def has_room(self, agent: Agent, tokens: int, slack: float) -> bool:
+        """Return whether an agent, and its engine, may take so many tokens more."""
+        engine = self.engine_of[agent]
+        living = self._living[engine]
+        mean = self.total / len(self.of)
+        shared = living * mean
+        shared_bound = 1 + (self._bound - 1) / math.sqrt(living)
+        return self.of[agent] + tokens <= max(self._bound * mean, mean + slack) and self._on[
+            engine
+        ] + tokens <= max(shared_bound * shared, shared + slack)
+
+    def add(self, agent: Agent, tokens: int) -> None:
+        """Note that an agent takes a document."""
+        self.of[agent] += tokens
+        self._on[self.engine_of[agent]] += tokens
 
 
 class DocumentHomes:
@@ -138,7 +183,7 @@ class DocumentHomes:
         self,
         bound: float = DEFAULT_BOUND,
         window_tokens: int = 1_000_000,
-        slack_tokens: int = 1_024,
+        slack_tokens: int = 2_048,
         max_documents: int = 200_000,
     ) -> None:
         for name, value, least in (
@@ -221,15 +266,13 @@ def _least_loaded(
     return min(agents, key=lambda agent: (load[agent], _score(key, agent)))
 
 
-def _order(
-    key: bytes, agents: Iterable[Agent], engines: Mapping[Any, str], own: Iterable[Agent]
-) -> list[Agent]:
+def _order(key: bytes, engine_of: Mapping[Agent, Agent], read_by: Iterable[Agent]) -> list[Agent]:
     """Return agents in the order in which a document prefers them: cached, then by hash."""
-    cached_on = {engines.get(agent, agent) for agent in own}
-    rank = {}
-    for agent in agents:
-        engine = engines.get(agent, agent)
-        rank[agent] = (engine not in cached_on, _score(key, engine), _score(key, agent))
+    cached_on = {engine_of[agent] for agent in read_by}
+    rank = {
+        agent: (engine not in cached_on, _score(key, engine), _score(key, agent))
+        for agent, engine in engine_of.items()
+    }
     return sorted(rank, key=rank.__getitem__)
 
 

@@ -135,7 +135,7 @@ def test_so_many_notes_that_not_all_fit_are_cut_and_the_manager_s_step_says_so()
         packing="single",
         context_window=500,
     )
-    trace = agents.run([f"d{n}" for n in range(600)])
+    trace = agents.run([f"d{n}" for n in range(600)], "word " * 250)
 
     length = sum(word_count(message["content"]) for message in agents.model.prompts[-1])
     assert length + 16 <= 500
