@@ -262,8 +262,9 @@ async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_s
         if not is_managers(body["messages"])
     ]
     assert len(read) == 16
-    # the first call goes alone; then each of the four documents has its run
-    assert sum(one != other for one, other in pairwise(read)) <= 4
+    # planned in two parts, what had come when the first call went and the rest: of each part, the
+    # four documents have a run each
+    assert sum(one != other for one, other in pairwise(read)) <= 7
 
 
 @MODES

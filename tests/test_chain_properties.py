@@ -133,12 +133,12 @@ def test_so_many_notes_that_not_all_fit_are_cut_and_the_manager_s_step_says_so()
         word_count,
         mode="parallel",
         packing="single",
-        context_window=500,
+        context_window=2_000,
     )
     trace = agents.run([f"d{n}" for n in range(600)], "word " * 250)
 
     length = sum(word_count(message["content"]) for message in agents.model.prompts[-1])
-    assert length + 16 <= 500
+    assert length + 16 <= 2_000
     assert len(trace.workers) == 600
     assert trace.steps[-1].remark == "notes were cut to fit the model's context"
 
