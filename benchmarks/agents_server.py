@@ -20,7 +20,7 @@ from rich.table import Table
 from server import argument_parser, check_data, describe_server, read_named_trace, warm_up
 
 from chain_of_agents import Answer, ChainOfAgents
-from chain_of_agents.run import Mode
+from chain_of_agents.question import Mode
 from ctxreuse.cache import CacheUsage
 from ctxreuse.evaluation.answers import token_f1
 from ctxreuse.evaluation.jsonl import read_lines

@@ -16,11 +16,13 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import Field, PrivateAttr, SecretStr
 
 from chain_of_agents import ChainOfAgents, ChainPrompts
-from chain_of_agents.chain import question_of
+from chain_of_agents.calls import Ask, Reply, ReplyStream
 from chain_of_agents.desk import Desk
 from chain_of_agents.histories import Histories
-from chain_of_agents.models import Ask, Reply, ReplyStream
-from chain_of_agents.run import ChainRun, Observer, Settings
+from chain_of_agents.inputs import question_of
+from chain_of_agents.observer import Observer
+from chain_of_agents.question import Settings
+from chain_of_agents.run import ChainRun
 from chain_of_agents.trace import Trace
 from ctxreuse import ReusePlanner
 from ctxreuse.assignment import DocumentHomes

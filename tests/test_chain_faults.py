@@ -256,10 +256,14 @@ class TestManager:
         assert (trace.steps[-1].name, trace.steps[-1].outcome) == ("manager", "failed")
         assert all("4711" not in step.error for step in trace.steps)
 
-    def test_a_manager_that_says_nothing_gives_an_empty_answer_and_the_trace_says_so(self) -> None:
+    def test_a_manager_that_says_nothing_has_failed_too(self) -> None:
         model = SaysModel(says=lambda prompt: "" if prompt.startswith("Several") else "A note.")
-        answer = ChainOfAgents(llm=model).invoke(question(1))
-        assert (answer, outcomes(answer)) == ("", ["answered", "empty"])
+        chain = ChainOfAgents(llm=model)
+        with pytest.raises(ManagerError, match="it said nothing; the 1 notes") as raised:
+            chain.invoke(question(1))
+        assert [step.outcome for step in raised.value.trace.steps] == ["answered", "empty"]
+        with pytest.raises(ManagerError, match="the 1 notes"):
+            list(chain.stream(question(1)))
 
     def test_an_answer_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
         class Stalls(SaysModel):

@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar, get_args
 
 from anyio import CancelScope
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list, patch_config
+from langchain_core.runnables.config import ensure_config, get_config_list
 
 from chain_of_agents import sync
 from chain_of_agents.answer import Answer
+from chain_of_agents.callbacks import LangChainObserver
 from chain_of_agents.desk import Assigner, Desk
 from chain_of_agents.histories import Histories
+from chain_of_agents.inputs import conversation_name, question_of
 from chain_of_agents.models import as_model
 from chain_of_agents.one_task import in_one_task
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
-from chain_of_agents.run import ChainRun, Mode, ObservedCall, Observer, Question, Settings
-from chain_of_agents.segments import Packing, as_blocks
+from chain_of_agents.question import Mode, Settings
+from chain_of_agents.run import ChainRun
+from chain_of_agents.segments import Packing
 from ctxreuse.assignment import DEFAULT_BOUND, DocumentHomes, checked_bound
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.request_scope import current_scope
 from ctxreuse.serving.dispatch import Progress
 
 _Result = TypeVar("_Result")
@@ -324,7 +326,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what the agents have said in a conversation; return whether it was known."""
-        name = _conversation_name(conversation_id)
+        name = conversation_name(conversation_id)
         return self._histories.forget((str(tenant), type(name), name))
 
     async def aclose(self) -> None:
@@ -371,7 +373,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
             self._planner,
             self._desk,
             self._histories,
-            _Callbacks(run_manager, config),
+            LangChainObserver(run_manager, config),
         )
 
     def _then_disconnect(
@@ -389,29 +391,6 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
         return both
 
 
-class _Callbacks(Observer):
-    """Tells LangChain's callbacks of each agent's call, as a run inside the chain's."""
-
-    def __init__(
-        self, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
-    ) -> None:
-        self._run_manager = run_manager
-        self._config = config
-
-    @asynccontextmanager
-    async def call(self, name: str, question: str) -> AsyncIterator[ObservedCall]:
-        manager = self._run_manager.get_child()
-        run = await manager.on_chain_start(None, {"question": question}, name=name)
-        call = ObservedCall(patch_config(self._config, callbacks=run.get_child()))
-        try:
-            yield call
-        except BaseException as error:
-            await run.on_chain_error(error)
-            raise
-        reply = call.reply
-        await run.on_chain_end({} if reply is None else {"note": reply.text})
-
-
 async def _streamed(run: ChainRun) -> AsyncGenerator[Answer]:
     pieces = run.stream()
     async with aclosing(pieces):
@@ -425,47 +404,3 @@ def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
         raise InvalidRequestError(
             f"{name} must be {' or '.join(map(repr, known))}, not {describe(value)}"
         )
-
-
-def _conversation_name(given: object) -> str | int:
-    """Return a conversation's id as it is kept: UUIDs and the like as strings."""
-    return given if isinstance(given, int) else str(given)
-
-
-def question_of(given: object, config: RunnableConfig | None = None) -> Question:
-    """Return a chain's input as a question.
-
-    Args:
-        given: What the caller gave.
-        config: LangChain's config, which may name tenant and conversation.
-
-    Raises:
-        InvalidRequestError: If it is no such input.
-    """
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError(
-            "the chain's input must be a dict with 'question' and 'documents', not "
-            f"{describe(given)}"
-        )
-    for name in ("question", "documents"):
-        if name not in given:
-            raise InvalidRequestError(
-                f"the chain's input has no {name!r}; it has {', '.join(map(repr, given)) or 'none'}"
-            )
-    if not isinstance(given["question"], str):
-        raise InvalidRequestError(
-            f"the question must be a string, not {describe(given['question'])}"
-        )
-    said: Mapping[str, Any] = (config or {}).get("configurable") or {}
-    tenant = given.get("tenant", said.get("tenant"))
-    conversation = given.get("conversation_id", said.get("thread_id"))
-    scope = current_scope().inside(
-        None if tenant is None else str(tenant),
-        None if conversation is None else _conversation_name(conversation),
-    )
-    return Question(
-        text=given["question"],
-        documents=as_blocks(given["documents"]),
-        tenant=scope.tenant or "",
-        conversation_id=scope.conversation_id,
-    )

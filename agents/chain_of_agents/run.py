@@ -3,106 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 
-from langchain_core.runnables import RunnableConfig
-
-from chain_of_agents.budget import (
-    DEFAULT_WINDOW_TOKENS,
-    Budget,
-    budget_of,
-    clipped,
-    clipped_together,
-    history_tokens,
-)
+from chain_of_agents.asking import Asking
+from chain_of_agents.budget import Budget
+from chain_of_agents.calls import AgentModel, Ask, Reply, ReplyStream
 from chain_of_agents.desk import Desk
 from chain_of_agents.errors import ManagerError
-from chain_of_agents.histories import MANAGER, ConversationKey, Histories, Said
-from chain_of_agents.models import AgentModel, Ask, Reply, ReplyStream
+from chain_of_agents.histories import MANAGER, Histories, Said
+from chain_of_agents.observer import Observer
 from chain_of_agents.outcomes import described, is_timeout, outcome_of
-from chain_of_agents.prompts import ChainPrompts
-from chain_of_agents.segments import Packing, Segment, pieces_of, segments_of
+from chain_of_agents.question import Question, Settings
+from chain_of_agents.segments import Segment, pieces_of, segments_of
 from chain_of_agents.trace import Outcome, Step, Trace
 from ctxreuse.assignment import Document
-from ctxreuse.blocks import ContextBlock, ContextRequest
 from ctxreuse.planner import ReusePlanner
-
-Mode: TypeAlias = Literal["sequential", "parallel"]
-"""Whether each worker reads the note of the one before, or all read on their own."""
 
 _CALL_TOKENS = 100
 """What a call costs its engine besides the documents: the question, and the answer's steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a chain was made with; see `ChainOfAgents`."""
-
-    workers: int
-    mode: Mode
-    packing: Packing
-    prompts: ChainPrompts
-    note_tokens: int
-    answer_tokens: int
-    segment_tokens: int | None
-    context_window: int | None
-    is_counted: bool
-    timeout_s: float | None
-    clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a chain is asked.
-
-    Attributes:
-        text: The question.
-        documents: What there is to read, best first.
-        tenant: Whose question it is.
-        conversation_id: The conversation that it is a turn of.
-    """
-
-    text: str
-    documents: Sequence[ContextBlock]
-    tenant: str = ""
-    conversation_id: str | int | None = None
-
-    @property
-    def conversation(self) -> ConversationKey | None:
-        """What the agents' histories are kept by."""
-        if self.conversation_id is None:
-            return None
-        return self.tenant, type(self.conversation_id), self.conversation_id
-
-
-@dataclass(slots=True)
-class ObservedCall:
-    """An agent's call, as its observer sees it.
-
-    Attributes:
-        config: LangChain's config for what is called inside.
-        reply: The answer, once it has come.
-    """
-
-    config: RunnableConfig | None = None
-    reply: Reply | None = None
-
-
-class Observer:
-    """Told of each call. This one does nothing."""
-
-    @asynccontextmanager
-    async def call(self, name: str, question: str) -> AsyncIterator[ObservedCall]:
-        """Watch an agent's call, which runs inside.
-
-        Args:
-            name: The agent's name.
-            question: What it is asked, without its documents.
-        """
-        yield ObservedCall()
 
 
 class ChainRun:
@@ -186,30 +106,16 @@ class ChainRun:
 
     async def _read(self) -> tuple[Ask, str]:
         """Let the workers read; return what the manager is asked, and a remark on it."""
-        budget = await self._budget()
-        segments = self._segments(budget)
+        window = self._settings.context_window or await self._model.context_window()
+        asking = Asking(self._question, self._settings, self._planner, self._histories, window)
+        segments = self._segments(asking.budget)
         for position, segment in enumerate(segments):
             self._first_of.setdefault(segment.agent, position)
         if self._settings.mode == "sequential":
-            notes = await self._read_in_turn(segments, budget)
+            notes = await self._read_in_turn(segments, asking)
         else:
-            notes = await self._read_at_once(segments, budget)
-        return self._managers_ask(notes, budget)
-
-    async def _budget(self) -> Budget:
-        settings = self._settings
-        window = settings.context_window or await self._model.context_window()
-        return budget_of(
-            self._question.text,
-            window or DEFAULT_WINDOW_TOKENS,
-            settings.is_counted,
-            settings.prompts,
-            self._planner.templates,
-            self._planner.count_tokens,
-            settings.note_tokens,
-            settings.answer_tokens,
-            settings.segment_tokens,
-        )
+            notes = await self._read_at_once(segments, asking)
+        return asking.manager(notes)
 
     def _segments(self, budget: Budget) -> list[Segment]:
         """Say who reads what: each piece of each document stands in exactly one segment."""
@@ -236,39 +142,39 @@ class ChainRun:
         return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
 
     async def _read_in_turn(
-        self, segments: Sequence[Segment], budget: Budget
+        self, segments: Sequence[Segment], asking: Asking
     ) -> list[tuple[int, str]]:
         """Let each worker read its segment and the note before it; return the last note."""
         note: tuple[int, str] | None = None
         for position, segment in enumerate(segments):
-            step = await self._work(position, segment, note[1] if note else "", budget)
+            step = await self._work(position, segment, note[1] if note else "", asking)
             self._steps += (step,)
             if step.outcome == "answered":
-                note = position + 1, self._clipped(step.note)
+                note = position + 1, asking.passed_on(step.note)
         return [note] if note else []
 
     async def _read_at_once(
-        self, segments: Sequence[Segment], budget: Budget
+        self, segments: Sequence[Segment], asking: Asking
     ) -> list[tuple[int, str]]:
         """Let all workers read; return their notes in the order of the segments."""
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._work(position, segment, "", budget))
+                group.create_task(self._work(position, segment, "", asking))
                 for position, segment in enumerate(segments)
             ]
         self._steps = tuple(task.result() for task in tasks)
         return [
-            (step.position + 1, self._clipped(step.note))
+            (step.position + 1, asking.passed_on(step.note))
             for step in self._steps
             if step.outcome == "answered"
         ]
 
-    async def _work(self, position: int, segment: Segment, note: str, budget: Budget) -> Step:
+    async def _work(self, position: int, segment: Segment, note: str, asking: Asking) -> Step:
         """Let a worker read its segment. Whatever goes wrong with it stands in the step."""
         began = self._now()
-        query = self._settings.prompts.worker_query(self._question.text, note)
         goes_on = self._first_of[segment.agent] == position
-        ask, remark = self._worker_ask(segment, query, budget, goes_on)
+        engine = self._desk.engine_of(segment.agent)
+        ask, remark = asking.worker(segment, note, engine, goes_on)
         step = Step(
             role="worker",
             agent=segment.agent,
@@ -278,7 +184,7 @@ class ChainRun:
             began_s=began,
         )
         try:
-            async with self._observer.call(step.name, query) as call:
+            async with self._observer.call(step.name, ask.request.query) as call:
                 reply = await self._model.ask(replace(ask, config=call.config))
                 call.reply = reply
         except Exception as error:
@@ -293,74 +199,6 @@ class ChainRun:
             self._note_said(ask, segment.agent, reply, outcome)
         return self._with_reply(step, reply, outcome)
 
-    def _worker_ask(
-        self, segment: Segment, query: str, budget: Budget, goes_on: bool
-    ) -> tuple[Ask, str]:
-        """Return what a worker is asked, and a remark on it.
-
-        Args:
-            segment: What it reads.
-            query: What it is asked.
-            budget: The bounds of prompts.
-            goes_on: Whether this goes on with the agent's history: its first segment of a turn.
-        """
-        history: Sequence[Mapping[str, Any]] = ()
-        remark = ""
-        if goes_on:
-            history = self._histories.of(self._question.conversation, segment.agent)
-        if history:
-            size = history_tokens(history, self._planner.count_tokens) + sum(
-                max(self._planner.block_tokens([block]) + budget.label, budget.location)
-                for block in segment.blocks
-            )
-            if size > budget.segment:
-                history, remark = (), "its history was left out to fit the model's context"
-        return self._ask(segment.agent, segment.blocks, query, history), remark
-
-    def _managers_ask(self, notes: Sequence[tuple[int, str]], budget: Budget) -> tuple[Ask, str]:
-        """Return what the manager is asked, and a remark on it."""
-        count_tokens = self._planner.count_tokens
-        kept = notes[: budget.most_notes()]
-        room = budget.notes - budget.note * len(kept)
-        cut = clipped_together([note for _, note in kept], room, count_tokens)
-        shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
-        remark = "" if shown == notes else "notes were cut to fit the model's context"
-        query = self._settings.prompts.manager_query(self._question.text, shown)
-        history = self._histories.of(self._question.conversation, MANAGER)
-        size = history_tokens(history, count_tokens) + count_tokens(query)
-        if history and size > budget.notes:
-            history, remark = (), "the conversation was left out to fit the model's context"
-        return self._ask(MANAGER, (), query, history), remark
-
-    def _ask(
-        self,
-        agent: int,
-        blocks: Sequence[ContextBlock],
-        query: str,
-        history: Sequence[Mapping[str, Any]],
-    ) -> Ask:
-        question, settings = self._question, self._settings
-        is_manager = agent == MANAGER
-        name = "manager" if is_manager else f"agent {agent}"
-        conversation = None
-        if question.conversation_id is not None:
-            conversation = f"{question.conversation_id!r}, {name}"
-        request = ContextRequest(
-            blocks,
-            query,
-            system=settings.prompts.manager if is_manager else settings.prompts.worker,
-            history=history if conversation is not None else None,
-            conversation_id=conversation,
-            tenant=question.tenant,
-        )
-        return Ask(
-            request=request,
-            replica=None if is_manager else self._desk.engine_of(agent),
-            session_id=f"chain-of-agents-{name.replace(' ', '-')}",
-            max_tokens=settings.answer_tokens if is_manager else settings.note_tokens,
-            limit_s=settings.timeout_s,
-        )
-
     def _note_said(self, ask: Ask, agent: int, reply: Reply, outcome: Outcome) -> None:
         """Note what belongs into an agent's history once the turn has been answered."""
         if self._question.conversation_id is None or outcome != "answered":
@@ -374,9 +212,11 @@ class ChainRun:
         outcome = outcome_of(reply.text)
         step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=began)
         self._steps += (self._with_reply(step, reply, outcome),)
+        if outcome == "empty" or reply.text is None:
+            raise self._error("it said nothing")
         self._note_said(ask, MANAGER, reply, outcome)
         self._histories.record(self._question.conversation, self._said)
-        return reply.text or ""
+        return reply.text
 
     def _failed(self, error: Exception, began: float, remark: str) -> ManagerError:
         """Return the error that says that the manager has failed, with the notes kept."""
@@ -391,10 +231,13 @@ class ChainRun:
             ended_s=self._now(),
         )
         self._steps += (step,)
+        return self._error(step.error)
+
+    def _error(self, reason: str) -> ManagerError:
         notes = sum(one.outcome == "answered" for one in self._steps)
         return ManagerError(
-            f"the manager did not answer: {step.error}; the {notes} notes of the workers are in "
-            "this error's trace",
+            f"the manager did not answer: {reason}; the {notes} notes of the workers are in this "
+            "error's trace",
             self.trace,
         )
 
@@ -411,9 +254,6 @@ class ChainRun:
             completion_tokens=reply.completion_tokens,
             ended_s=self._now(),
         )
-
-    def _clipped(self, note: str) -> str:
-        return clipped(note.strip(), self._settings.note_tokens, self._planner.count_tokens)
 
     def _now(self) -> float:
         return self._settings.clock() - self._began

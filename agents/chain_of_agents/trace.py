@@ -22,7 +22,7 @@ class Step:
         role: Whether it is a worker or the manager.
         agent: The worker's number, from 0; -1 for the manager.
         position: Its segment's place among the segments, from 0; -1 for the manager.
-        documents: Ids of the documents, or parts of them, that it read in this call.
+        documents: Ids of the documents, or parts of them, that were its to read in this call.
         shown_before: Ids of those that it was only pointed to, for it had read them earlier in the
             conversation.
         labels: What each label in its prompt stands for.
