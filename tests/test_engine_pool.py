@@ -115,8 +115,11 @@ async def test_who_has_much_to_do_is_passed_over():
         slow = asyncio.create_task(pool.complete(asking("x", "slow")))
         await until(lambda: gate.waiting == 1)
         status = next(one for one in pool.statistics() if one.name == first)
-        assert (status.running, status.queued_tokens) == (1, 80 + 144)  # and its answer's delay
-        # 80 tokens are cached there, and 224 come first
+        assert (status.running, status.queued_tokens) == (
+            1,
+            80 + 1 + 144,
+        )  # block, question, answer
+        # 80 tokens are cached there, and 225 come first
         assert pool.route(asking("x")) != first
         gate.opened.set()
         assert (await slow).replica == first
@@ -150,7 +153,7 @@ def test_a_history_counts_among_what_is_to_be_computed_where_it_is_not_cached():
     request = asking("x", history=history, conversation_id=1)
     pool._router.note(request, pool._replicas["a"])
     costs = [pool._router.to_compute(pool._replicas[name], request) for name in "ab"]
-    assert costs[0] == 80 + 144
+    assert costs[0] == 80 + 1 + 144  # block, question, answer
     assert costs[1] > costs[0] + 300
 
 

@@ -177,7 +177,7 @@ async def test_a_stream_that_is_left_early_leaves_nothing_behind():
     async with pool_on(network, failures=1) as pool:
         async with pool.stream(asking("x")) as stream:
             assert await anext(stream) == "one"
-            assert queues(pool) == {(1, 0, 224)}
+            assert queues(pool) == {(1, 0, 225)}
         assert queues(pool) == IDLE
         assert index_tokens(pool) == {"a": 0}
         assert state_of(pool, "a") == "up"
@@ -561,7 +561,7 @@ def test_what_a_closed_event_loop_leaves_behind_counts_no_more():
     task = loop.create_task(pool.complete(asking("x")))
     while not network.engines["a"].requests:
         loop.run_until_complete(asyncio.sleep(0.001))
-    assert queues(pool) == {(1, 0, 224)}
+    assert queues(pool) == {(1, 0, 225)}
     task.cancel()
     loop.run_until_complete(asyncio.wait([task]))
     loop.close()

@@ -254,6 +254,48 @@ def test_nobody_who_was_planned_is_overtaken_by_those_who_come_later():
     assert visits.queries[2:] == [f"late {late}" for late in range(5)]
 
 
+def test_requests_without_blocks_take_turns_with_those_that_wait_to_be_planned():
+    async def main():
+        room, _ = room_of()
+        visits = Visits(room)
+        first = visits.task(big_request(["a"], "first"))
+        await asyncio.sleep(0.1)
+        planned = [visits.task(big_request(["a"], f"line {n}")) for n in range(3)]
+        await asyncio.sleep(0.1)
+        plain = [visits.task(ContextRequest([], f"plain {n}")) for n in range(2)]
+        await asyncio.gather(first, *planned, *plain)
+        assert visits.queries == ["first", "plain 0", "line 0", "plain 1", "line 1", "line 2"]
+        assert_is_empty(room)
+
+    run_in_virtual_time(main())
+
+
+def test_a_request_without_blocks_waits_for_nobody_if_there_is_a_place():
+    async def main():
+        room, _ = room_of(window_s=5)
+        visits = Visits(room)
+        await visits.go(ContextRequest([], "plain"))
+        assert visits.times == [0]
+
+    run_in_virtual_time(main())
+
+
+def test_a_request_without_blocks_that_is_cancelled_leaves_nothing_behind():
+    async def main():
+        room, planner = room_of()
+        visits = Visits(room)
+        inside = visits.task(ContextRequest([], "inside"))
+        waiting = visits.task(ContextRequest([], "waiting"))
+        await asyncio.sleep(0.1)
+        await cancelled(waiting)
+        await inside
+        assert visits.queries == ["inside"]
+        assert_is_empty(room)
+        assert planner.statistics().requests == 1
+
+    run_in_virtual_time(main())
+
+
 def test_the_room_says_how_many_wait_and_how_many_are_inside():
     room, _ = room_of(concurrency=2)
     visits = Visits(room)

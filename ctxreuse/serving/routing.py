@@ -69,7 +69,9 @@ class Router:
 
     def to_compute(self, replica: Replica, prompt: Plannable) -> int:
         """Return what a request would cost a replica, in prompt tokens, its answer included."""
-        tokens = replica.planner.block_tokens(prompt.blocks) + _history_tokens(request_of(prompt))
+        request = request_of(prompt)
+        tokens = replica.planner.block_tokens(prompt.blocks)
+        tokens += estimate_tokens(request.query) + _history_tokens(request)
         return max(0, tokens - self._cached_tokens(replica, prompt)) + _ANSWER_COST
 
     def note(self, request: ContextRequest, replica: Replica) -> None:

@@ -4,6 +4,9 @@ An engine that is given everything at once runs it in the order in which it came
 until the engine has a place for them, requests that wait at the same time are planned as one batch
 on top of what the engine's cache holds: prompts that share a prefix then run back to back, whoever
 sent them. Whoever has been planned goes before whoever comes later, so nobody waits for ever.
+
+A request without blocks has nothing to be planned for, so it does not wait for a batch to end: such
+requests stand in a line of their own, and the two lines take turns.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class WaitingRoom:
         self._lock = RLock()
         self._arrived: OrderedDict[_Ticket, None] = OrderedDict()
         self._line: OrderedDict[_Ticket, None] = OrderedDict()
+        self._plain: OrderedDict[_Ticket, None] = OrderedDict()  # those without blocks
+        self._is_plains_turn = False
         self._present = 0
         self._inside = 0
         self._is_planning = False
@@ -105,14 +110,18 @@ class WaitingRoom:
 
     def _arrive(self, request: Plannable) -> _Ticket:
         ticket = _Ticket(request, asyncio.get_running_loop())
+        is_plain = self._strategy != "none" and not request.blocks
+        if is_plain:
+            ticket.plan = self._planned_as_it_came(request)
         with self._lock:
-            self._arrived[ticket] = None
+            (self._plain if is_plain else self._arrived)[ticket] = None
             self._present += 1
         return ticket
 
     async def _wait(self, ticket: _Ticket) -> Plan:
         """Wait for others, then for a place; return what to send."""
-        await asyncio.wait([ticket.answer], timeout=self._window_s)
+        if ticket not in self._plain:
+            await asyncio.wait([ticket.answer], timeout=self._window_s)
         if not ticket.answer.done():
             with self._lock:
                 self._is_due = self._is_due or ticket in self._arrived
@@ -128,8 +137,8 @@ class WaitingRoom:
         """Let requests through as long as there are places; plan those that have come, if due."""
         while True:
             with self._lock:
-                while self._line and self._inside < self._concurrency:
-                    ticket, _ = self._line.popitem(last=False)
+                while (self._line or self._plain) and self._inside < self._concurrency:
+                    ticket = self._next()
                     self._inside += 1
                     ticket.is_inside = True
                     if not ticket.is_told():
@@ -156,6 +165,15 @@ class WaitingRoom:
                             self._forget(ticket)
                         else:
                             self._line[ticket] = None
+
+    def _next(self) -> _Ticket:
+        """Take the first one out of a line: the two lines take turns. The caller has the lock."""
+        line = (
+            self._plain if self._plain and (self._is_plains_turn or not self._line) else self._line
+        )
+        self._is_plains_turn = line is self._line
+        ticket, _ = line.popitem(last=False)
+        return ticket
 
     def _planned(self, batch: list[_Ticket]) -> list[_Ticket]:
         """Plan what waits; return it in the order in which to go."""
@@ -228,6 +246,7 @@ class WaitingRoom:
         self._inside -= ticket.is_inside
         self._arrived.pop(ticket, None)
         self._line.pop(ticket, None)
+        self._plain.pop(ticket, None)
         self._is_due = self._is_due and bool(self._arrived)
         self._forget(ticket)
 
