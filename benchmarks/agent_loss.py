@@ -18,10 +18,9 @@ from typing import Any
 from rich.console import Console
 from virtual_client import Ledger
 
-from agents import POLICIES, chain_on, questions_of
+from agents import POLICIES, chain_on, read_questions
 from chain_of_agents import Answer, Trace
 from ctxreuse.cache import CacheUsage
-from ctxreuse.evaluation.traces import read_corpus, read_trace
 from ctxreuse.evaluation.virtual_time import run_in_virtual_time
 
 ENGINES = 15
@@ -49,9 +48,7 @@ def main() -> int:
     if not folder:
         print("agent_loss: set CTXREUSE_DATA to a folder with traces; nothing measured")
         return 1
-    corpus = read_corpus(str(Path(folder) / "mtrag" / "corpus.jsonl"))
-    trace = read_trace(str(Path(folder) / "mtrag" / "trace_k10.jsonl"), corpus)
-    questions = questions_of(trace)
+    questions = read_questions(Path(folder), "mtrag_k10")
     period = len(questions)
     asked = (4 * questions)[: 7 * period // 2]
     lost_after = 3 * period // 2

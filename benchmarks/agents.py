@@ -2,7 +2,9 @@
 
 Everything but the engines is real: the chain, its prompts, the pool. The engines run in virtual
 time, with the project's common rates, continuous batching and the simulated prefix cache. All
-questions are asked at once. Reads the folder named by CTXREUSE_DATA.
+questions are asked at once. Each policy runs twice: for the workers' throughput managers are
+answered at once and for nothing; the makespan is that of whole chains. Reads the folder named by
+CTXREUSE_DATA.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import argparse
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from virtual_client import Ledger, VirtualClient
 from chain_of_agents import ChainOfAgents, ChainPrompts
 from ctxreuse import ReusePlanner
 from ctxreuse.assignment import Document, rendezvous_order
-from ctxreuse.evaluation.traces import TraceRequest, read_corpus, read_trace
+from ctxreuse.evaluation.traces import read_corpus, read_trace
 from ctxreuse.evaluation.virtual_time import run_in_virtual_time
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EnginePool
@@ -118,48 +120,72 @@ def main() -> int:
         print("agents: set CTXREUSE_DATA to a folder with traces; nothing measured")
         return 1
     console = Console(width=150)
-    for name in options.trace or TRACES:
-        data, depth = name.split("_")
-        corpus = read_corpus(str(Path(folder) / data / "corpus.jsonl"))
-        trace = read_trace(str(Path(folder) / data / f"trace_{depth}.jsonl"), corpus)
-        questions = questions_of(trace[: options.questions])
-        _compare(
-            console,
-            TRACES[name],
-            questions,
-            options.engines or ENGINES,
-            options.cache or CAPACITIES,
-        )
+    with ProcessPoolExecutor(os.cpu_count()) as processes:
+        for name in options.trace or TRACES:
+            _compare(
+                console,
+                processes,
+                name,
+                options.questions,
+                options.engines or ENGINES,
+                options.cache or CAPACITIES,
+            )
     return 0
 
 
-def questions_of(trace: Sequence[TraceRequest]) -> list[dict[str, object]]:
+def read_questions(folder: Path, name: str) -> list[dict[str, object]]:
     """Return a trace as what a chain is asked; each turn stands on its own."""
+    data, depth = name.split("_")
+    corpus = read_corpus(str(folder / data / "corpus.jsonl"))
+    trace = read_trace(str(folder / data / f"trace_{depth}.jsonl"), corpus)
     return [{"question": one.query, "documents": one.blocks} for one in trace]
 
 
-def measure(
-    policy: Policy, questions: Sequence[dict[str, object]], replicas: int, capacity_tokens: int
-) -> Ledger:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run.
+
+    Attributes:
+        trace: The trace's name.
+        questions: How many of its questions are asked; None asks all.
+        policy: The policy's place among `POLICIES`.
+        engines: How many engines there are.
+        capacity_tokens: What the cache of each holds.
+        workers_alone: Whether managers are answered for nothing.
+    """
+
+    trace: str
+    questions: int | None
+    policy: int
+    engines: int
+    capacity_tokens: int
+    workers_alone: bool
+
+
+def measure(job: Job) -> Ledger:
     """Return what a chain cost its engines when it was asked all questions at once."""
-    return run_in_virtual_time(_ask_all(policy, questions, replicas, capacity_tokens))
+    questions = read_questions(Path(os.environ["CTXREUSE_DATA"]), job.trace)[: job.questions]
+    return run_in_virtual_time(_ask_all(job, questions))
 
 
-async def _ask_all(
-    policy: Policy, questions: Sequence[dict[str, object]], replicas: int, capacity_tokens: int
-) -> Ledger:
+async def _ask_all(job: Job, questions: Sequence[dict[str, object]]) -> Ledger:
     ledger = Ledger()
-    chain = chain_on(policy, replicas, capacity_tokens, ledger)[0]
+    policy = POLICIES[job.policy]
+    chain, *_ = chain_on(policy, job.engines, job.capacity_tokens, ledger, job.workers_alone)
     await chain.abatch(list(questions))
     return ledger
 
 
 def chain_on(
-    policy: Policy, replicas: int, capacity_tokens: int, ledger: Ledger
+    policy: Policy,
+    replicas: int,
+    capacity_tokens: int,
+    ledger: Ledger,
+    workers_alone: bool = False,
 ) -> tuple[ChainOfAgents, EnginePool, dict[str, VirtualClient]]:
     """Return a chain on emulated engines, its pool, and the engines."""
     engines = {
-        name: VirtualClient(name, capacity_tokens, PROMPTS.manager, ledger)
+        name: VirtualClient(name, capacity_tokens, PROMPTS.manager, ledger, workers_alone)
         for name in (f"e{number}" for number in range(replicas))
     }
     pool = EnginePool(
@@ -187,50 +213,62 @@ def _same(client: VirtualClient) -> VirtualClient:
 
 def _compare(
     console: Console,
-    title: str,
-    questions: Sequence[dict[str, object]],
+    processes: Executor,
+    name: str,
+    questions: int | None,
     engines: Sequence[int],
     capacities: Sequence[int],
 ) -> None:
-    table = Table(title=f"{title}: {len(questions):,} questions, {AGENTS} agents, all at once")
-    for column in ("engines x cache", "policy"):
-        table.add_column(column)
+    jobs = [
+        Job(name, questions, policy, number, capacity, workers_alone)
+        for number in engines
+        for capacity in capacities
+        for policy in range(len(POLICIES))
+        for workers_alone in (True, False)
+    ]
+    done = track(
+        processes.map(measure, jobs), TRACES[name], len(jobs), console=console, transient=True
+    )
+    ledgers = dict(zip(jobs, done, strict=True))
+    asked = next(iter(ledgers.values())).chains
+    table = Table(title=f"{TRACES[name]}: {asked:,} questions, {AGENTS} agents, all at once")
+    table.add_column("engines x cache", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
     for column in (
-        "prefilled",
+        "workers: prefilled",
         "hit ratio",
-        "worker calls/s",
-        "to round-robin",
-        "makespan s",
-        "to hash",
         "max/mean tokens",
-        "computed in s",
+        "calls/s",
+        "to round-robin",
+        "whole chains: prefilled",
+        "max/mean tokens",
+        "makespan, s",
+        "to hash",
     ):
         table.add_column(column, justify="right")
-    for replicas in engines:
-        for capacity in capacities:
-            ledgers: dict[str, Ledger] = {}
-            for policy in track(
-                POLICIES, f"{title}, {replicas} x {capacity:,}", console=console, transient=True
-            ):
-                began = time.perf_counter()
-                ledger = ledgers[policy.name] = measure(policy, questions, replicas, capacity)
-                computed_s = time.perf_counter() - began
-                rate = ledger.worker_calls / ledger.last_worker_s
-                first = ledgers["round-robin"]
-                hashed = ledgers.get("hash by document")
-                table.add_row(
-                    f"{replicas} x {capacity:,}" if policy is POLICIES[0] else "",
-                    policy.name,
-                    f"{ledger.total.prefilled_tokens:,}",
-                    f"{ledger.total.hit_ratio:.3f}",
-                    f"{rate:.1f}",
-                    f"{rate / (first.worker_calls / first.last_worker_s):.2f}",
-                    f"{ledger.last_s:.1f}",
-                    "" if hashed is None else f"{ledger.last_s / hashed.last_s:.2f}",
-                    f"{ledger.imbalance:.2f}",
-                    f"{computed_s:.1f}",
-                )
-            table.add_section()
+    names = [policy.name for policy in POLICIES]
+    first, hashed = names.index("round-robin"), names.index("hash by document")
+    for job in jobs:
+        if not job.workers_alone:
+            continue
+        chains = replace(job, workers_alone=False)
+        workers, whole = ledgers[job], ledgers[chains]
+        rate = workers.worker_calls_per_s
+        makespan_of_hash_s = ledgers[replace(chains, policy=hashed)].last_s
+        table.add_row(
+            f"{job.engines} x {job.capacity_tokens:,}" if not job.policy else "",
+            POLICIES[job.policy].name,
+            f"{workers.total.prefilled_tokens:,}",
+            f"{workers.total.hit_ratio:.3f}",
+            f"{workers.imbalance:.2f}",
+            f"{rate:.1f}",
+            f"{rate / ledgers[replace(job, policy=first)].worker_calls_per_s:.2f}",
+            f"{whole.total.prefilled_tokens:,}",
+            f"{whole.imbalance:.2f}",
+            f"{whole.last_s:.1f}",
+            f"{whole.last_s / makespan_of_hash_s:.2f}",
+            end_section=job.policy == len(POLICIES) - 1,
+        )
     console.print(table)
 
 

@@ -33,6 +33,7 @@ class Ledger:
         last_s: When the last call of all was.
         worker_prompts: How often each worker's prompt was answered, by its hash.
         calls: How many calls were answered.
+        chains: How many of them were managers'.
     """
 
     usage: dict[str, CacheUsage] = field(default_factory=dict)
@@ -41,6 +42,12 @@ class Ledger:
     last_s: float = 0.0
     worker_prompts: Counter[int] = field(default_factory=Counter)
     calls: int = 0
+    chains: int = 0
+
+    @property
+    def worker_calls_per_s(self) -> float:
+        """How many workers were answered in a second, until the last of them was."""
+        return self.worker_calls / self.last_worker_s
 
     @property
     def total(self) -> CacheUsage:
@@ -62,13 +69,22 @@ class VirtualClient:
         capacity_tokens: What its cache holds.
         manager: The manager's system message; all others are workers.
         ledger: Where the answers are written down.
+        workers_alone: Whether managers are answered at once, and for nothing.
     """
 
-    def __init__(self, name: str, capacity_tokens: int, manager: str, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        name: str,
+        capacity_tokens: int,
+        manager: str,
+        ledger: Ledger,
+        workers_alone: bool = False,
+    ) -> None:
         self._name = name
         self._capacity_tokens = capacity_tokens
         self._manager = manager
         self._ledger = ledger
+        self._workers_alone = workers_alone
         self._answers = 0
         self._is_down = False
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -101,6 +117,10 @@ class VirtualClient:
         self._answers += 1
         words = (f"w{number}" for number in range(NOTE_TOKENS - 1))
         text = " ".join([f"{self._name}x{self._answers:x}", *words])
+        is_manager = messages[0]["content"] == self._manager
+        if is_manager and self._workers_alone:
+            self._ledger.chains += 1
+            return self._completion(prompt, text, CacheUsage(), 0.0)
         serving = asyncio.ensure_future(
             self._engine.serve(word_tokens(chat_markup(messages)), word_tokens(text)[:NOTE_TOKENS])
         )
@@ -114,7 +134,11 @@ class VirtualClient:
         finally:
             self._under_way.discard(serving)
         ended = asyncio.get_running_loop().time()
-        self._note(messages, usage, ended)
+        self._note(messages, usage, ended, is_manager)
+        return self._completion(prompt, text, usage, ended - began)
+
+    @staticmethod
+    def _completion(prompt: Prompt, text: str, usage: CacheUsage, total_s: float) -> Completion:
         return Completion(
             text=text,
             request_id=prompt.request_id if isinstance(prompt, Plan) else "",
@@ -123,7 +147,7 @@ class VirtualClient:
             cached_tokens=usage.cached_tokens,
             completion_tokens=NOTE_TOKENS,
             time_to_first_token_s=0.0,
-            total_s=ended - began,
+            total_s=total_s,
             attempts=1,
         )
 
@@ -154,12 +178,16 @@ class VirtualClient:
     async def aclose(self) -> None:
         """Nothing is open."""
 
-    def _note(self, messages: list[dict[str, Any]], usage: CacheUsage, now: float) -> None:
+    def _note(
+        self, messages: list[dict[str, Any]], usage: CacheUsage, now: float, is_manager: bool
+    ) -> None:
         ledger = self._ledger
         ledger.usage[self._name] += usage
         ledger.last_s = now
         ledger.calls += 1
-        if messages[0]["content"] != self._manager:
+        if is_manager:
+            ledger.chains += 1
+        else:
             ledger.worker_calls += 1
             ledger.last_worker_s = now
             ledger.worker_prompts[hash(messages[-1]["content"])] += 1

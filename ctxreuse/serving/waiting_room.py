@@ -137,15 +137,11 @@ class WaitingRoom:
         """Let requests through as long as there are places; plan those that have come, if due."""
         while True:
             with self._lock:
-                while (self._line or self._plain) and self._inside < self._concurrency:
-                    ticket = self._next()
-                    self._inside += 1
-                    ticket.is_inside = True
-                    if not ticket.is_told():
-                        self._drop(ticket)
-                is_full = self._inside >= self._concurrency
-                if is_full or self._is_planning or not self._is_due:
-                    return
+                if not self._should_plan():
+                    while (self._line or self._plain) and self._inside < self._concurrency:
+                        self._let_through(self._next())
+                    if not self._should_plan():
+                        return
                 batch = list(self._arrived)
                 self._arrived.clear()
                 self._is_due = False
@@ -165,6 +161,17 @@ class WaitingRoom:
                             self._forget(ticket)
                         else:
                             self._line[ticket] = None
+
+    def _should_plan(self) -> bool:
+        """Return whether those who have come are next, and nobody plans them yet."""
+        is_free = self._inside < self._concurrency and not self._line
+        return is_free and self._is_due and not self._is_planning
+
+    def _let_through(self, ticket: _Ticket) -> None:
+        self._inside += 1
+        ticket.is_inside = True
+        if not ticket.is_told():
+            self._drop(ticket)
 
     def _next(self) -> _Ticket:
         """Take the first one out of a line: the two lines take turns. The caller has the lock."""
