@@ -270,11 +270,11 @@ async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_s
 @MODES
 def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode: Any) -> None:
     engine = EmulatedEngine(answer="A note.")
-    sessions: list[str] = []
+    sessions: list[str | None] = []
 
     async def note(request: httpx.Request) -> None:
         if request.method == "POST":
-            sessions.append(request.headers["X-Session-ID"])
+            sessions.append(request.headers.get("X-Session-ID"))
 
     http = client_of(engine)
     http.event_hooks = {"request": [note]}
@@ -288,8 +288,17 @@ def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode: 
         assignment=InTurn,
     )
     assert chain.invoke(question(2)) == "A note."
-    assert sessions == [f"chain-of-agents-{name}" for name in ("agent-0", "agent-1", "manager")]
+    workers = ["chain-of-agents-0", "chain-of-agents-1"]
+    assert sessions == [*workers, None]  # a manager may go anywhere
     assert {body["temperature"] for body in engine.requests} == {0.5}
+
+    sessions.clear()
+    for _ in range(2):
+        chain.invoke(question(2) | {"conversation_id": "c1"})
+    *_, manager = sessions
+    assert manager is not None
+    assert "c1" not in manager
+    assert sessions == [*workers, manager] * 2  # but in a conversation it has a history
 
 
 async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them() -> None:

@@ -19,6 +19,7 @@ from chain_of_agents.question import Question, Settings
 from chain_of_agents.segments import Segment
 from ctxreuse.blocks import ContextBlock, ContextRequest
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.serving.cache_salt import conversation_session
 
 
 class Asking:
@@ -130,7 +131,14 @@ class Asking:
         return Ask(
             request=request,
             replica=replica,
-            session_id=f"chain-of-agents-{name.replace(' ', '-')}",
+            session_id=self._managers_session() if is_manager else f"chain-of-agents-{agent}",
             max_tokens=settings.answer_tokens if is_manager else settings.note_tokens,
             limit_s=settings.timeout_s,
         )
+
+    def _managers_session(self) -> str | None:
+        """Return what keeps a conversation's managers on one engine; others may go anywhere."""
+        question = self._question
+        if question.conversation_id is None:
+            return None
+        return conversation_session(question.tenant, question.conversation_id)
