@@ -29,12 +29,13 @@ from chain_of_agents.segments import Packing
 from ctxreuse.assignment import DEFAULT_BOUND, DocumentHomes, checked_bound
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.dispatch import Progress
 
 _Result = TypeVar("_Result")
 
 
-class ChainOfAgents(Runnable[dict[str, Any], Answer]):
+class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
     """Answers questions about more than one prompt holds: workers read, a manager answers.
 
     Each document goes to the agent that has read it before, and so to the engine that has it in its
@@ -332,12 +333,6 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer]):
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""
         await self._model.aclose()
-
-    async def __aenter__(self) -> ChainOfAgents:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def _answer(
         self,

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctxreuse.cache.metrics import EngineMetrics
@@ -17,6 +16,7 @@ from ctxreuse.plans import Plan
 from ctxreuse.serving.cache_salt import checked_cache_salt, conversation_session, tenant_salt
 from ctxreuse.serving.cached_tokens import CachedTokenReports, Expectation
 from ctxreuse.serving.call import Call, Prompt, check_params, messages_of
+from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.completion import Completion
 from ctxreuse.serving.connection import EngineConnection
 from ctxreuse.serving.model_name import ModelName
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ctxreuse.cache.shadow import ShadowCache
 
 
-class EngineClient:
+class EngineClient(AsyncClosing):
     """Sends plans to an OpenAI-compatible engine and measures each request.
 
     Answers are streamed inside, to see the first token. Broken connections, 429 and 5xx are tried
@@ -254,17 +254,6 @@ class EngineClient:
     async def aclose(self) -> None:
         """Close the connections, unless they are those of an `http_client` of yours."""
         await self._connection.aclose()
-
-    async def __aenter__(self) -> EngineClient:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def _call(
         self,

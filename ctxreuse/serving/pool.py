@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.circuit import CircuitBreaker
 from ctxreuse.serving.client import EngineClient
+from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.completion import Completion
 from ctxreuse.serving.replica import Client, Replica, ReplicaStatus, Sending
 from ctxreuse.serving.routing import Router, request_of
@@ -48,7 +48,7 @@ class Engine:
     kv_replay: str | None = None
 
 
-class EnginePool:
+class EnginePool(AsyncClosing):
     """Sends each request to the engine that is expected to serve it first.
 
     Each engine has its own planner, whose index is what its cache holds. A request goes to the
@@ -401,17 +401,6 @@ class EnginePool:
         """Close the connections that were made in the running event loop."""
         for replica in self._replicas.values():
             await replica.disconnect()
-
-    async def __aenter__(self) -> EnginePool:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def _enter_all(
         self, engines: str | Engine | Iterable[str | Engine] | Mapping[str, Callable[[], Client]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from types import TracebackType
 
 from ctxreuse.errors import EngineError
 from ctxreuse.plans import Plan
+from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.completion import Completion
 
 
@@ -28,7 +28,7 @@ class Served:
     tried: tuple[str, ...] = ()
 
 
-class PoolStream:
+class PoolStream(AsyncClosing):
     """An answer of a pool that is on its way: an async iterator of its pieces."""
 
     def __init__(self) -> None:
@@ -55,14 +55,3 @@ class PoolStream:
     async def aclose(self) -> None:
         """Cancel the request, unless it has ended."""
         await self.pieces.aclose()
-
-    async def __aenter__(self) -> PoolStream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()

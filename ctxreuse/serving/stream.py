@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from types import TracebackType
 
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.call import Call
+from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.completion import Completion
 
 
-class CompletionStream:
+class CompletionStream(AsyncClosing):
     """An answer that is on its way: an async iterator of its pieces.
 
     Made by `EngineClient.stream`. The request is sent when the first piece is asked for;
@@ -51,14 +51,3 @@ class CompletionStream:
             self._has_begun = True
             self._drop()  # a generator that was never started does not run its own clean-up
         await self._pieces.aclose()
-
-    async def __aenter__(self) -> CompletionStream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
