@@ -339,6 +339,10 @@ class TestDesk:
         assert [before[agent] for agent in moved] == ["b"] * 5
         assert sorted(after.values()) in (["a"] * 8 + ["c"] * 7, ["a"] * 7 + ["c"] * 8)
 
+    def test_without_any_engine_nobody_can_read(self) -> None:
+        with pytest.raises(EngineError, match="no engine any more; add"):
+            Desk(2, Engines(), DocumentHomes).assign(some("x"), "", {})
+
     def test_more_engines_than_agents_leave_some_without(self) -> None:
         assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
 

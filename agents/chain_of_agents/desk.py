@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ctxreuse.assignment import Document, rendezvous_order
 from ctxreuse.blocks import BlockKey
+from ctxreuse.errors import EngineError
 
 _MAX_TENANTS = 1_000
 
@@ -78,6 +79,9 @@ class Desk:
             tenant: Whose question it is; others' questions have no say.
             shown: Documents that agents have been shown in this conversation: they stay with them,
                 for they need only be pointed to.
+
+        Raises:
+            EngineError: If the last engine has been taken out of the pool.
         """
         with self._lock:
             self._look_at_engines()
@@ -105,6 +109,8 @@ class Desk:
     def _look_at_engines(self) -> None:
         """Find homes for agents without one; forget what agents had read on emptied engines."""
         engines = self._engines.all_engines()
+        if not engines:
+            raise EngineError("the pool has no engine any more; add() one", attempts=0)
         self._lives_on = placed(self._agents, engines, self._lives_on)
         for engine in engines:
             generation = self._engines.generation(engine)
