@@ -183,7 +183,7 @@ class DocumentHomes:
         self,
         bound: float = DEFAULT_BOUND,
         window_tokens: int = 1_000_000,
-        slack_tokens: int = 2_048,
+        slack_tokens: int = 4_096,
         max_documents: int = 200_000,
     ) -> None:
         for name, value, least in (
