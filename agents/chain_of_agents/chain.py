@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from anyio import CancelScope
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
@@ -120,32 +120,6 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
             planner = ReusePlanner(annotate=False)
         if not isinstance(planner, ReusePlanner):
             raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
-        if not isinstance(prompts, ChainPrompts):
-            raise InvalidRequestError(f"prompts must be ChainPrompts, not {describe(prompts)}")
-        _check_choice("mode", mode, get_args(Mode))
-        _check_choice("packing", packing, get_args(Packing))
-        for name, value, may_be_none in (
-            ("workers", workers, False),
-            ("note_tokens", note_tokens, False),
-            ("answer_tokens", answer_tokens, False),
-            ("segment_tokens", segment_tokens, True),
-            ("context_window", context_window, True),
-        ):
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if not is_number and not (may_be_none and value is None):
-                raise InvalidRequestError(
-                    f"{name} must be an integer from 1, not {describe(value)}"
-                )
-        if timeout_s is not None and (
-            isinstance(timeout_s, bool)
-            or not isinstance(timeout_s, (int, float))
-            or not timeout_s > 0
-        ):
-            raise InvalidRequestError(
-                f"timeout_s must be a number above 0 or None, not {describe(timeout_s)}"
-            )
-        if not callable(clock):
-            raise InvalidRequestError(f"clock must be a function, not {describe(clock)}")
         if assignment is not None and not callable(assignment):
             raise InvalidRequestError(
                 f"assignment must be a function that makes what assigns documents, not "
@@ -392,10 +366,3 @@ async def _streamed(run: ChainRun) -> AsyncGenerator[Answer]:
         async for piece in pieces:
             yield Answer(piece, run.trace)
     yield Answer("", run.trace)
-
-
-def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidRequestError(
-            f"{name} must be {' or '.join(map(repr, known))}, not {describe(value)}"
-        )
