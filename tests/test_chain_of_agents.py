@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from itertools import count, pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from chain_helpers import (
     question,
 )
 
+import chain_of_agents
 from chain_of_agents import ChainOfAgents, ChainPrompts, Step, Trace
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import EngineError
@@ -373,3 +375,16 @@ def test_a_new_chain_may_be_made_before_its_engine_is_up() -> None:
     with pytest.raises(RuntimeError) as failed:
         chain.invoke(question(1))
     assert isinstance(failed.value.__cause__, EngineError)
+
+
+def test_the_package_s_face() -> None:
+    assert chain_of_agents.__all__ == [
+        "Answer",
+        "ChainOfAgents",
+        "ChainPrompts",
+        "ManagerError",
+        "Step",
+        "Trace",
+    ]
+    first = list(inspect.signature(ChainOfAgents).parameters)[:4]
+    assert first == ["llm", "workers", "planner", "mode"]
