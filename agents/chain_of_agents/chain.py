@@ -62,7 +62,8 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
             manager reads the last note. "parallel": all read at the same time, and the manager
             reads all notes.
         packing: "single": one document a call. "packed": as many as an agent has. "auto": one
-            where there are no more documents than workers.
+            where there are no more documents than workers. In a conversation an agent's documents
+            are always packed, for its history goes on with one call a question.
         prompts: The words around everything.
         note_tokens: The longest note of a worker. Addresses are sent it as `max_tokens`; a model
             object has its own settings, and longer notes are cut.

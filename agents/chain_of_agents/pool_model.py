@@ -9,6 +9,7 @@ from chain_of_agents.calls import Ask, Reply, ReplyStream
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.call import check_params
 from ctxreuse.serving.pool import EnginePool
+from ctxreuse.serving.served import Served
 
 
 class PoolModel:
@@ -50,29 +51,14 @@ class PoolModel:
 
     async def ask(self, ask: Ask) -> Reply:
         """Send a call to the agent's replica, or where the pool sends it."""
-        served = await self._pool.complete(
-            ask.request,
-            replica=ask.replica,
-            session_id=ask.session_id,
-            limit_s=ask.limit_s,
-            max_tokens=ask.max_tokens,
-            **self._params,
-        )
-        return self._reply(served)
+        return _reply(await self._pool.complete(ask.request, **self._arguments(ask)))
 
     async def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
         """Yield the answer's pieces."""
-        async with self._pool.stream(
-            ask.request,
-            replica=ask.replica,
-            session_id=ask.session_id,
-            limit_s=ask.limit_s,
-            max_tokens=ask.max_tokens,
-            **self._params,
-        ) as pieces:
+        async with self._pool.stream(ask.request, **self._arguments(ask)) as pieces:
             async for piece in pieces:
                 yield piece
-            into.reply = self._reply(pieces.served)
+            into.reply = _reply(pieces.served)
 
     async def disconnect(self) -> None:
         """Close the connections of the running event loop."""
@@ -83,14 +69,23 @@ class PoolModel:
         if self._owned:
             await self._pool.aclose()
 
-    @staticmethod
-    def _reply(served: Any) -> Reply:
-        completion = served.completion
-        return Reply(
-            text=completion.text,
-            plan=served.plan,
-            replica=served.replica,
-            prompt_tokens=completion.prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            completion_tokens=completion.completion_tokens,
-        )
+    def _arguments(self, ask: Ask) -> dict[str, Any]:
+        return {
+            "replica": ask.replica,
+            "session_id": ask.session_id,
+            "limit_s": ask.limit_s,
+            "max_tokens": ask.max_tokens,
+            **self._params,
+        }
+
+
+def _reply(served: Served) -> Reply:
+    completion = served.completion
+    return Reply(
+        text=completion.text,
+        plan=served.plan,
+        replica=served.replica,
+        prompt_tokens=completion.prompt_tokens,
+        cached_tokens=completion.cached_tokens,
+        completion_tokens=completion.completion_tokens,
+    )
