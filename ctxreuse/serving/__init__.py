@@ -8,8 +8,9 @@ from ctxreuse.serving.client import EngineClient
 from ctxreuse.serving.completion import Completion, ToolCall
 from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulated import EmulatedEngine
-from ctxreuse.serving.pool import Engine, EnginePool
+from ctxreuse.serving.pool import EnginePool
 from ctxreuse.serving.replica import ReplicaStatus
+from ctxreuse.serving.replicas import Engine
 from ctxreuse.serving.served import PoolStream, Served
 from ctxreuse.serving.stream import CompletionStream
 
