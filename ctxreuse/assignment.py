@@ -36,6 +36,10 @@ leaves agents idle; both cost more than they save on the public traces."""
 _SLACK_OF_READERS = 4
 """Documents that a reader of the next one may be above the mean, whatever the bound."""
 
+_SLACK_OF_NEW = 0.5
+"""How far above the mean, in means, who takes a new document may be for want of load alone: less
+than 1, so that of two documents for two agents each gets one."""
+
 _MAX_HOMES = 4
 """Agents remembered for a document that is too much in demand for one."""
 
@@ -74,11 +78,12 @@ def assign(
     """Assign each document to one agent.
 
     The bounds: after each document, the load of the agent that took it is at most `bound` times the
-    mean, or `slack_tokens` above the mean if that is more, or the mean plus that document where
-    nobody has room: then the least loaded takes it. An engine on which n agents live is bounded as
-    tightly as chance evens out more among n: by n times the mean, times 1 + (c - 1) / sqrt(n). With
-    little to do, keeping a document where it was read is worth more than evenness: its readers may
-    be as far above the mean as four such documents.
+    mean, or the mean plus that document where nobody has room: then the least loaded takes it. An
+    engine on which n agents live is bounded as tightly as chance evens out more among n: by n times
+    the mean, times 1 + (c - 1) / sqrt(n). With little to do, keeping a document where it was read is
+    worth more than evenness: its readers may be as far above the mean as `slack_tokens` or, if that
+    is more, four such documents. With no reader free, the slack is at most half of the mean, so
+    that even the first documents spread. Both hold for engines, too.
 
     Args:
         documents: In the order in which they choose.
@@ -87,8 +92,7 @@ def assign(
         homes: Who has read each document before; who may not be chosen is passed over.
         engines: The engine that each agent lives on; None gives each its own.
         bound: The c above, from 1.
-        slack_tokens: What an agent may have above the mean in any case: with little to do, nobody
-            has too much.
+        slack_tokens: What an agent may have above the mean while there is little to do.
 
     Returns:
         The agent of each document, in the documents' order; the same for the same arguments.
@@ -112,8 +116,9 @@ def assign(
             document.key,
         )
         if chosen is None:
+            slack_of_new = min(slack_tokens, _SLACK_OF_NEW * loaded.total / len(agents))
             order = _order(document.key, loaded.engine_of, read_by)
-            free = (agent for agent in order if loaded.has_room(agent, tokens, slack_tokens))
+            free = (agent for agent in order if loaded.has_room(agent, tokens, slack_of_new))
             chosen = next(free, None)
             if chosen is None:
                 chosen = min(order, key=loaded.of.__getitem__)

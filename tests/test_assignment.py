@@ -119,9 +119,11 @@ class Oracle:
 def test_no_load_exceeds_what_the_docstring_says(case):
     oracle = Oracle(case)
     for one, agent in zip(case["documents"], assign(**case), strict=True):
-        slack = case["slack_tokens"]
         if agent in oracle.readers(one):
-            slack = max(slack, 4 * one.tokens)
+            slack = max(case["slack_tokens"], 4 * one.tokens)
+        else:
+            mean = (sum(oracle.load.values()) + one.tokens) / len(oracle.load)
+            slack = min(case["slack_tokens"], mean / 2)
         is_least_loaded = oracle.load[agent] == min(oracle.load.values())
         assert oracle.has_room(agent, one.tokens, slack) or is_least_loaded
         oracle.load[agent] += one.tokens
@@ -229,6 +231,13 @@ def test_a_little_above_the_mean_is_no_burden():
     # of n documents the mean is 50 * n; a reader may be four documents above it
     assert assign(read, [0, 1], {}, homes, bound=1)[:9] == [0] * 8 + [1]
     assert assign(read, [0, 1], {}, homes, bound=1, slack_tokens=500) == [0] * 10 + [1]
+
+
+def test_what_nobody_has_read_spreads_however_small_it_is():
+    for names in ("abc", "def", "ghi", "jkl"):
+        small = [document(name, 1) for name in names]
+        assert sorted(new(small[:2], [0, 1], slack_tokens=4_096)) == [0, 1]
+        assert sorted(new(small, [0, 1, 2], slack_tokens=4_096)) == [0, 1, 2]
 
 
 def test_nothing_that_is_passed_in_is_changed():
