@@ -80,10 +80,12 @@ def assign(
     The bounds: after each document, the load of the agent that took it is at most `bound` times the
     mean, or the mean plus that document where nobody has room: then the least loaded takes it. An
     engine on which n agents live is bounded as tightly as chance evens out more among n: by n times
-    the mean, times 1 + (c - 1) / sqrt(n). With little to do, keeping a document where it was read is
-    worth more than evenness: its readers may be as far above the mean as `slack_tokens` or, if that
-    is more, four such documents. With no reader free, the slack is at most half of the mean, so
-    that even the first documents spread. Both hold for engines, too.
+    the mean, times 1 + (c - 1) / sqrt(n).
+
+    With little to do, keeping a document where it was read is worth more than evenness: its readers
+    may be as far above the mean as `slack_tokens` or, if that is more, four such documents. With no
+    reader free, the slack is at most half of the mean, so that even the first documents spread.
+    Both hold for engines, too.
 
     Args:
         documents: In the order in which they choose.
