@@ -42,7 +42,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> EmulatedEngine:
 
 
 @pytest.mark.filterwarnings("ignore")  # the frameworks' own, in code that users copy
-@pytest.mark.parametrize("heading", ["vLLM", "LangChain", "LlamaIndex", "Mem0", "Chain-of-Agents"])
+@pytest.mark.parametrize(
+    "heading", ["vLLM", "LangChain", "LlamaIndex", "Mem0", "Chain-of-Agents", "Several engines"]
+)
 def test_the_example_runs_and_its_blocks_reach_the_engine(
     heading: str,
     engine: EmulatedEngine,
