@@ -259,6 +259,85 @@ def test_bounds_out_of_range_are_refused(name, value):
         engine(**{name: value})
 
 
+# answers that are followed
+
+
+def test_a_followed_answer_is_told_of_chunk_by_chunk_and_then_ends():
+    one, _ = engine()
+    (asked,) = submitted(one, request(64, answer=5, chunk_tokens=2))
+    assert [one.step() for _ in range(5)] == [
+        Step(2.25, ()),
+        Step(1.25, (), (asked,)),
+        Step(1.25, ()),
+        Step(1.25, (), (asked,)),
+        Step(1.25, (asked,)),
+    ]
+    assert not one.has_work
+
+
+def test_an_answer_of_whole_chunks_ends_with_the_last_of_them():
+    one, _ = engine()
+    first, second = submitted(
+        one, request(0, answer=4, chunk_tokens=2), request(0, answer=2, chunk_tokens=8)
+    )
+    assert [one.step() for _ in range(4)] == [
+        Step(1.5, ()),
+        Step(1.5, (second,), (first,)),
+        Step(1.25, ()),
+        Step(1.25, (first,)),
+    ]
+
+
+def test_requests_progress_in_the_order_in_which_they_began_and_finish_in_it():
+    one, _ = engine()
+    a, b, c = submitted(one, *(request(0, answer=n, chunk_tokens=1) for n in (3, 3, 2)))
+    assert [(step.finished, step.progressed) for step in (one.step() for _ in range(3))] == [
+        ((), (a, b, c)),
+        ((c,), (a, b)),
+        ((a, b), ()),
+    ]
+
+
+def test_following_an_answer_changes_neither_times_nor_the_cache():
+    followed, cache = engine(200, 4, max_step_tokens=64)
+    plain, other = engine(200, 4, max_step_tokens=64)
+    for one, chunk in ((followed, 3), (plain, None)):
+        submitted(one, *(request(range(30 * n), answer=n, chunk_tokens=chunk) for n in range(1, 5)))
+    assert durations(followed) == durations(plain)
+    assert followed.usage == plain.usage
+    assert cache._hash_of == other._hash_of
+
+
+def test_generated_tokens_are_counted_also_of_answers_that_are_left():
+    one, _ = engine(max_step_tokens=64)
+    _, left = submitted(one, request(64, answer=2), request(64, answer=9))
+    one.step()
+    one.step()
+    assert one.generated_tokens == 3
+    one.abort(left)
+    one.step()
+    assert one.generated_tokens == 3
+
+
+def test_a_followed_request_that_is_aborted_is_not_told_of_any_more():
+    one, cache = engine(capacity_tokens=100)
+    left, other = submitted(one, *(request(8, answer=4, chunk_tokens=2) for _ in range(2)))
+    one.step()
+    one.abort(left)
+    assert [one.step() for _ in range(3)] == [
+        Step(1.25, (), (other,)),
+        Step(1.25, ()),
+        Step(1.25, (other,)),
+    ]
+    assert_is_unused(cache, 100)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "all"])
+def test_chunks_out_of_range_are_refused(chunk):
+    with pytest.raises(InvalidRequestError, match="chunk_tokens must be an integer from 1 or None"):
+        request(1, chunk_tokens=chunk)
+
+
 # clients that leave
 
 

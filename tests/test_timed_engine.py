@@ -1,6 +1,7 @@
 """A batching engine in the time of an event loop, here a virtual one."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -174,3 +175,96 @@ def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(toke
 def test_a_speed_that_is_no_number_above_0_is_refused(speed):
     with pytest.raises(InvalidRequestError, match="speed must be a number above 0, not"):
         engine(speed=speed)
+
+
+async def followed(timed, start, length, answer=1, at=0.0, chunk_tokens=2):
+    """Follow an answer from a time on; return (when, tokens) for each number."""
+    await asyncio.sleep(at - now())
+    async with aclosing(
+        timed.stream(range(start, start + length), range(answer), chunk_tokens=chunk_tokens)
+    ) as counts:
+        return [(now(), said) async for said in counts]
+
+
+def test_an_answer_is_followed_beside_one_that_is_waited_for():
+    timed, _, _ = engine()
+
+    async def main():
+        return await asyncio.gather(
+            followed(timed, 0, 64, answer=5), served(timed, 500, 64, answer=3)
+        )
+
+    # 128 tokens and two answers: 2 + 1.5 s; then 1.5 s twice, 1.25 s twice
+    assert run_in_virtual_time(main()) == [
+        [(5.0, 2), (7.75, 4), (9.0, 5)],
+        (6.5, CacheUsage(64, 0)),
+    ]
+
+
+def test_there_is_no_task_but_those_that_wait():
+    timed, batching, _ = engine()
+
+    async def main():
+        asking = [
+            asyncio.create_task(served(timed, 0, 64, answer=9)),
+            asyncio.create_task(followed(timed, 100, 64, answer=9)),
+        ]
+        await asyncio.sleep(3)
+        assert (timed.requests, asyncio.all_tasks()) == (2, {asyncio.current_task(), *asking})
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert (timed.requests, batching.has_work) == (0, False)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(("after", "left_at"), [(1, 3.5), (2, 6.0)])
+def test_who_stops_following_aborts_the_request(after, left_at):
+    timed, batching, cache = engine()
+
+    async def main():
+        counts = timed.stream(range(64), range(10), chunk_tokens=2)
+        for _ in range(after):
+            await anext(counts)
+        assert batching.has_work
+        await counts.aclose()
+        assert (now(), timed.requests, batching.has_work) == (left_at, 0, False)
+        assert cache._users == {}
+        # the step that goes on ends first, 1.25 s later
+        return await served(timed, 500, 64, at=now())
+
+    assert run_in_virtual_time(main()) == (left_at + 1.25 + 2.25, CacheUsage(64, 0))
+
+
+def test_who_leaves_with_the_last_token_has_aborted_nothing():
+    timed, _, _ = engine()
+
+    async def main():
+        counts = timed.stream(range(64), range(64, 66), chunk_tokens=2)
+        assert await anext(counts) == 2
+        await counts.aclose()
+        return (await served(timed, 0, 66, at=now()))[1]
+
+    assert run_in_virtual_time(main()) == CacheUsage(66, 65)  # with the first token of the answer
+
+
+def test_token_ids_that_are_none_end_every_stream():
+    timed, batching, _ = engine()
+
+    async def refused():
+        await asyncio.sleep(0)
+        await timed.serve(["no", "tokens"], [1])
+
+    async def main():
+        return await asyncio.gather(
+            followed(timed, 0, 64, answer=9),
+            followed(timed, 0, 64, answer=9),
+            served(timed, 0, 64, answer=9),
+            refused(),
+            return_exceptions=True,
+        )
+
+    assert [type(one) for one in run_in_virtual_time(main())] == [TypeError] * 4
+    assert not batching.has_work

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from ctxreuse.cache.simulator import PrefixCacheSimulator, RunningPrompt
 from ctxreuse.cache.usage import CacheUsage
@@ -27,6 +28,11 @@ class EngineRequest:
         tokens: The prompt's token ids.
         answer: The token ids that the model will say, at least one.
         salt: vLLM's `cache_salt`.
+        chunk_tokens: After how many tokens of the answer, each time, a step says that it has
+            progressed; None says nothing before the end.
+
+    Raises:
+        InvalidRequestError: If `chunk_tokens` is less than 1.
 
     Attributes:
         usage: The prompt's tokens and how many came from the cache; None until it begins.
@@ -38,10 +44,18 @@ class EngineRequest:
     tokens: Sequence[int]
     answer: Sequence[int]
     salt: str = ""
+    chunk_tokens: int | None = None
     usage: CacheUsage | None = field(default=None, init=False)
     running: RunningPrompt | None = field(default=None, init=False)
     to_prefill: int = field(default=0, init=False)
     was_aborted: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        chunk = self.chunk_tokens
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+            raise InvalidRequestError(
+                f"chunk_tokens must be an integer from 1 or None, not {describe(chunk)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +65,28 @@ class Step:
     Attributes:
         duration_s: How long it took, in seconds.
         finished: Requests whose answer ended with it, in the order in which they began.
+        progressed: Requests whose answer grew by a whole chunk with it and goes on, in that order.
     """
 
     duration_s: float
     finished: tuple[EngineRequest, ...]
+    progressed: tuple[EngineRequest, ...] = ()
+
+
+class _Answering(NamedTuple):
+    """A request that gets a token a step, ordered by when there is something to tell of it."""
+
+    next_step: int
+    number: int
+    last_step: int
+    request: EngineRequest
+
+    @classmethod
+    def after(cls, step: int, number: int, last_step: int, request: EngineRequest) -> _Answering:
+        """Return it with the end of its next chunk, or of its answer."""
+        chunk = request.chunk_tokens
+        following = last_step if chunk is None else min(step + chunk, last_step)
+        return cls(following, number, last_step, request)
 
 
 class BatchingEngine:
@@ -68,6 +100,7 @@ class BatchingEngine:
 
     Attributes:
         usage: Tokens of all prompts that have begun, and how many were cached.
+        generated_tokens: Tokens of all answers, also of those that were left.
 
     Raises:
         InvalidRequestError: If a bound is less than 1.
@@ -95,14 +128,14 @@ class BatchingEngine:
                     f"{name} must be an integer from 1, not {describe(value)}"
                 )
         self.usage = CacheUsage()
+        self.generated_tokens = 0
         self._cache = cache
         self._rates = rates
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._waiting: deque[EngineRequest] = deque()
         self._prefilling: deque[EngineRequest] = deque()
-        # by the step with which the answer ends: every request gets one token a step
-        self._decoding: list[tuple[int, int, EngineRequest]] = []
+        self._decoding: list[_Answering] = []  # a heap
         self._numbers = count()
         self._step = 0
 
@@ -132,7 +165,7 @@ class BatchingEngine:
             self._waiting.remove(request)
         if request in self._prefilling:
             self._prefilling.remove(request)
-        left = [one for one in self._decoding if one[2] is not request]
+        left = [one for one in self._decoding if one.request is not request]
         if len(left) < len(self._decoding):
             heapq.heapify(left)
             self._decoding = left
@@ -158,12 +191,19 @@ class BatchingEngine:
                 self._decode(request)
         duration_s = self._rates.step_s(self._max_step_tokens - budget, len(self._decoding))
         self._step += 1
-        finished = []
-        while self._decoding and self._decoding[0][0] <= self._step:
-            request = heapq.heappop(self._decoding)[2]
-            self._leave_cache(request, request.answer)
-            finished.append(request)
-        return Step(duration_s, tuple(finished))
+        self.generated_tokens += len(self._decoding)
+        finished, progressed = [], []
+        while self._decoding and self._decoding[0].next_step <= self._step:
+            _, number, last, request = self._decoding[0]
+            if last <= self._step:
+                heapq.heappop(self._decoding)
+                self._leave_cache(request, request.answer)
+                finished.append(request)
+            else:
+                again = _Answering.after(self._step, number, last, request)
+                heapq.heapreplace(self._decoding, again)
+                progressed.append(request)
+        return Step(duration_s, tuple(finished), tuple(progressed))
 
     def _begin(self, request: EngineRequest) -> bool:
         request.running = self._cache.start(
@@ -183,7 +223,8 @@ class BatchingEngine:
 
     def _decode(self, request: EngineRequest) -> None:
         last = self._step + len(request.answer)
-        heapq.heappush(self._decoding, (last, next(self._numbers), request))
+        one = _Answering.after(self._step, next(self._numbers), last, request)
+        heapq.heappush(self._decoding, one)
 
     def _leave_cache(self, request: EngineRequest, answer: Sequence[int]) -> None:
         if request.running is not None:

@@ -44,9 +44,14 @@ _DETAILS = (True, False, "if cached")
 _WORD = re.compile(r"<\|\w+\|>| ?\w{1,8}| ?[^\w\s]|\s+")
 
 
+def word_pieces(text: str) -> list[str]:
+    """Return the pieces of a text that are a token each; together they are the text."""
+    return _WORD.findall(text)
+
+
 def word_tokens(text: str) -> list[int]:
     """Return tokens of a text: a number for each word, the same in every process."""
-    return [zlib.crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text)]
+    return [zlib.crc32(word.encode("utf-8", "replace")) for word in word_pieces(text)]
 
 
 def chat_markup(messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:

@@ -1,0 +1,291 @@
+"""What turns texts into vectors: a model, TF-IDF with SVD, or a framework's embeddings."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
+
+Vectors: TypeAlias = NDArray[np.float32]
+"""Shape (n, dimension)."""
+
+_EXTRA = "workflow"
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Turns queries into vectors; called in a thread, with several queries at once.
+
+    Attributes:
+        dimension: Length of a vector.
+    """
+
+    dimension: int
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of n queries, shape (n, dimension), in their order."""
+
+
+class TfidfEmbedder:
+    """TF-IDF vectors brought to few dimensions by a truncated SVD: latent semantic analysis.
+
+    Fast, local and deterministic; made by `fit` or `load`. A text without a known word gets the
+    zero vector, all others have length 1.
+
+    Attributes:
+        dimension: Length of a vector.
+
+    Source: Deerwester et al., Indexing by Latent Semantic Analysis, 1990.
+    """
+
+    def __init__(self, words: Sequence[str], idf: NDArray[Any], components: Vectors) -> None:
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        except ImportError as error:
+            raise MissingExtraError("TF-IDF embeddings", _EXTRA) from error
+        self.dimension = len(components)
+        self._words = tuple(words)
+        self._components = components
+        self._tfidf = TfidfVectorizer(
+            sublinear_tf=True, vocabulary={word: number for number, word in enumerate(words)}
+        )
+        self._tfidf.idf_ = idf
+
+    @classmethod
+    def fit(cls, texts: Sequence[str], dimensions: int = 256) -> TfidfEmbedder:
+        """Return an embedder for texts like these.
+
+        Args:
+            texts: The corpus, or a sample of it.
+            dimensions: Length of a vector; where there are fewer words or texts, it is their
+                number.
+
+        Raises:
+            InvalidRequestError: If the texts have fewer than 2 different words that count.
+            MissingExtraError: If scikit-learn is not installed.
+        """
+        try:
+            from sklearn.decomposition import TruncatedSVD
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        except ImportError as error:
+            raise MissingExtraError("TF-IDF embeddings", _EXTRA) from error
+        if not isinstance(dimensions, int) or dimensions < 1:
+            raise InvalidRequestError(
+                f"dimensions must be an integer from 1, not {describe(dimensions)}"
+            )
+        known = _checked_texts(texts)
+        tfidf = TfidfVectorizer(sublinear_tf=True, stop_words="english")
+        try:
+            weights = tfidf.fit_transform(known)
+            svd = TruncatedSVD(min(dimensions, *weights.shape), random_state=0)
+            with np.errstate(invalid="ignore"):  # the variance explained, of texts all alike
+                svd.fit(weights)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"the {len(known)} texts have fewer than 2 different words that count; "
+                "fit it on texts like those that it will embed"
+            ) from error
+        return cls(
+            tfidf.get_feature_names_out().tolist(),
+            tfidf.idf_,
+            np.ascontiguousarray(svd.components_, dtype=np.float32),
+        )
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the texts' vectors, shape (n, dimension); queries and passages are alike."""
+        if not len(texts):
+            return np.zeros((0, self.dimension), np.float32)
+        weights = self._tfidf.transform(_checked_texts(texts)).astype(np.float32)
+        vectors = np.asarray(weights @ self._components.T, dtype=np.float32)
+        return _normalized(vectors)
+
+    def embed_passages(self, texts: Sequence[str]) -> Vectors:
+        """Return the texts' vectors, as `embed` does."""
+        return self.embed(texts)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file (npz), from which `load` reads it."""
+        words = np.frombuffer("\n".join(self._words).encode(), dtype=np.uint8)
+        with Path(path).open("wb") as file:
+            np.savez_compressed(
+                file, words=words, idf=self._tfidf.idf_, components=self._components
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> TfidfEmbedder:
+        """Read what `save` has written; nothing in the file is run.
+
+        Raises:
+            InputFileError: If the file is none of these.
+            MissingExtraError: If scikit-learn is not installed.
+        """
+        try:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                words = np.asarray(stored["words"], np.uint8).tobytes().decode().split("\n")
+                idf = np.asarray(stored["idf"], np.float64)
+                components = np.ascontiguousarray(stored["components"], np.float32)
+                if idf.shape != (len(words),) or components.shape[1:] != (len(words),):
+                    raise ValueError("the sizes do not agree")
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+            raise InputFileError(
+                f"{describe(str(path))} cannot be read as a TfidfEmbedder; write one with save()"
+            ) from error
+        return cls(words, idf, components)
+
+
+class SentenceTransformerEmbedder:
+    """A model of sentence-transformers.
+
+    Args:
+        model: Its name, a folder that holds it, or the `SentenceTransformer` itself.
+        query_prefix: What the model wants in front of a query, such as "query: " for E5.
+        passage_prefix: What it wants in front of a passage.
+        batch_size: Texts that it computes at a time.
+        normalize: Whether vectors get length 1, as for inner products and cosine.
+
+    Attributes:
+        dimension: Length of a vector.
+
+    Raises:
+        InvalidRequestError: If the model is none, or gives something else than vectors.
+        MissingExtraError: If sentence-transformers is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        query_prefix: str = "",
+        passage_prefix: str = "",
+        batch_size: int = 32,
+        normalize: bool = True,
+    ) -> None:
+        if isinstance(model, str):
+            model = _sentence_transformer(model)
+        if not callable(getattr(model, "encode", None)):
+            raise InvalidRequestError(
+                f"model must be a SentenceTransformer or the name of one, not {describe(model)}"
+            )
+        self._model = model
+        self._query_prefix = query_prefix
+        self._passage_prefix = passage_prefix
+        self._batch_size = batch_size
+        self._normalize = normalize
+        self.dimension = 0
+        # its own methods that tell it have changed their names
+        self.dimension = len(self._encoded(["dimension"])[0])
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of n queries, shape (n, dimension)."""
+        return self._encoded([self._query_prefix + text for text in _checked_texts(texts)])
+
+    def embed_passages(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of n passages, shape (n, dimension), for an index."""
+        return self._encoded([self._passage_prefix + text for text in _checked_texts(texts)])
+
+    def _encoded(self, texts: list[str]) -> Vectors:
+        if not texts:
+            return np.zeros((0, self.dimension), np.float32)
+        vectors = self._model.encode(
+            texts,
+            batch_size=self._batch_size,
+            normalize_embeddings=self._normalize,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
+        return _checked_vectors(vectors, len(texts), self.dimension, "the model")
+
+
+class LangChainEmbedder:
+    """Any LangChain `Embeddings`, or what has its two methods.
+
+    Args:
+        embeddings: What embeds.
+        dimension: Length of a vector; None embeds a word to see it.
+
+    Attributes:
+        dimension: Length of a vector.
+
+    Raises:
+        InvalidRequestError: If it has not the two methods, or gives something else than vectors.
+    """
+
+    def __init__(self, embeddings: Any, *, dimension: int | None = None) -> None:
+        for name in ("embed_query", "embed_documents"):
+            if isinstance(embeddings, type) or not callable(getattr(embeddings, name, None)):
+                raise InvalidRequestError(
+                    f"embeddings must be LangChain Embeddings with {name}(), "
+                    f"not {describe(embeddings)}"
+                )
+        self._embeddings = embeddings
+        self.dimension = dimension or 0
+        if dimension is None:
+            self.dimension = self.embed(["dimension"]).shape[1]
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of n queries, shape (n, dimension), asked for one by one."""
+        vectors = [self._embeddings.embed_query(text) for text in _checked_texts(texts)]
+        return _checked_vectors(vectors, len(texts), self.dimension, "embed_query")
+
+    def embed_passages(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of n passages, shape (n, dimension), for an index."""
+        vectors = self._embeddings.embed_documents(_checked_texts(texts))
+        return _checked_vectors(vectors, len(texts), self.dimension, "embed_documents")
+
+
+def checked_embedder(embedder: object) -> Embedder:
+    """Return the embedder if it is one.
+
+    Raises:
+        InvalidRequestError: If it is none.
+    """
+    if isinstance(embedder, type) or not isinstance(embedder, Embedder):
+        raise InvalidRequestError(
+            f"embedder must have dimension and embed(texts), not be {describe(embedder)}; pass a "
+            "TfidfEmbedder, a SentenceTransformerEmbedder, a LangChainEmbedder or one of your own"
+        )
+    return embedder
+
+
+def _sentence_transformer(name: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise MissingExtraError("embedding with sentence-transformers", _EXTRA) from error
+    return SentenceTransformer(name)
+
+
+def _checked_texts(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"texts must be a list of str, not {type(texts).__name__}")
+    return list(texts)
+
+
+def _checked_vectors(vectors: Any, count: int, dimension: int, giver: str) -> Vectors:
+    """Return vectors as an array if they are what was asked for; dimension 0 is any."""
+    if not count:
+        return np.zeros((0, dimension), np.float32)
+    try:
+        array: Vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"{giver} must return vectors of equal length, not {type(vectors).__name__}"
+        ) from error
+    wanted = f"({count}, {dimension or 'any length'})"
+    if array.ndim != 2 or len(array) != count or (dimension and array.shape[1] != dimension):
+        raise InvalidRequestError(f"{giver} must return shape {wanted}, not {array.shape}")
+    if not np.isfinite(array).all():
+        raise InvalidRequestError(f"{giver} returned numbers that are not finite")
+    return array
+
+
+def _normalized(vectors: Vectors) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)

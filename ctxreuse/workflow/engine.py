@@ -1,0 +1,388 @@
+"""Many runs of many graphs at once, over one model and one set of retrievers (HedraRAG)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from itertools import count
+from typing import Any, TypeAlias
+
+from rich.progress import Progress
+
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.request_scope import current_scope
+from ctxreuse.serving.closing import AsyncClosing
+from ctxreuse.workflow.compiled import Graph
+from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
+from ctxreuse.workflow.events import Emit, Event, RunFinished
+from ctxreuse.workflow.generations import Generations, Prompts
+from ctxreuse.workflow.graph import WorkflowGraph
+from ctxreuse.workflow.history import Sessions
+from ctxreuse.workflow.llm import LanguageModel, checked_llm
+from ctxreuse.workflow.metrics import EngineMetrics
+from ctxreuse.workflow.nodes import Retrieval
+from ctxreuse.workflow.options import EngineOptions, default_workers
+from ctxreuse.workflow.results import WorkflowResult
+from ctxreuse.workflow.retrievers import Retriever, checked_retriever
+from ctxreuse.workflow.run_context import RunContext
+from ctxreuse.workflow.runs import Run
+from ctxreuse.workflow.search_lane import Execute, LaneCounters, SearchLane
+from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services, Statistics
+from ctxreuse.workflow.speculation import SpeculationCounters
+from ctxreuse.workflow.timeline import Timeline
+from ctxreuse.workflow.vector_retriever import VectorRetriever
+
+AnyRetriever: TypeAlias = VectorRetriever | Retriever
+Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
+"""A graph, and what is put into it: its only input, or a dict of its inputs."""
+
+
+class WorkflowEngine(AsyncClosing):
+    """Runs workflows: keeps the model and the vector search busy at the same time.
+
+    Every run gives what plain sequential execution would give. Searches of all runs share scans,
+    sub-stage by sub-stage; a generation may begin before its retrieval has ended, and counts only
+    if it was asked the right thing. For one event loop at a time.
+
+    Args:
+        llm: The model.
+        retriever: What retrieval nodes ask: a `VectorRetriever` is searched step by step, anything
+            else is one atomic stage. A dict gives several, by name; nodes that name none ask
+            "default". None is for graphs without retrievals.
+        planner: Orders the documents of each prompt so that the engine's prefix cache hits; None
+            leaves them as retrieved.
+        options: Limits and techniques.
+        execute: Runs blocking work; None uses threads of the engine's own.
+        clock: Seconds from any start; it must agree with the event loop's in pace.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        llm: LanguageModel,
+        retriever: AnyRetriever | Mapping[str, AnyRetriever] | None = None,
+        planner: ReusePlanner | None = None,
+        *,
+        options: EngineOptions | None = None,
+        execute: Execute | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if planner is not None and not isinstance(planner, ReusePlanner):
+            raise InvalidRequestError(
+                f"planner must be a ReusePlanner or None, not {describe(planner)}"
+            )
+        self._options = EngineOptions() if options is None else options
+        if not isinstance(self._options, EngineOptions):
+            raise InvalidRequestError(f"options must be EngineOptions, not {describe(options)}")
+        self._llm = checked_llm(llm)
+        self._retrievers = _by_name(retriever)
+        self._prompts = Prompts(planner)
+        self._clock = clock
+        self._workers = self._options.workers or default_workers()
+        self._threads: ThreadPoolExecutor | None = None
+        self._execute = self._in_thread if execute is None else execute
+        self._numbers = count(1)
+        self._running: dict[asyncio.Task[Any], None] = {}
+        self._turns = _Turns(self._options.max_in_flight)
+        self._is_closed = False
+        self._runs = self._finished = self._failed = self._cancelled = 0
+        self._services = Services(
+            generations=Generations(self._llm, self._prompts),
+            lanes={
+                name: SearchLane(
+                    one,
+                    self._execute,
+                    workers=self._workers,
+                    reorder=self._options.reorder,
+                    clock=clock,
+                )
+                for name, one in self._retrievers.items()
+                if isinstance(one, VectorRetriever)
+            },
+            retrievers={
+                name: one
+                for name, one in self._retrievers.items()
+                if not isinstance(one, VectorRetriever)
+            },
+            options=self._options,
+            sessions=Sessions(),
+            statistics=Statistics(),
+            speculation=SpeculationCounters(),
+            timeline=Timeline(),
+            clock=clock,
+        )
+
+    async def run(
+        self,
+        graph: WorkflowGraph | Graph,
+        input: Any = None,  # noqa: A002  # the key that the graph's prompts use
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        session: str | int | None = None,
+        **inputs: Any,
+    ) -> WorkflowResult:
+        """Run a graph.
+
+        Args:
+            graph: The graph.
+            input: The value of its first input.
+            deadline_s: Seconds after which the run fails, its wait for a turn included.
+            tenant: Whose run it is; None takes that of `request_context`.
+            session: What it has in common with other runs: their last searches tell its first one
+                where to look first. None takes the conversation of `request_context`.
+            **inputs: The values of other inputs, by key.
+
+        Returns:
+            The answer, and the state behind it.
+
+        Raises:
+            WorkflowError: If the graph is none, an input is missing, or the run has failed.
+        """
+        return await self._run(graph, input, inputs, deadline_s, tenant, session, _silent)
+
+    async def stream(
+        self,
+        graph: WorkflowGraph | Graph,
+        input: Any = None,  # noqa: A002  # as in run
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        session: str | int | None = None,
+        **inputs: Any,
+    ) -> AsyncGenerator[Event, None]:
+        """Run a graph and yield what happens; arguments and errors as in `run`.
+
+        Who stops reading early cancels the run; use `contextlib.aclosing` for it to end at once.
+
+        Yields:
+            Nodes that begin and end, texts, documents, and at last the result.
+        """
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        run = asyncio.ensure_future(
+            self._run(graph, input, inputs, deadline_s, tenant, session, events.put_nowait)
+        )
+        run.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield RunFinished(run.result())
+        finally:
+            run.cancel()
+            await asyncio.wait([run])
+
+    async def arun_batch(
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        return_exceptions: bool = False,
+        progress: bool = False,
+    ) -> list[WorkflowResult | Exception]:
+        """Run many graphs, as many at a time as the engine takes.
+
+        Args:
+            jobs: Pairs of a graph and what is put into it.
+            deadline_s: As in `run`, for each.
+            tenant: As in `run`.
+            return_exceptions: Whether what fails is returned in its place; else the first failure
+                cancels the rest and is raised.
+            progress: Whether a bar shows how many have ended.
+
+        Returns:
+            The results, in the order of the jobs.
+        """
+        jobs = [_checked_job(job) for job in jobs]
+        with Progress(disable=not progress, transient=True) as bar:
+            shown = bar.add_task("workflows", total=len(jobs))
+
+            async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
+                single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
+                try:
+                    return await self._run(graph, single, inputs, deadline_s, tenant, None, _silent)
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    return error
+                finally:
+                    bar.advance(shown)
+
+            tasks = [asyncio.ensure_future(one(*job)) for job in jobs]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                if tasks:
+                    await asyncio.wait(tasks)
+
+    def metrics(self) -> EngineMetrics:
+        """Return what the engine has done so far."""
+        lanes = [lane.counters for lane in self._services.lanes.values()]
+        totals = {
+            one.name: sum(getattr(counters, one.name) for counters in lanes)
+            for one in fields(LaneCounters)
+        }
+        return EngineMetrics(
+            runs=self._runs,
+            finished=self._finished,
+            failed=self._failed,
+            cancelled=self._cancelled,
+            waiting=self._turns.waiting,
+            in_flight=len(self._running) - self._turns.waiting,
+            generations=self._services.generations.started,
+            searches=LaneCounters(**totals),
+            speculation=replace(self._services.speculation),
+            planning_faults=self._prompts.faults,
+        )
+
+    async def aclose(self) -> None:
+        """Cancel what runs, wait for its end, and let the threads go."""
+        self._is_closed = True
+        for task in list(self._running):
+            task.cancel()
+        if self._running:
+            await asyncio.wait(list(self._running))
+        for lane in self._services.lanes.values():
+            await lane.drain()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    async def _run(
+        self,
+        graph: WorkflowGraph | Graph,
+        single: Any,
+        inputs: Mapping[str, Any],
+        deadline_s: float | None,
+        tenant: str | None,
+        session: str | int | None,
+        emit: Emit,
+    ) -> WorkflowResult:
+        compiled = self._checked(graph)
+        if single is not None:
+            inputs = {compiled.inputs[0]: single, **inputs}
+        began = self._clock()
+        async with self._accounted():
+            scope = current_scope()
+            context = RunContext(
+                next(self._numbers),
+                (scope.tenant or "") if tenant is None else tenant,
+                scope.conversation_id if session is None else session,
+            )
+            run = Run(self._services, compiled, inputs, context, emit)
+            try:
+                async with asyncio.timeout(deadline_s), self._turns.turn():
+                    await run.execute()
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"workflow {quoted([compiled.name])} did not end within {deadline_s} s; "
+                    f"it had been through {quoted(run.visited)}"
+                ) from error
+        state = run.state
+        return WorkflowResult(
+            state.get(compiled.answer), state, tuple(run.visited), self._clock() - began
+        )
+
+    @asynccontextmanager
+    async def _accounted(self) -> AsyncGenerator[None, None]:
+        """Count a run by how it ends; `aclose` cancels it."""
+        if self._is_closed:
+            raise EngineClosedError("the engine is closed; make a new one")
+        task = asyncio.current_task()
+        assert task is not None, "a run is awaited in a task"
+        self._running[task] = None
+        self._runs += 1
+        try:
+            yield
+            self._finished += 1
+        except asyncio.CancelledError:
+            self._cancelled += 1
+            raise
+        except BaseException:
+            self._failed += 1
+            raise
+        finally:
+            self._running.pop(task, None)
+
+    def _checked(self, graph: object) -> Graph:
+        """Return a graph, compiled, if this engine can run it."""
+        if isinstance(graph, WorkflowGraph):
+            graph = graph.compile()
+        if not isinstance(graph, Graph):
+            raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
+        for node in graph.nodes.values():
+            if isinstance(node, Retrieval):
+                name = node.retriever or DEFAULT_RETRIEVER
+                if name not in self._retrievers:
+                    raise GraphError(
+                        f"node {quoted([node.name])} asks retriever {quoted([name])}; the engine "
+                        f"has {quoted(self._retrievers)}; pass retriever={{{name!r}: ...}}"
+                    )
+        return graph
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._workers + 1, "ctxreuse-workflow")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class _Turns:
+    """Lets so many runs go on at a time; others wait in the order of arrival."""
+
+    def __init__(self, most: int) -> None:
+        self.waiting = 0
+        self._free = asyncio.Semaphore(most)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None, None]:
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+def _silent(event: Event) -> None:
+    """Tell nobody."""
+
+
+def _by_name(
+    retriever: AnyRetriever | Mapping[str, AnyRetriever] | None,
+) -> dict[str, AnyRetriever]:
+    if retriever is None:
+        return {}
+    if not isinstance(retriever, Mapping):
+        return {DEFAULT_RETRIEVER: _checked_retriever(retriever, "retriever")}
+    named = {}
+    for name, one in retriever.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidRequestError(f"a retriever's name must be a string, not {describe(name)}")
+        named[name] = _checked_retriever(one, f"retriever {name!r}")
+    return named
+
+
+def _checked_retriever(retriever: object, name: str) -> AnyRetriever:
+    if isinstance(retriever, VectorRetriever):
+        return retriever
+    return checked_retriever(retriever, name)
+
+
+def _checked_job(job: object) -> Job:
+    if not isinstance(job, Sequence) or isinstance(job, str) or len(job) != 2:
+        raise InvalidRequestError(
+            f"a job must be a pair of a graph and its input, not {describe(job)}"
+        )
+    return job[0], job[1]

@@ -1,0 +1,28 @@
+"""What a run brings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ctxreuse.workflow.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """The end of a run.
+
+    Attributes:
+        answer: What the workflow's answer key holds; None where nothing has written it.
+        state: All values, by key.
+        visited: The nodes as they ended, wavefront by wavefront.
+        seconds: How long the run took, its wait for a turn included.
+    """
+
+    answer: Any
+    state: State
+    visited: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return str(self.answer)

@@ -1,0 +1,348 @@
+"""Which clusters to scan next, and for which queries: searches, cluster by cluster.
+
+A search is a query and the clusters that it has to scan. Its nodes are split (HedraRAG, section
+4.2): what one call to the index scans is a batch of (query, cluster) pairs that fits a time budget,
+and searches join and leave between batches. Three rules make up a batch:
+
+- who is due first chooses: its next clusters, in its own order, as far as the budget goes, then the
+  next one's. With equal searches that is first come, first served, which has the least mean wait;
+- whoever needs a chosen cluster, too, scans it now: a cluster is read from memory once and then
+  compared with all of them, at a third of the cost. Beyond some queries that gains nothing more, so
+  only the most urgent ones join;
+- pairs are sorted by cluster.
+
+The result does not depend on any of this: it is the best k over all clusters of a search, by score
+and then by id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxreuse.workflow.costs import ScanCosts, ScanLoad
+from ctxreuse.workflow.history import Integers, Vectors
+
+SHARED_BY = 16
+"""Queries that share a scan of a cluster: with so many the comparing, not the reading, takes the
+time."""
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """A search on its way through its clusters.
+
+    Args:
+        vector: The query, shape (d,).
+        clusters: What to scan, in this order, each once.
+        k: How many results are asked for.
+        due: When its result is needed, on any scale; the least is served first.
+
+    Attributes:
+        scanned: How many clusters have been scanned.
+        changed_at: How many had been when the best k changed last.
+        is_done: Whether all have been.
+    """
+
+    vector: Vectors
+    clusters: Integers
+    k: int
+    due: float
+    scanned: int = field(default=0, init=False)
+    changed_at: int = field(default=0, init=False)
+    is_done: bool = field(default=False, init=False)
+    slot: int = field(default=-1, init=False)
+    in_flight: int = field(default=0, init=False)
+    is_gone: bool = field(default=False, init=False)
+
+    @property
+    def progress(self) -> float:
+        """The share of its clusters that has been scanned."""
+        return self.scanned / len(self.clusters) if len(self.clusters) else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScanBatch:
+    """Pairs of query and cluster to scan in one call; it shares no memory with the queue.
+
+    Attributes:
+        searches: The searches that take part.
+        vectors: Their queries, shape (n, d).
+        thresholds: The score that a result must reach to count for each, shape (n,).
+        rows: Which search each pair is of, shape (r,).
+        clusters: The cluster of each pair, sorted, shape (r,).
+        k: Results that each pair may bring.
+        load: How much it is.
+    """
+
+    searches: tuple[Search, ...]
+    vectors: Vectors
+    thresholds: NDArray[np.float32]
+    rows: NDArray[np.intp]
+    clusters: Integers
+    k: int
+    load: ScanLoad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a batch has found that may count, all of shape (m,).
+
+    Attributes:
+        rows: Which of the batch's searches it is for.
+        scores: How near it is.
+        ids: What was found.
+        clusters: Where.
+    """
+
+    rows: NDArray[np.intp]
+    scores: NDArray[np.float32]
+    ids: Integers
+    clusters: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """The best results of a search so far, best first; all of shape (n,).
+
+    Attributes:
+        scores: How near they are.
+        ids: What they are.
+        found_in: The cluster of each.
+    """
+
+    scores: NDArray[np.float32]
+    ids: Integers
+    found_in: Integers
+
+
+class ScanQueue:
+    """Searches that are under way. For one thread; batches may be scanned in others.
+
+    Args:
+        cluster_sizes: Codes in each cluster of the index, shape (nlist,).
+        costs: What scans take.
+        worst: The score that everything is better than.
+        higher_is_better: Whether scores are similarities, not distances.
+        kept: Results that are kept of each search, at least; more where k is more.
+        shared_by: Queries that share a scan of a cluster.
+    """
+
+    def __init__(
+        self,
+        cluster_sizes: Integers,
+        costs: ScanCosts,
+        *,
+        worst: float,
+        higher_is_better: bool,
+        kept: int = 1,
+        shared_by: int = SHARED_BY,
+    ) -> None:
+        self._sizes = cluster_sizes
+        self._costs = costs
+        self._worst = worst
+        self._sign = -1.0 if higher_is_better else 1.0
+        self._kept = kept
+        self._shared_by = shared_by
+        self._waiting: dict[Search, None] = {}
+        self._free: list[int] = []
+        slots = 0
+        self._needed = np.zeros((slots, len(cluster_sizes)), dtype=bool)
+        self._scores = np.full((slots, kept), worst, dtype=np.float32)
+        self._ids = np.full((slots, kept), -1, dtype=np.int64)
+        self._found_in = np.full((slots, kept), -1, dtype=np.int64)
+        self._demand = np.zeros(len(cluster_sizes), dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Return how many searches are not done."""
+        return len(self._waiting)
+
+    def add(self, search: Search) -> None:
+        """Let a search take part from the next batch on.
+
+        Clusters without codes count as scanned; a search without any others is done at once.
+        """
+        if search.k > self._kept:
+            self._widen(search.k)
+        if not self._free:
+            self._grow()
+        search.slot = slot = self._free.pop()
+        clusters = search.clusters[self._sizes[search.clusters] > 0]
+        self._needed[slot, clusters] = True
+        self._demand[clusters] += 1
+        self._scores[slot] = self._worst
+        self._ids[slot] = self._found_in[slot] = -1
+        search.scanned = len(search.clusters) - len(clusters)
+        search.is_done = not len(clusters)
+        if not search.is_done:
+            self._waiting[search] = None
+
+    def remove(self, search: Search) -> None:
+        """Take a search out, done or not; what is being scanned for it is dropped."""
+        if search.is_gone:
+            return
+        search.is_gone = True
+        self._waiting.pop(search, None)
+        self._demand -= self._needed[search.slot]
+        self._needed[search.slot] = False
+        self._free_if_unused(search)
+
+    def best(self, search: Search, most: int | None = None) -> Best:
+        """Return the best results of a search so far.
+
+        Args:
+            search: One that has not been removed.
+            most: How many at most; None is its k.
+        """
+        slot = search.slot
+        n = min(search.k if most is None else most, int((self._ids[slot] >= 0).sum()))
+        return Best(
+            self._scores[slot, :n].copy(),
+            self._ids[slot, :n].copy(),
+            self._found_in[slot, :n].copy(),
+        )
+
+    def next_batch(self, budget_s: float) -> ScanBatch | None:
+        """Return what to scan next, or None if there is nothing that is not being scanned.
+
+        Args:
+            budget_s: How long it should take, in seconds; one cluster may take longer.
+        """
+        if not self._waiting:
+            return None
+        searches = sorted(self._waiting, key=lambda search: search.due)
+        chosen = self._chosen_clusters(searches, budget_s)
+        if not len(chosen):
+            return None
+        slots = np.array([search.slot for search in searches])
+        needs = self._needed[np.ix_(slots, chosen)]
+        needs &= np.cumsum(needs, axis=0) <= self._shared_by
+        of_cluster, of_search = np.nonzero(needs.T)
+        clusters = chosen[of_cluster]
+        self._needed[slots[of_search], clusters] = False
+        counts = needs.sum(axis=0)
+        self._demand[chosen] -= counts
+        used, rows = np.unique(of_search, return_inverse=True)
+        taking_part = tuple(searches[number] for number in used)
+        for search, scans in zip(taking_part, needs.sum(axis=1)[used].tolist(), strict=True):
+            search.in_flight += scans
+        sizes = self._sizes[chosen]
+        return ScanBatch(
+            searches=taking_part,
+            vectors=np.stack([search.vector for search in taking_part]),
+            thresholds=self._scores[slots[used], -1],
+            rows=rows,
+            clusters=clusters,
+            k=self._kept,
+            load=ScanLoad(len(rows), int(sizes.sum()), int((sizes * counts).sum())),
+        )
+
+    def take_in(self, batch: ScanBatch, found: Found) -> list[Search]:
+        """Take in what a batch has found.
+
+        Returns:
+            The searches that took part and have not been removed.
+        """
+        scans = np.bincount(batch.rows, minlength=len(batch.searches)).tolist()
+        present = []
+        for search, number in zip(batch.searches, scans, strict=True):
+            search.in_flight -= number
+            if search.is_gone:
+                self._free_if_unused(search)
+                continue
+            search.scanned += number
+            present.append(search)
+        self._merge(batch.searches, found)
+        for search in present:
+            if search.scanned == len(search.clusters):
+                search.is_done = True
+                self._waiting.pop(search, None)
+        return present
+
+    def return_unscanned(self, batch: ScanBatch) -> None:
+        """Put back a batch whose scan has failed."""
+        for row, cluster in zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True):
+            search = batch.searches[row]
+            search.in_flight -= 1
+            if search.is_gone:
+                self._free_if_unused(search)
+            else:
+                self._needed[search.slot, cluster] = True
+                self._demand[cluster] += 1
+
+    def _chosen_clusters(self, searches: list[Search], budget_s: float) -> Integers:
+        """Return the clusters that fit the budget, of whoever is due first."""
+        chosen: list[Integers] = []
+        is_chosen = np.zeros(len(self._sizes), dtype=bool)
+        left_s = budget_s
+        for search in searches:
+            rest = search.clusters[self._needed[search.slot, search.clusters]]
+            rest = rest[~is_chosen[rest]]
+            if not len(rest):
+                continue
+            sharing = np.minimum(self._demand[rest], self._shared_by)
+            seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
+            fitting = int(np.searchsorted(seconds, left_s, side="right"))
+            if not chosen:
+                fitting = max(fitting, 1)
+            if fitting:
+                chosen.append(rest[:fitting])
+                is_chosen[rest[:fitting]] = True
+                left_s -= float(seconds[fitting - 1])
+            if fitting < len(rest):
+                break
+        return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
+
+    def _merge(self, searches: tuple[Search, ...], found: Found) -> None:
+        """Merge what was found into the best results of the searches."""
+        gone = np.array([search.is_gone for search in searches])
+        counts = ~gone[found.rows]
+        if not counts.any():
+            return
+        touched, groups = np.unique(found.rows[counts], return_inverse=True)
+        slots = np.array([searches[number].slot for number in touched])
+        kept = self._kept
+        group = np.concatenate([np.repeat(np.arange(len(slots)), kept), groups])
+        scores = np.concatenate([self._scores[slots].ravel(), found.scores[counts]])
+        ids = np.concatenate([self._ids[slots].ravel(), found.ids[counts]])
+        found_in = np.concatenate([self._found_in[slots].ravel(), found.clusters[counts]])
+        order = np.lexsort((ids, self._sign * scores, group))
+        # every group has at least `kept` entries: its own best ones so far, or what fills them up
+        first = np.searchsorted(group[order], np.arange(len(slots)))
+        places = order[first[:, None] + np.arange(kept)]
+        before, after = self._ids[slots], ids[places]
+        self._scores[slots], self._ids[slots] = scores[places], after
+        self._found_in[slots] = found_in[places]
+        differs = before != after
+        for number, row in zip(touched.tolist(), differs, strict=True):
+            search = searches[number]
+            if row[: search.k].any():
+                search.changed_at = search.scanned
+
+    def _free_if_unused(self, search: Search) -> None:
+        if search.slot >= 0 and not search.in_flight:
+            self._free.append(search.slot)
+            search.slot = -1
+
+    def _grow(self) -> None:
+        old = len(self._needed)
+        new = max(16, old)
+
+        def more(array: NDArray[Any], fill: float) -> NDArray[Any]:
+            return np.concatenate([array, np.full((new, array.shape[1]), fill, dtype=array.dtype)])
+
+        self._needed = more(self._needed, False)
+        self._scores = more(self._scores, self._worst)
+        self._ids, self._found_in = more(self._ids, -1), more(self._found_in, -1)
+        self._free += range(old + new - 1, old - 1, -1)
+
+    def _widen(self, kept: int) -> None:
+        """Keep more results of each search from now on."""
+        add = ((0, 0), (0, kept - self._kept))
+        self._scores = np.pad(self._scores, add, constant_values=self._worst)
+        self._ids = np.pad(self._ids, add, constant_values=-1)
+        self._found_in = np.pad(self._found_in, add, constant_values=-1)
+        self._kept = kept

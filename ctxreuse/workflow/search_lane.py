@@ -1,0 +1,361 @@
+"""Searches of one vector index: embedded together, scanned together, sub-stage by sub-stage.
+
+There is no barrier and no polling: a batch begins when a search arrives or another batch has ended,
+as long as a worker is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ctxreuse.blocks import ContextBlock
+from ctxreuse.workflow.costs import MovingMean, ScanCosts, sub_stage_s
+from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reordered
+from ctxreuse.workflow.ivf import IVFIndex
+from ctxreuse.workflow.scan_queue import Best, Found, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.vector_retriever import VectorRetriever
+
+_Result = TypeVar("_Result")
+
+
+class Execute(Protocol):
+    """Runs blocking work somewhere else."""
+
+    def __call__(self, work: Callable[[], _Result], /) -> Awaitable[_Result]:
+        """Return what will hold the work's result."""
+
+
+NEVER = float("inf")
+"""When the result of a search is due that only prepares another one."""
+
+
+class PendingSearch:
+    """A search that has been asked for.
+
+    Args:
+        text: The query.
+        k: How many results.
+        due: When its result is needed; the least is served first.
+        record: The last search of its session.
+        on_progress: Called when a part of it has been done, but not all.
+
+    Attributes:
+        local: What of the last search's results is nearest to the new query, best first: a guess
+            that costs nothing. None until the query is embedded, or without a last search.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        k: int,
+        due: float,
+        record: SearchRecord | None,
+        on_progress: Callable[[PendingSearch], None] | None,
+    ) -> None:
+        self.text = text
+        self.k = k
+        self.record = record
+        self.on_progress = on_progress
+        self.ended: asyncio.Future[Best] = asyncio.get_running_loop().create_future()
+        # a search that only prepares another one may fail unheard
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self.search: Search | None = None
+        self.local: Integers | None = None
+        self._due = due
+
+    @property
+    def due(self) -> float:
+        """When its result is needed."""
+        return self._due
+
+    @due.setter
+    def due(self, due: float) -> None:
+        self._due = due
+        if self.search is not None:
+            self.search.due = due
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without a result."""
+        ended = self.ended
+        return ended.done() and (ended.cancelled() or ended.exception() is not None)
+
+    @property
+    def progress(self) -> float:
+        """The share of its clusters that has been scanned."""
+        return 0.0 if self.search is None else self.search.progress
+
+
+@dataclass(slots=True)
+class LaneCounters:
+    """What a lane has done.
+
+    Attributes:
+        searches: Searches that have ended.
+        batches: Scans.
+        pairs: Pairs of query and cluster that were scanned.
+        clusters: Clusters that were read for them.
+        scan_s: Seconds of scanning, over all workers.
+        scheduling_s: Seconds spent on deciding what to scan, and on taking in what was found.
+    """
+
+    searches: int = 0
+    batches: int = 0
+    pairs: int = 0
+    clusters: int = 0
+    scan_s: float = 0.0
+    scheduling_s: float = 0.0
+
+
+class SearchLane:
+    """Runs the searches of one retriever. For one event loop.
+
+    Args:
+        retriever: The index, and what belongs to it.
+        execute: Runs blocking work in another thread.
+        workers: How many scans may run at a time.
+        reorder: Whether a session's last search says where to look first.
+        clock: Seconds from any start, for what things take.
+    """
+
+    def __init__(
+        self,
+        retriever: VectorRetriever,
+        execute: Execute,
+        *,
+        workers: int = 1,
+        reorder: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        index = retriever.index
+        self.counters = LaneCounters()
+        self._retriever = retriever
+        self._execute = execute
+        self._workers = workers
+        self._reorder = reorder
+        self._clock = clock
+        self._costs = ScanCosts(index.dimension)
+        self._queue = ScanQueue(
+            index.cluster_sizes,
+            self._costs,
+            worst=index.worst,
+            higher_is_better=index.higher_is_better,
+            kept=KEPT,
+        )
+        self._running: set[asyncio.Future[None]] = set()
+        self._scanning = 0
+        self._unembedded: list[PendingSearch] = []
+        self._is_embedding = False
+        self._pending: dict[Search, PendingSearch] = {}
+        self._overhead_s = MovingMean(0.0005)
+        self._retrieval_s = MovingMean(0.02)
+
+    def __len__(self) -> int:
+        """Return how many searches are under way."""
+        return len(self._pending) + len(self._unembedded)
+
+    def begin(
+        self,
+        text: str,
+        k: int,
+        due: float,
+        record: SearchRecord | None = None,
+        on_progress: Callable[[PendingSearch], None] | None = None,
+    ) -> PendingSearch:
+        """Begin a search; its `ended` will hold the best k, or what went wrong."""
+        pending = PendingSearch(text, k, due, record, on_progress)
+        self._unembedded.append(pending)
+        self._embed()
+        return pending
+
+    def cancel(self, pending: PendingSearch) -> None:
+        """Drop a search, or let go of what one that has ended has found."""
+        pending.ended.cancel()
+        if pending in self._unembedded:
+            self._unembedded.remove(pending)
+        if pending.search is not None:
+            self._pending.pop(pending.search, None)
+            self._queue.remove(pending.search)
+
+    def preview(self, pending: PendingSearch) -> Best | None:
+        """Return the best results so far; None before the first."""
+        if pending.search is None or pending.search.is_gone or not pending.search.scanned:
+            return None
+        return self._queue.best(pending.search)
+
+    async def drain(self) -> None:
+        """Wait until nothing runs in other threads."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    def blocks_of(self, ids: Integers) -> tuple[ContextBlock, ...]:
+        """Return the blocks that ids stand for."""
+        return self._retriever.blocks_of(ids)
+
+    def snapshot(self, pending: PendingSearch) -> SearchRecord | None:
+        """Return what a search has found so far, without vectors; None before the first scan."""
+        search = pending.search
+        if search is None or search.is_gone or not search.scanned:
+            return None
+        best = self._queue.best(search, KEPT)
+        return SearchRecord(search.vector, search.clusters, best.ids, best.found_in)
+
+    async def with_vectors(self, record: SearchRecord) -> SearchRecord:
+        """Return a record with the vectors of what was found."""
+        index = self._retriever.index
+        vectors = await self._execute(lambda: index.vectors_of(record.ids, record.found_in))
+        return replace(record, vectors=vectors)
+
+    # embedding: whatever waits goes together
+
+    def _embed(self) -> None:
+        if self._is_embedding or not self._unembedded:
+            return
+        batch, self._unembedded = self._unembedded, []
+        self._is_embedding = True
+        self._start(self._embedded(batch))
+
+    async def _embedded(self, batch: list[PendingSearch]) -> None:
+        texts = [pending.text for pending in batch]
+        retriever = self._retriever
+        try:
+            vectors, clusters = await self._execute(lambda: retriever.prepare(texts))
+        except Exception as error:
+            for pending in batch:
+                _fail(pending, error)
+        else:
+            for pending, vector, probed in zip(batch, vectors, clusters, strict=True):
+                if not pending.ended.done():
+                    self._enter(pending, vector, probed[probed >= 0])
+        finally:
+            self._is_embedding = False
+            self._embed()
+        self._dispatch()
+
+    def _enter(self, pending: PendingSearch, vector: Vectors, clusters: Integers) -> None:
+        index = self._retriever.index
+        if pending.record is not None:
+            if pending.record.vectors is not None:
+                pending.local = _nearest(
+                    vector,
+                    pending.record,
+                    pending.record.vectors,
+                    pending.k,
+                    index.higher_is_better,
+                )
+            if self._reorder:
+                clusters = reordered(clusters, pending.record)
+        pending.search = search = Search(vector, clusters, pending.k, pending.due)
+        self._queue.add(search)
+        if search.is_done:
+            self._end(pending)
+            return
+        self._pending[search] = pending
+        if pending.on_progress is not None:
+            pending.on_progress(pending)
+
+    # scanning
+
+    def _dispatch(self) -> None:
+        while self._scanning < self._workers:
+            began = self._clock()
+            budget_s = sub_stage_s(self._retrieval_s.value, self._overhead_s.value)
+            batch = self._queue.next_batch(budget_s)
+            if batch is None:
+                return
+            self._scanning += 1
+            self._start(self._scan(batch, self._clock() - began))
+
+    async def _scan(self, batch: ScanBatch, scheduling_s: float) -> None:
+        index = self._retriever.index
+        try:
+            found, scan_s = await self._execute(lambda: self._timed(index, batch))
+        except Exception as error:
+            self._scanning -= 1
+            self._queue.return_unscanned(batch)
+            for search in batch.searches:
+                if search in self._pending:
+                    pending = self._pending.pop(search)
+                    self._queue.remove(search)
+                    _fail(pending, error)
+            self._dispatch()
+            return
+        self._scanning -= 1
+        began = self._clock()
+        self._costs.observe(batch.load, scan_s)
+        present = self._queue.take_in(batch, found)
+        scheduling_s += self._clock() - began
+        self._overhead_s.add(scheduling_s)
+        counters = self.counters
+        counters.batches += 1
+        counters.pairs += len(batch.clusters)
+        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
+        counters.scan_s += scan_s
+        counters.scheduling_s += scheduling_s
+        self._dispatch()
+        for search in present:
+            if search not in self._pending:
+                continue
+            pending = self._pending[search]
+            if search.is_done:
+                del self._pending[search]
+                self._end(pending)
+            elif pending.on_progress is not None:
+                pending.on_progress(pending)
+
+    def _timed(self, index: IVFIndex, batch: ScanBatch) -> tuple[Found, float]:
+        began = self._clock()
+        found = scan(index, batch)
+        return found, self._clock() - began
+
+    def _end(self, pending: PendingSearch) -> None:
+        assert pending.search is not None, "a search ends after it has begun"
+        self.counters.searches += 1
+        if not pending.ended.done():
+            pending.ended.set_result(self._queue.best(pending.search))
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+
+def scan(index: IVFIndex, batch: ScanBatch) -> Found:
+    """Scan a batch; runs in any thread.
+
+    Returns:
+        What reaches the searches' thresholds: an equal score may win by its id.
+    """
+    candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
+    thresholds = batch.thresholds[batch.rows][:, None]
+    if index.higher_is_better:
+        counts = candidates.scores >= thresholds
+    else:
+        counts = candidates.scores <= thresholds
+    counts &= candidates.ids >= 0
+    pairs, places = np.nonzero(counts)
+    return Found(
+        rows=batch.rows[pairs],
+        scores=candidates.scores[pairs, places],
+        ids=candidates.ids[pairs, places],
+        clusters=batch.clusters[pairs],
+    )
+
+
+def _nearest(
+    vector: Vectors, record: SearchRecord, vectors: Vectors, k: int, higher_is_better: bool
+) -> Integers:
+    """Return the k of a record's results that are nearest to a query."""
+    near = vectors @ vector if higher_is_better else -((vectors - vector) ** 2).sum(axis=1)
+    return record.ids[np.lexsort((record.ids, -near))[:k]]
+
+
+def _fail(pending: PendingSearch, error: Exception) -> None:
+    if not pending.ended.done():
+        pending.ended.set_exception(error)

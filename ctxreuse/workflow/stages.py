@@ -1,0 +1,166 @@
+"""The generations and retrievals of one run, and the speculation that joins them.
+
+A retrieval may start the generation behind it before it has ended, a generation the retrieval
+behind it. It goes one stage deep: only from a node that runs alone, over an edge without a router,
+into the one node behind it.
+"""
+
+from __future__ import annotations
+
+from ctxreuse.workflow.chores import Chores
+from ctxreuse.workflow.compiled import Graph
+from ctxreuse.workflow.documents import Documents
+from ctxreuse.workflow.events import DocumentsFound, Emit, TextDelta
+from ctxreuse.workflow.generations import GenerationRequest
+from ctxreuse.workflow.guesses import Guesses
+from ctxreuse.workflow.history import SearchRecord
+from ctxreuse.workflow.nodes import Generation, Retrieval
+from ctxreuse.workflow.retrievers import found_blocks
+from ctxreuse.workflow.run_context import RunContext
+from ctxreuse.workflow.search_lane import PendingSearch, SearchLane
+from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services
+from ctxreuse.workflow.speculative_answers import SpeculativeAnswers, SpeculativeFollower
+from ctxreuse.workflow.state import State
+
+_GUESS_AT = (0.5, 0.75)
+"""After which parts of a usual answer a search is begun with what has been said so far; 22 to 50 %
+of an answer are as near to all of it as its nearest document is (HedraRAG, Figure 7b)."""
+
+
+class Stages:
+    """Runs the generations and retrievals of one run.
+
+    Args:
+        services: What all runs share.
+        graph: The run's graph.
+        context: Whose run it is.
+        emit: Is told what happens.
+    """
+
+    def __init__(self, services: Services, graph: Graph, context: RunContext, emit: Emit) -> None:
+        self._services = services
+        self._graph = graph
+        self._context = context
+        self._emit = emit
+        self._chores = Chores()
+        self._answers = SpeculativeAnswers(services, graph, context, self._chores)
+        self._guesses = Guesses(services)
+        self._records: dict[str, SearchRecord] = {}
+
+    async def close(self) -> None:
+        """Stop whatever was started and is not needed any more, and wait for its end."""
+        self._answers.drop()
+        self._guesses.drop()
+        await self._chores.wait()
+
+    async def generation(self, node: Generation, state: State, visit: int, is_alone: bool) -> str:
+        """Ask the model, or take the answer that is on its way already, and return its text.
+
+        Args:
+            node: The node.
+            state: What is known.
+            visit: Which visit of the node.
+            is_alone: Whether no other node runs beside it.
+        """
+        services = self._services
+        request = GenerationRequest.of(node, state)
+        began = services.clock()
+        answer = self._answers.committed(node.name, visit, request)
+        if answer is None:
+            answer = services.generations.begin(request, self._context.tenant)
+        usual = services.statistics.generations((self._graph.name, node.name))
+        guess_at = [part * usual.tokens.value for part in _GUESS_AT] if is_alone else []
+        texts: list[str] = []
+        tokens = 0
+        try:
+            async for piece in answer.pieces():
+                texts.append(piece.text)
+                tokens += piece.tokens
+                if piece.text:
+                    self._emit(TextDelta(node.name, visit, piece.text))
+                if guess_at and tokens >= guess_at[0] and not answer.has_ended:
+                    del guess_at[0]
+                    self._guess(node, state, "".join(texts))
+        finally:
+            if not answer.has_ended:
+                await answer.cancel()
+        usual.seconds.add(services.clock() - began)
+        usual.tokens.add(tokens)
+        services.speculation.generated_tokens += tokens
+        return "".join(texts)
+
+    def _guess(self, node: Generation, state: State, said: str) -> None:
+        """Search with the part of an answer that is there."""
+        follower = self._graph.next_retrieval(node.name, state)
+        if follower is None or not self._services.options.speculative_retrieval:
+            return
+        lane = self._services.lanes.get(follower.retriever or DEFAULT_RETRIEVER)
+        if lane is not None:
+            expected = state.overlay({node.output: said})
+            self._guesses.begin(follower, expected, lane, self._last_search(follower))
+
+    async def retrieval(
+        self, node: Retrieval, state: State, visit: int, is_alone: bool
+    ) -> Documents:
+        """Search, and return what was found; arguments as in `generation`."""
+        name = node.retriever or DEFAULT_RETRIEVER
+        text = node.query.render_text(state)
+        lane = self._services.lanes.get(name)
+        if lane is None:
+            found = await self._services.retrievers[name].retrieve(text, node.k)
+            documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
+        else:
+            follower = self._answers.follow(node, state, lane) if is_alone else None
+            documents = await self._search(lane, node, text, follower)
+        self._emit(DocumentsFound(node.name, visit, documents))
+        return documents
+
+    async def _search(
+        self,
+        lane: SearchLane,
+        node: Retrieval,
+        text: str,
+        follower: SpeculativeFollower | None,
+    ) -> Documents:
+        """Search step by step."""
+        due = self._services.clock()
+        on_progress = None if follower is None else follower.consider
+        pending, record = self._guesses.take(node, text)
+        if pending is None:
+            record = record or self._last_search(node)
+            pending = lane.begin(text, node.k, due, record, on_progress)
+        else:
+            pending.due, pending.on_progress = due, on_progress
+            if follower is not None and not pending.ended.done():
+                follower.consider(pending)
+        try:
+            best = await pending.ended
+            if follower is not None:
+                follower.end(pending, best.ids)
+            documents = Documents(lane.blocks_of(best.ids))
+        except BaseException:
+            lane.cancel(pending)
+            raise
+        self._chores.do(self._remember(lane, node, pending))
+        return documents
+
+    def _last_search(self, node: Retrieval) -> SearchRecord | None:
+        name = node.retriever or DEFAULT_RETRIEVER
+        if name in self._records:
+            return self._records[name]
+        session = self._context.session_key(name)
+        return None if session is None else self._services.sessions.get(session)
+
+    async def _remember(self, lane: SearchLane, node: Retrieval, pending: PendingSearch) -> None:
+        """Keep what a search has found for the next one of the run, or of its session."""
+        name = node.retriever or DEFAULT_RETRIEVER
+        try:
+            record = lane.snapshot(pending)
+            if record is not None:
+                self._records[name] = record
+                self._records[name] = record = await lane.with_vectors(record)
+                session = self._context.session_key(name)
+                if session is not None:
+                    self._services.sessions.put(session, record)
+        finally:
+            lane.cancel(pending)
