@@ -36,7 +36,7 @@ leaves agents idle; both cost more than they save on the public traces."""
 _SLACK_OF_READERS = 4
 """Documents that a reader of the next one may be above the mean, whatever the bound."""
 
-_SLACK_OF_NEW = 0.5
+_SLACK_OF_NEW = 0.75
 """How far above the mean, in means, who takes a new document may be for want of load alone: less
 than 1, so that of two documents for two agents each gets one."""
 
@@ -84,8 +84,8 @@ def assign(
 
     With little to do, keeping a document where it was read is worth more than evenness: its readers
     may be as far above the mean as `slack_tokens` or, if that is more, four such documents. With no
-    reader free, the slack is at most half of the mean, so that even the first documents spread.
-    Both hold for engines, too.
+    reader free, the slack is at most three quarters of the mean, so that even the first documents
+    spread. Both hold for engines, too.
 
     Args:
         documents: In the order in which they choose.

@@ -33,11 +33,11 @@ def test_a_graph_is_drawn_as_a_mermaid_flowchart():
 
 
 def test_a_hostile_name_is_drawn_as_nothing_but_a_label():
-    name = '"]\n  x --> y %%{init: {}}%% `<script>` 1. ü_-'
+    name = '"]\n  x --> y %%{init: {}}%% `<script>` #1. ü_-'
     graph = WorkflowGraph().add_function(name, len, output="a").add_edge(START, name)
     assert graph.add_edge(name, END).draw().splitlines()[2] == (
         '    n0{{"#34;#93;#10;  x --#62; y #37;#37;#123;init#58; #123;#125;#125;#37;#37; '
-        '#96;#60;script#62;#96; 1#46; ü_-"}}'
+        '#96;#60;script#62;#96; #35;1#46; ü_-"}}'
     )
 
 

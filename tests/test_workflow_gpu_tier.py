@@ -170,6 +170,17 @@ def test_products_of_less_precision_are_not_trusted(torch: Any):
     assert certain_pairs(tier, QUERIES, 5).all()
 
 
+def test_products_whose_precision_torch_cannot_tell_are_not_trusted(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def mixed_settings() -> str:
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    tier = on_device(IVFIndex(shared_index("L2")), [3])
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed_settings)
+    assert not certain_pairs(tier, QUERIES, 5).any()
+
+
 def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch: Any):
     searched = IVFIndex(shared_index("L2"))
     tier = on_device(searched, [3])

@@ -59,6 +59,8 @@ def test_a_graph_is_compiled_once_until_something_is_added():
     builder.add_function("b", len).add_edge("a", "b").add_edge("b", END)
     assert list(builder.compile().nodes) == ["a", "b"]
     assert list(first.nodes) == ["a"]
+    with pytest.raises(GraphError, match="node 'c' is not reached"):
+        builder.add_function("c", len).compile()
     assert first.edges["a"].static == (END,)
 
 

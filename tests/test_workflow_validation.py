@@ -170,6 +170,13 @@ def test_a_node_may_read_what_an_earlier_wavefront_wrote_on_another_branch():
         graph.compile()
 
 
+def test_no_visit_limit_is_reached_on_the_first_wavefront():
+    graph = WorkflowGraph().add_function("a", len, max_visits=2, otherwise="b")
+    graph.add_function("b", len, output="last").add_function("c", len, output="last")
+    graph.add_edge(START, "a").add_edge("a", "a").add_edge("b", END)
+    assert list(graph.add_edge(START, "c").add_edge("c", END).compile().nodes) == ["a", "b", "c"]
+
+
 def test_branches_of_different_lengths_write_one_key_one_after_the_other():
     graph = chain("a", "b").add_function("c", len, output="a")
     graph.add_edge(START, "b").add_edge("b", "c").add_edge("c", END)

@@ -44,7 +44,7 @@ class Documents(tuple[ContextBlock, ...]):
     def __getitem__(self, index: slice) -> Documents: ...
     def __getitem__(self, index: SupportsIndex | slice) -> ContextBlock | Documents:
         if isinstance(index, slice):
-            return super().__getitem__(index)
+            return Documents(super().__getitem__(index))
         return super().__getitem__(index)
 
     def __add__(self, others: Iterable[ContextBlock | str]) -> Documents:  # type: ignore[override]

@@ -175,9 +175,8 @@ class _GpuScanner:
         asked = vectors[rows[order]]
         chosen, starts = np.unique(clusters[order], return_index=True)
         groups = list(zip(chosen.tolist(), starts, np.append(starts[1:], len(order)), strict=True))
-        is_exact = torch.get_float32_matmul_precision() == "highest"
         parts = []
-        if is_exact:
+        if _products_are_float32(torch):
             on_device = torch.from_numpy(asked).to(self._device)
             parts = [
                 part
@@ -306,6 +305,14 @@ def _unknown(pairs: int, k: int, higher_is_better: bool) -> ScannedPairs:
     return ScannedPairs(
         nothing_found((pairs, k), higher_is_better), np.zeros(pairs, dtype=np.bool_)
     )
+
+
+def _products_are_float32(torch: Any) -> bool:
+    """Return whether matrix products are not shortened to TF32 or bfloat16."""
+    try:
+        return bool(torch.get_float32_matmul_precision() == "highest")
+    except RuntimeError:  # set through torch's newer settings, for which there is no one answer
+        return False
 
 
 def _is_plain(index: IVFIndex) -> bool:

@@ -196,9 +196,9 @@ class IVFIndex:
     def nearest_clusters(self, vectors: npt.ArrayLike, nprobe: int) -> Ids:
         """Return the clusters to search for each vector, nearest first.
 
-        A vector's clusters do not depend on the others of the batch. For many vectors at once faiss
-        changes over to BLAS, which rounds differently, so each is asked for alone, and in one
-        thread, since starting more takes longer than a vector.
+        A vector's clusters do not depend on the others of the batch. For several vectors at once
+        faiss may compute otherwise (BLAS), and round otherwise, so each is asked for alone, and in
+        one thread, since starting more takes longer than a vector.
 
         Args:
             vectors: (n, dimension) numbers.

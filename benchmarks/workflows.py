@@ -1,0 +1,215 @@
+"""RAG workflows over an emulated model and a real vector index: what each technique brings.
+
+Search is real (faiss), the model emulated with the project's common rates, faster by a factor that
+makes a full retrieval take half of a generation: with millions of vectors instead of tens of
+millions search would cost nothing beside it. Requests arrive at random (Poisson); all policies get
+the same ones and must give the same answers. Reads the folder named by CTXREUSE_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import faiss
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from workflow_data import Author, Collection, Question, make_questions
+
+from ctxreuse import ContextBlock
+from ctxreuse.workflow import workflows
+from ctxreuse.workflow.emulated_llm import EmulatedLLM
+from ctxreuse.workflow.engine import WorkflowEngine
+from ctxreuse.workflow.graph import WorkflowGraph
+from ctxreuse.workflow.metrics import EngineMetrics
+from ctxreuse.workflow.options import EngineOptions
+from ctxreuse.workflow.retrievers import CallableRetriever
+from ctxreuse.workflow.vector_retriever import VectorRetriever
+
+GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
+    "one_shot": workflows.one_shot,
+    "hyde": workflows.hyde,
+    "recomp": workflows.recomp,
+    "irg": workflows.irg,
+    "multistep": workflows.multistep,
+}
+RATIO = 0.5
+"""What a full retrieval takes of a generation."""
+
+OFF = EngineOptions(reorder=False, speculation="off", speculative_retrieval=False)
+POLICIES: dict[str, EngineOptions | None] = {
+    "sequential": None,
+    "naive async": None,
+    "sub-stages": OFF,
+    "+ reordering": replace(OFF, reorder=True),
+    "+ speculation": replace(OFF, speculation="adaptive", speculative_retrieval=True),
+    "+ always": replace(OFF, speculation="always"),
+    "+ stable": replace(OFF, speculation="stable"),
+    "all": EngineOptions(),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One policy at one rate."""
+
+    mean_s: float
+    p95_s: float
+    total_s: float
+    answers: tuple[str, ...]
+    metrics: EngineMetrics
+
+
+class Bench:
+    """Runs requests under a policy."""
+
+    def __init__(self, nprobe: int, questions: Sequence[Question], collection: Collection) -> None:
+        self.collection = collection
+        self.index = collection.read_index()
+        self.index.nprobe = nprobe
+        self.nprobe = nprobe
+        self.questions = questions
+        self.speed = 1.0
+
+    def search(self, query: str, k: int) -> list[ContextBlock]:
+        """Search as a script does: embed, and ask faiss."""
+        vector = np.ascontiguousarray(self.collection.embedder.embed([query]), dtype=np.float32)
+        scores, ids = self.index.search(vector, k)
+        order = np.lexsort((ids[0], scores[0]))
+        return [self.collection.block(int(number)) for number in ids[0][order] if number >= 0]
+
+    def retrieval_s(self) -> float:
+        """Return what a search takes alone."""
+        took = []
+        for question in self.questions[:40]:
+            began = time.perf_counter()
+            self.search(question.text, 5)
+            took.append(time.perf_counter() - began)
+        return statistics.median(took)
+
+    def engine(self, policy: str) -> WorkflowEngine:
+        """Return an engine that works by a policy."""
+        llm = EmulatedLLM(Author(self.questions), speed=self.speed, capacity_tokens=200_000)
+        options = POLICIES[policy]
+        if options is None:
+            most = 1 if policy == "sequential" else 256
+            return WorkflowEngine(
+                llm, CallableRetriever(self.search), options=EngineOptions(max_in_flight=most)
+            )
+        retriever = VectorRetriever(
+            self.index, self.collection.block, self.collection.embedder, nprobe=self.nprobe
+        )
+        return WorkflowEngine(llm, retriever, options=options)
+
+    async def measure(
+        self, policy: str, jobs: Sequence[tuple[WorkflowGraph, str]], rate: float | None
+    ) -> Measured:
+        """Run jobs that arrive at a rate; None is all at once."""
+        chooser = random.Random(1)
+        waits = [chooser.expovariate(rate) if rate else 0.0 for _ in jobs]
+        async with self.engine(policy) as engine:
+            for graph, text in jobs[:3]:  # threads, first fits
+                await engine.run(graph, text)
+            began = time.perf_counter()
+            due = began
+            tasks = []
+            for wait, (graph, text) in zip(waits, jobs, strict=True):
+                due += wait
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                tasks.append(asyncio.create_task(engine.run(graph, text)))
+            results = await asyncio.gather(*tasks)
+            total_s = time.perf_counter() - began
+            metrics = engine.metrics()
+        seconds = sorted(result.seconds for result in results)
+        return Measured(
+            statistics.fmean(seconds),
+            seconds[int(0.95 * len(seconds))],
+            total_s,
+            tuple(str(result) for result in results),
+            metrics,
+        )
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nprobe", type=int, action="append")
+    parser.add_argument("--workflow", choices=GRAPHS, action="append")
+    parser.add_argument("--policy", choices=POLICIES, action="append")
+    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--speed", type=float, help="of the model, instead of a chosen one")
+    parser.add_argument("--rate", type=float, action="append", help="of sequential's capacity")
+    options = parser.parse_args()
+    console = Console(width=150)
+    collection = Collection()
+    questions = make_questions(collection.passages, options.requests)
+    for nprobe in options.nprobe or (128,):
+        bench = Bench(nprobe, questions, collection)
+        retrieval_s = bench.retrieval_s()
+        generation_s = 0.5
+        bench.speed = options.speed or RATIO * generation_s / retrieval_s
+        console.print(
+            f"nprobe {nprobe}: a search takes {1e3 * retrieval_s:.1f} ms; the model runs "
+            f"{bench.speed:.1f} times faster than its rates"
+        )
+        for name in options.workflow or GRAPHS:
+            show(console, bench, name, options.policy or list(POLICIES), options.rate)
+
+
+def show(
+    console: Console,
+    bench: Bench,
+    name: str,
+    policies: Sequence[str],
+    rates: Sequence[float] | None,
+) -> None:
+    """Print one workflow's table."""
+    jobs = [(GRAPHS[name](), question.text) for question in bench.questions]
+    alone = asyncio.run(bench.measure("sequential", jobs[:20], 1e-9 if False else None))
+    capacity = 20 / alone.total_s
+    table = Table(title=f"{name}, nprobe {bench.nprobe}: sequential makes {capacity:.1f}/s")
+    table.add_column("policy")
+    multiples = list(rates or (0.33, 0.67, 1.0, 1.5, 2.0, 3.0))
+    for multiple in multiples:
+        table.add_column(f"x{multiple:g}: ms", justify="right")
+    for column in ("offline s", "launched", "right", "wasted tokens", "hints", "sched. share"):
+        table.add_column(column, justify="right")
+    answers: dict[str, tuple[str, ...]] = {}
+    for policy in policies:
+        row = []
+        for multiple in multiples:
+            if policy == "sequential" and multiple > 0.9:
+                row.append("-")
+                continue
+            measured = asyncio.run(bench.measure(policy, jobs, multiple * capacity))
+            answers.setdefault("first", measured.answers)
+            if measured.answers != answers["first"]:
+                sys.exit(f"{policy} gave other answers")
+            row.append(f"{1e3 * measured.mean_s:.0f}")
+        offline = asyncio.run(bench.measure(policy, jobs, None))
+        if offline.answers != answers.setdefault("first", offline.answers):
+            sys.exit(f"{policy} gave other answers")
+        speculation = measured.metrics.speculation if policy != "sequential" else offline.metrics.speculation
+        row += [
+            f"{offline.total_s:.2f}",
+            f"{speculation.launched}/{speculation.retrievals}",
+            f"{speculation.committed}",
+            f"{speculation.wasted_tokens}/{speculation.generated_tokens}",
+            f"{speculation.hints}",
+            f"{offline.metrics.searches.scheduling_s / offline.total_s:.4f}",
+        ]
+        table.add_row(policy, *row)
+        print(policy, row, flush=True)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
