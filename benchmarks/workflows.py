@@ -16,9 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import faiss
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -197,7 +195,9 @@ def show(
         offline = asyncio.run(bench.measure(policy, jobs, None))
         if offline.answers != answers.setdefault("first", offline.answers):
             sys.exit(f"{policy} gave other answers")
-        speculation = measured.metrics.speculation if policy != "sequential" else offline.metrics.speculation
+        speculation = (
+            measured.metrics.speculation if policy != "sequential" else offline.metrics.speculation
+        )
         row += [
             f"{offline.total_s:.2f}",
             f"{speculation.launched}/{speculation.retrievals}",

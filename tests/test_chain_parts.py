@@ -13,7 +13,7 @@ from langchain_core.documents import Document as LangChainDocument
 from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace, sync
+from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
 from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.desk import Desk, placed
 from chain_of_agents.histories import MANAGER, Histories, Said
@@ -23,6 +23,7 @@ from chain_of_agents.segments import as_blocks, pieces_of, segments_of
 from ctxreuse import ContextBlock, Templates
 from ctxreuse.assignment import Document, DocumentHomes
 from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.serving import sync
 
 
 class TestDocuments:

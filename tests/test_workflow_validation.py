@@ -315,12 +315,12 @@ def test_what_ran_before_or_beside_a_node_was_foreseen(run):
 @given(runs)
 def test_a_stage_that_certainly_comes_next_does(run):
     for step, following in pairwise(run.steps):
-        for name in step.wavefront:
-            for foreseen in (run.graph.next_generation, run.graph.next_retrieval):
-                node = foreseen(name, step.state)
-                if node is not None:
-                    assert node.name in following.wavefront
-                    assert len(step.wavefront) > 1 or following.wavefront == (node.name,)
+        if len(step.wavefront) > 1:
+            continue  # a node beside it may use up the visits of the next
+        for foreseen in (run.graph.next_generation, run.graph.next_retrieval):
+            node = foreseen(step.wavefront[0], step.state)
+            if node is not None:
+                assert following.wavefront == (node.name,)
 
 
 @st.composite

@@ -14,7 +14,6 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 
-from chain_of_agents import sync
 from chain_of_agents.answer import Answer
 from chain_of_agents.callbacks import LangChainObserver
 from chain_of_agents.desk import Assigner, Desk
@@ -29,6 +28,7 @@ from chain_of_agents.segments import Packing
 from ctxreuse.assignment import DEFAULT_BOUND, DocumentHomes, checked_bound
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.serving import sync
 from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.dispatch import Progress
 

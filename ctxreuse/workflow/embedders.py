@@ -53,6 +53,8 @@ class TfidfEmbedder:
         self.dimension = len(components)
         self._words = tuple(words)
         self._components = components
+        # sparse times dense wants the dense one by rows; else it is copied with every call
+        self._by_word = np.ascontiguousarray(components.T)
         self._tfidf = TfidfVectorizer(
             sublinear_tf=True, vocabulary={word: number for number, word in enumerate(words)}
         )
@@ -103,7 +105,7 @@ class TfidfEmbedder:
         if not len(texts):
             return np.zeros((0, self.dimension), np.float32)
         weights = self._tfidf.transform(_checked_texts(texts)).astype(np.float32)
-        vectors = np.asarray(weights @ self._components.T, dtype=np.float32)
+        vectors = np.asarray(weights @ self._by_word, dtype=np.float32)
         return _normalized(vectors)
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from itertools import count
+from os import PathLike
 from typing import Any, TypeAlias
 
 from rich.progress import Progress
@@ -16,6 +17,7 @@ from rich.progress import Progress
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.request_scope import current_scope
+from ctxreuse.serving import sync
 from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
@@ -35,6 +37,7 @@ from ctxreuse.workflow.search_lane import Execute, LaneCounters, SearchLane
 from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services, Statistics
 from ctxreuse.workflow.speculation import SpeculationCounters
 from ctxreuse.workflow.timeline import Timeline
+from ctxreuse.workflow.timeline_picture import draw_timeline
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
@@ -223,6 +226,41 @@ class WorkflowEngine(AsyncClosing):
                     task.cancel()
                 if tasks:
                     await asyncio.wait(tasks)
+
+    def run_batch(
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        return_exceptions: bool = False,
+        progress: bool = True,
+    ) -> list[WorkflowResult | Exception]:
+        """Run many graphs from code that is not asynchronous; arguments as in `arun_batch`."""
+        return sync.run(
+            lambda: self.arun_batch(
+                jobs,
+                deadline_s=deadline_s,
+                tenant=tenant,
+                return_exceptions=return_exceptions,
+                progress=progress,
+            ),
+            lasting=True,
+        )
+
+    def timeline(self, path: str | PathLike[str] | None = None) -> Timeline:
+        """Return what happened when; with a path, draw it there, too.
+
+        Args:
+            path: A picture's name, ending in .png, .svg or .pdf.
+
+        Raises:
+            MissingExtraError: If matplotlib is not installed.
+        """
+        timeline = self._services.timeline
+        if path is not None:
+            draw_timeline(timeline, path)
+        return timeline
 
     def metrics(self) -> EngineMetrics:
         """Return what the engine has done so far."""

@@ -10,15 +10,17 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from ctxreuse.blocks import ContextBlock
+from ctxreuse.fail_open import FailOpen
 from ctxreuse.workflow.costs import MovingMean, ScanCosts, sub_stage_s
 from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reordered
 from ctxreuse.workflow.ivf import IVFIndex
 from ctxreuse.workflow.scan_queue import Best, Found, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.tiers import ClusterTier
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 _Result = TypeVar("_Result")
@@ -152,6 +154,10 @@ class SearchLane:
         self._scanning = 0
         self._unembedded: list[PendingSearch] = []
         self._is_embedding = False
+        self._is_rebuilding = False
+        self._rebuilding = FailOpen(
+            "SearchLane", "clusters are scanned where they are", work="filling the hot tier"
+        )
         self._pending: dict[Search, PendingSearch] = {}
         self._overhead_s = MovingMean(0.0005)
         self._retrieval_s = MovingMean(0.02)
@@ -289,6 +295,7 @@ class SearchLane:
         self._scanning -= 1
         began = self._clock()
         self._costs.observe(batch.load, scan_s)
+        self._note_accesses(batch)
         present = self._queue.take_in(batch, found)
         scheduling_s += self._clock() - began
         self._overhead_s.add(scheduling_s)
@@ -308,6 +315,23 @@ class SearchLane:
                 self._end(pending)
             elif pending.on_progress is not None:
                 pending.on_progress(pending)
+
+    def _note_accesses(self, batch: ScanBatch) -> None:
+        """Let the hot tier count, and follow what is used most, beside the scans."""
+        tier = self._retriever.hot
+        if tier is not None:
+            tier.note(batch.clusters)
+            if tier.due() and not self._is_rebuilding:
+                self._is_rebuilding = True
+                self._start(self._rebuild(tier))
+
+    async def _rebuild(self, tier: ClusterTier[Any]) -> None:
+        try:
+            tier.swap(await self._execute(tier.build))
+        except Exception as error:
+            self._rebuilding.note(error)
+        finally:
+            self._is_rebuilding = False
 
     def _timed(self, index: IVFIndex, batch: ScanBatch) -> tuple[Found, float]:
         began = self._clock()

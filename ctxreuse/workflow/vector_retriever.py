@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ctxreuse.workflow.history import Integers, Vectors
 from ctxreuse.workflow.ivf import IVFIndex
 
 if TYPE_CHECKING:
-    from ctxreuse.workflow.tiers import HotTier
+    from ctxreuse.workflow.tiers import ClusterTier
 
 Blocks: TypeAlias = Sequence[ContextBlock | str] | Callable[[int], ContextBlock]
 """What each id of an index stands for."""
@@ -30,7 +30,8 @@ class VectorRetriever:
         blocks: The block of each id: a sequence, or a function.
         embedder: Makes a query's vector.
         nprobe: Clusters that each search scans; the index's own by default.
-        hot: Keeps the clusters that are used most in fast memory.
+        hot: Keeps the clusters that are used most in fast memory: a `HotTier` or `GpuTier` over
+            the same `IVFIndex`.
 
     Raises:
         InvalidRequestError: If the parts do not fit each other.
@@ -43,7 +44,7 @@ class VectorRetriever:
         embedder: Embedder,
         *,
         nprobe: int | None = None,
-        hot: HotTier | None = None,
+        hot: ClusterTier[Any] | None = None,
     ) -> None:
         self.index = index if isinstance(index, IVFIndex) else IVFIndex(index)
         if nprobe is None:

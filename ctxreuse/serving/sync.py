@@ -16,8 +16,6 @@ from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, Protocol, TypeVar
 
-from anyio.from_thread import start_blocking_portal
-
 _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
 
@@ -72,6 +70,8 @@ def _starting(lasting: bool) -> Iterator[_Start]:
     if lasting and not _LASTING.is_here():
         yield lambda work: asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
     else:
+        from anyio.from_thread import start_blocking_portal
+
         with start_blocking_portal() as portal:
             yield portal.start_task_soon
 
@@ -90,7 +90,7 @@ class _LastingLoop:
             if self._thread is None or not self._thread.is_alive():
                 self._loop = asyncio.new_event_loop()
                 self._thread = Thread(
-                    target=self._loop.run_forever, name="chain-of-agents", daemon=True
+                    target=self._loop.run_forever, name="ctxreuse-sync", daemon=True
                 )
                 self._thread.start()
             return self._loop
