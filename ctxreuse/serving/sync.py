@@ -12,12 +12,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, Protocol, TypeVar
 
 _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
+_waiting: ContextVar[frozenset[asyncio.AbstractEventLoop]] = ContextVar(
+    "ctxreuse_waiting_loops", default=frozenset()
+)
+
+
+def waiting_loops() -> frozenset[asyncio.AbstractEventLoop]:
+    """Return the event loops that stand still until the running code has ended."""
+    return _waiting.get()
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _Result:
@@ -67,13 +76,27 @@ class _Start(Protocol):
 @contextmanager
 def _starting(lasting: bool) -> Iterator[_Start]:
     # who waits for a call inside the lasting event loop would keep that call from running
+    token = _waiting.set(_waiting.get() | _loop_here())
+    try:
+        context = copy_context()  # a generator's caller goes on between the pieces
+    finally:
+        _waiting.reset(token)
     if lasting and not _LASTING.is_here():
-        yield lambda work: asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
+        yield lambda work: context.run(
+            lambda: asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
+        )
     else:
         from anyio.from_thread import start_blocking_portal
 
         with start_blocking_portal() as portal:
-            yield portal.start_task_soon
+            yield lambda work: context.run(portal.start_task_soon, work)
+
+
+def _loop_here() -> frozenset[asyncio.AbstractEventLoop]:
+    try:
+        return frozenset([asyncio.get_running_loop()])
+    except RuntimeError:
+        return frozenset()
 
 
 class _LastingLoop:

@@ -27,7 +27,7 @@ from ctxreuse.workflow.llm import LanguageModel, Piece
 from ctxreuse.workflow.nodes import END, START
 from ctxreuse.workflow.openai_llm import OpenAILLM
 from ctxreuse.workflow.options import EngineOptions
-from ctxreuse.workflow.results import WorkflowResult
+from ctxreuse.workflow.results import SearchResult, WorkflowResult
 from ctxreuse.workflow.retrievers import CallableRetriever, Retriever
 from ctxreuse.workflow.state import State
 from ctxreuse.workflow.vector_retriever import VectorRetriever
@@ -54,6 +54,7 @@ __all__ = [
     "Retriever",
     "RouterError",
     "RunFinished",
+    "SearchResult",
     "StageError",
     "State",
     "StateKeyError",

@@ -15,8 +15,11 @@ _PRIOR_S = (5e-6, 0.12e-9, 0.08e-9)
 """Seconds of a cluster, and of a stored component: read from memory, and compared once."""
 
 _PRIOR_SCANS = 2.0
-_FADING = 0.98
-_FITTED_EVERY = 8
+_FORGETTING = 0.02
+_SCALE = (64.0, 64_000.0, 64_000.0)
+"""A usual scan: the terms of the model are of one size then."""
+
+_FITTED_EVERY = 16
 _LONGEST_FACTOR = 20.0
 
 
@@ -56,10 +59,10 @@ class ScanCosts:
     def __init__(self, dimension: int) -> None:
         per_pair, read, compare = _PRIOR_S
         self._rates: Floats = np.array([per_pair, read * dimension, compare * dimension])
-        # the prior counts as scans of one cluster, of one code read, and of one compared
-        self._scale = np.array([64.0, 64_000.0, 64_000.0])
-        self._gram: Floats = _PRIOR_SCANS * np.eye(3)
-        self._moment: Floats = _PRIOR_SCANS * self._rates * self._scale
+        self._scale = np.array(_SCALE)
+        # sums of products: of the features with each other, and with the seconds
+        self._gram = [_PRIOR_SCANS, 0.0, 0.0, _PRIOR_SCANS, 0.0, _PRIOR_SCANS]
+        self._moment = [_PRIOR_SCANS * float(rate) for rate in self._rates * self._scale]
         self._unfitted = 0
 
     def seconds(self, load: ScanLoad) -> float:
@@ -81,19 +84,24 @@ class ScanCosts:
         """Learn what a scan has taken."""
         expected = self.seconds(load)
         seconds = min(seconds, _LONGEST_FACTOR * expected)  # the machine was busy with other things
-        features = np.asarray(load, dtype=np.float64) / self._scale
-        weight = 1.0 / max(float(features @ features), 1e-12)  # errors count relatively
-        self._gram = _FADING * self._gram + weight * np.outer(features, features)
-        self._moment = _FADING * self._moment + weight * seconds * features
+        a, b, c = (value / scale for value, scale in zip(load, _SCALE, strict=True))
+        weight = 1.0 / max(a * a + b * b + c * c, 1e-12)  # errors count relatively
+        for number, product in enumerate((a * a, a * b, a * c, b * b, b * c, c * c)):
+            self._gram[number] += weight * product - _FORGETTING * self._gram[number]
+        for number, feature in enumerate((a, b, c)):
+            moment = weight * seconds * feature
+            self._moment[number] += moment - _FORGETTING * self._moment[number]
         self._unfitted += 1
         if self._unfitted >= _FITTED_EVERY:
             self._unfitted = 0
             self._fit()
 
     def _fit(self) -> None:
-        ridge = 1e-6 * np.trace(self._gram) * np.eye(3)
-        root = np.linalg.cholesky(self._gram + ridge)
-        target = np.linalg.solve(root, self._moment + ridge @ (self._rates * self._scale))
+        gram = np.array(self._gram)[[[0, 1, 2], [1, 3, 4], [2, 4, 5]]]
+        ridge = 1e-6 * np.trace(gram) * np.eye(3)
+        root = np.linalg.cholesky(gram + ridge)
+        known = np.array(self._moment) + ridge @ (self._rates * self._scale)
+        target = np.linalg.solve(root, known)
         fitted, _ = nnls(root.T, target)
         self._rates = fitted / self._scale
 
@@ -116,18 +124,19 @@ class MovingMean:
 
 
 def sub_stage_s(
-    retrieval_s: float, overhead_s: float, shortest_s: float = 0.001, longest_s: float = 0.05
+    waiting_s: float, overhead_s: float, shortest_s: float = 0.001, longest_s: float = 0.05
 ) -> float:
     """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
 
-    A newcomer waits half a sub-stage of length mb, and a retrieval of length t pays the overhead b
-    of scheduling t/mb times. mb/2 + b t/mb is least at sqrt(2 b t). (As printed, the equation has
-    the overhead's sign the other way round, and grows without bound as mb goes to 0.)
+    A newcomer waits half a sub-stage of length mb, and then for the work of length t that waits
+    before it, which pays the overhead b of scheduling t/mb times. mb/2 + b t/mb is least at
+    sqrt(2 b t). As printed, the overhead has the other sign, and the best mb would be 0; and t is
+    the length of one retrieval, however many wait.
 
     Args:
-        retrieval_s: What a whole retrieval takes, in seconds.
+        waiting_s: What all searches that wait will take, in seconds.
         overhead_s: What scheduling a sub-stage takes, in seconds.
         shortest_s: No sub-stage is shorter.
         longest_s: None is longer.
     """
-    return min(max(math.sqrt(2.0 * overhead_s * retrieval_s), shortest_s), longest_s)
+    return min(max(math.sqrt(2.0 * overhead_s * waiting_s), shortest_s), longest_s)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import count
 from os import PathLike
 from typing import Any, TypeAlias
@@ -21,15 +22,16 @@ from ctxreuse.serving import sync
 from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
-from ctxreuse.workflow.events import Emit, Event, RunFinished
+from ctxreuse.workflow.events import DocumentsFound, Emit, Event, RunFinished
 from ctxreuse.workflow.generations import Generations, Prompts
 from ctxreuse.workflow.graph import WorkflowGraph
 from ctxreuse.workflow.history import Sessions
+from ctxreuse.workflow.home import HomeLoop
 from ctxreuse.workflow.llm import LanguageModel, checked_llm
 from ctxreuse.workflow.metrics import EngineMetrics
-from ctxreuse.workflow.nodes import Retrieval
+from ctxreuse.workflow.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.options import EngineOptions, default_workers
-from ctxreuse.workflow.results import WorkflowResult
+from ctxreuse.workflow.results import SearchResult, WorkflowResult
 from ctxreuse.workflow.retrievers import Retriever, checked_retriever
 from ctxreuse.workflow.run_context import RunContext
 from ctxreuse.workflow.runs import Run
@@ -50,10 +52,11 @@ class WorkflowEngine(AsyncClosing):
 
     Every run gives what plain sequential execution would give. Searches of all runs share scans,
     sub-stage by sub-stage; a generation may begin before its retrieval has ended, and counts only
-    if it was asked the right thing. For one event loop at a time.
+    if it was asked the right thing. It works in one event loop at a time; what is asked for in
+    another one meanwhile is done there, too.
 
     Args:
-        llm: The model.
+        llm: The model; None is for graphs whose generations name their own, or have none.
         retriever: What retrieval nodes ask: a `VectorRetriever` is searched step by step, anything
             else is one atomic stage. A dict gives several, by name; nodes that name none ask
             "default". None is for graphs without retrievals.
@@ -69,7 +72,7 @@ class WorkflowEngine(AsyncClosing):
 
     def __init__(
         self,
-        llm: LanguageModel,
+        llm: LanguageModel | None = None,
         retriever: AnyRetriever | Mapping[str, AnyRetriever] | None = None,
         planner: ReusePlanner | None = None,
         *,
@@ -84,7 +87,7 @@ class WorkflowEngine(AsyncClosing):
         self._options = EngineOptions() if options is None else options
         if not isinstance(self._options, EngineOptions):
             raise InvalidRequestError(f"options must be EngineOptions, not {describe(options)}")
-        self._llm = checked_llm(llm)
+        self._llm = None if llm is None else checked_llm(llm)
         self._retrievers = _by_name(retriever)
         self._prompts = Prompts(planner)
         self._clock = clock
@@ -93,6 +96,7 @@ class WorkflowEngine(AsyncClosing):
         self._execute = self._in_thread if execute is None else execute
         self._numbers = count(1)
         self._running: dict[asyncio.Task[Any], None] = {}
+        self._home = HomeLoop()
         self._turns = _Turns(self._options.max_in_flight)
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
@@ -180,6 +184,42 @@ class WorkflowEngine(AsyncClosing):
         finally:
             run.cancel()
             await asyncio.wait([run])
+
+    async def retrieve(
+        self,
+        query: str,
+        k: int = 5,
+        *,
+        retriever: str | None = None,
+        deadline_s: float | None = None,
+        tenant: str | None = None,
+        session: str | int | None = None,
+    ) -> SearchResult:
+        """Search without a graph; scans are shared with whatever else is searched for.
+
+        Args:
+            query: What is searched for.
+            k: How many documents are wanted.
+            retriever: Which of the engine's retrievers is asked; None takes the default one.
+            deadline_s: As in `run`.
+            tenant: As in `run`.
+            session: As in `run`.
+
+        Raises:
+            InvalidRequestError: If the query is no string.
+            WorkflowError: If k or the retriever is none, or the search has failed.
+        """
+        if not isinstance(query, str):
+            raise InvalidRequestError(f"query must be a string, not {describe(query)}")
+        found: list[SearchResult] = []
+
+        def keep(event: Event) -> None:
+            if isinstance(event, DocumentsFound):
+                found.append(SearchResult(event.documents, event.scores))
+
+        graph = _search_graph(k, retriever)
+        await self._run(graph, query, {}, deadline_s, tenant, session, keep)
+        return found[0]
 
     async def arun_batch(
         self,
@@ -285,6 +325,9 @@ class WorkflowEngine(AsyncClosing):
     async def aclose(self) -> None:
         """Cancel what runs, wait for its end, and let the threads go."""
         self._is_closed = True
+        await self._home.run(lambda _: self._close())
+
+    async def _close(self) -> None:
         for task in list(self._running):
             task.cancel()
         if self._running:
@@ -308,6 +351,26 @@ class WorkflowEngine(AsyncClosing):
         compiled = self._checked(graph)
         if single is not None:
             inputs = {compiled.inputs[0]: single, **inputs}
+        here = asyncio.get_running_loop()
+
+        def tell(event: Event) -> None:
+            here.call_soon_threadsafe(emit, event)
+
+        return await self._home.run(
+            lambda home: self._run_here(
+                compiled, inputs, deadline_s, tenant, session, emit if home is here else tell
+            )
+        )
+
+    async def _run_here(
+        self,
+        compiled: Graph,
+        inputs: Mapping[str, Any],
+        deadline_s: float | None,
+        tenant: str | None,
+        session: str | int | None,
+        emit: Emit,
+    ) -> WorkflowResult:
         began = self._clock()
         async with self._accounted():
             scope = current_scope()
@@ -365,6 +428,11 @@ class WorkflowEngine(AsyncClosing):
                         f"node {quoted([node.name])} asks retriever {quoted([name])}; the engine "
                         f"has {quoted(self._retrievers)}; pass retriever={{{name!r}: ...}}"
                     )
+            elif isinstance(node, Generation) and node.llm is None and self._llm is None:
+                raise GraphError(
+                    f"node {quoted([node.name])} asks the engine's model, but the engine has none; "
+                    "pass llm= to WorkflowEngine, or to add_generation"
+                )
         return graph
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
@@ -378,19 +446,32 @@ class _Turns:
 
     def __init__(self, most: int) -> None:
         self.waiting = 0
+        self._most = most
+        self._taken = 0
         self._free = asyncio.Semaphore(most)
 
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
+        if not self.waiting and not self._taken:
+            self._free = asyncio.Semaphore(self._most)  # the last one may be of another event loop
         self.waiting += 1
         try:
             await self._free.acquire()
         finally:
             self.waiting -= 1
+        self._taken += 1
         try:
             yield
         finally:
+            self._taken -= 1
             self._free.release()
+
+
+@lru_cache(maxsize=100)
+def _search_graph(k: int, retriever: str | None) -> Graph:
+    graph = WorkflowGraph(inputs=("query",), name="search")
+    graph.add_retrieval("search", query="{query}", k=k, retriever=retriever)
+    return graph.add_edge(START, "search").add_edge("search", END).compile()
 
 
 def _silent(event: Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ctxreuse.workflow.documents import Documents
@@ -46,11 +46,14 @@ class DocumentsFound:
         node: The node's name.
         visit: Which visit of it.
         documents: What it has found, best first.
+        scores: How near each of them is, the higher the nearer: inner products, or squared
+            distances with a minus sign. None where the retriever does not say.
     """
 
     node: str
     visit: int
     documents: Documents
+    scores: tuple[float, ...] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

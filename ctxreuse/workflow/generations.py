@@ -28,12 +28,14 @@ class GenerationRequest:
         blocks: The documents, best first.
         system: The system message.
         params: What else the engine is given.
+        llm: Who is asked; None is the engine's model.
     """
 
     query: str
     blocks: tuple[ContextBlock, ...]
     system: str | None
     params: Mapping[str, Any] = field(hash=False)
+    llm: LanguageModel | None = field(default=None, hash=False)
 
     @classmethod
     def of(cls, node: Generation, state: State) -> GenerationRequest:
@@ -44,7 +46,7 @@ class GenerationRequest:
         """
         prompt = node.prompt.render_prompt(state)
         system = None if node.system is None else node.system.render_text(state)
-        return cls(prompt.query, prompt.blocks, system, node.params)
+        return cls(prompt.query, prompt.blocks, system, node.params, node.llm)
 
 
 class Prompts:
@@ -159,14 +161,14 @@ class Generations:
     """The generations of an engine. For one event loop.
 
     Args:
-        llm: The model.
+        llm: The model that is asked where a generation names none.
         prompts: Puts requests into words.
 
     Attributes:
         started: How many were started.
     """
 
-    def __init__(self, llm: LanguageModel, prompts: Prompts) -> None:
+    def __init__(self, llm: LanguageModel | None, prompts: Prompts) -> None:
         self.started = 0
         self._llm = llm
         self._prompts = prompts
@@ -178,7 +180,9 @@ class Generations:
 
     def begin(self, request: GenerationRequest, tenant: str) -> Answer:
         """Ask the model."""
-        stream = self._llm.stream(self._prompts.prompt(request, tenant), request.params)
+        llm = self._llm if request.llm is None else request.llm
+        assert llm is not None, "the engine has checked that there is one"
+        stream = llm.stream(self._prompts.prompt(request, tenant), request.params)
         answer = Answer(request, stream)
         self.started += 1
         self._under_way.add(answer)

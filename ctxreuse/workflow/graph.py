@@ -11,6 +11,7 @@ from ctxreuse.errors import describe
 from ctxreuse.workflow.compiled import Edges, Graph, RouteFunction, Router
 from ctxreuse.workflow.drawing import drawn
 from ctxreuse.workflow.errors import GraphError, quoted
+from ctxreuse.workflow.llm import LanguageModel
 from ctxreuse.workflow.nodes import END, START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.state import State
 from ctxreuse.workflow.templates import Template
@@ -75,6 +76,7 @@ class WorkflowGraph:
         output: str | None = None,
         system: str | None = None,
         params: Mapping[str, Any] | None = None,
+        llm: LanguageModel | None = None,
         max_visits: int | None = None,
         otherwise: str | None = None,
     ) -> WorkflowGraph:
@@ -87,6 +89,7 @@ class WorkflowGraph:
             output: The key that the answer is written to; None takes the node's name.
             system: The system message, with variables too.
             params: What else the engine is given, such as `{"max_tokens": 100}`.
+            llm: Another model than the engine's; None asks that.
             max_visits: How often the node runs in one run at most.
             otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
 
@@ -101,6 +104,7 @@ class WorkflowGraph:
                 prompt=Template.parse(prompt, f"the prompt {place}"),
                 system=None if system is None else Template.parse(system, f"the system {place}"),
                 params={} if params is None else params,
+                llm=llm,
                 max_visits=max_visits,
                 otherwise=otherwise,
             )

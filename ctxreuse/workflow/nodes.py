@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.call import check_params
 from ctxreuse.workflow.errors import GraphError, quoted
+from ctxreuse.workflow.llm import LanguageModel, checked_llm
 from ctxreuse.workflow.state import State
 from ctxreuse.workflow.templates import Template
 
@@ -79,6 +80,7 @@ class Generation(Stage):
         prompt: The user's message; its documents are shown before its text.
         system: The system message; None sends none.
         params: What else the engine is given, such as `max_tokens`. Copied.
+        llm: Another model than the engine's; None asks that.
 
     Raises:
         GraphError: If an argument is of the wrong kind.
@@ -87,6 +89,7 @@ class Generation(Stage):
     prompt: Template
     system: Template | None = None
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    llm: LanguageModel | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         Stage.__post_init__(self)  # a class with slots is made anew, which super() does not know
@@ -101,6 +104,11 @@ class Generation(Stage):
             check_params(self.params)
         except InvalidRequestError as error:
             raise self.error(f"its params cannot be sent: {error}") from error
+        if self.llm is not None:
+            try:
+                checked_llm(self.llm)
+            except InvalidRequestError as error:
+                raise self.error(f"its {error}") from error
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
 
     @property

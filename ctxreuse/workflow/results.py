@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ctxreuse.workflow.documents import Documents
 from ctxreuse.workflow.state import State
 
 
@@ -26,3 +27,17 @@ class WorkflowResult:
 
     def __str__(self) -> str:
         return str(self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search has found.
+
+    Attributes:
+        documents: The documents, best first.
+        scores: How near each of them is, the higher the nearer: inner products, or squared
+            distances with a minus sign. None where the retriever does not say.
+    """
+
+    documents: Documents
+    scores: tuple[float, ...] | None = None

@@ -125,6 +125,7 @@ class ScanQueue:
     Args:
         cluster_sizes: Codes in each cluster of the index, shape (nlist,).
         costs: What scans take.
+        dimension: Components of a query.
         worst: The score that everything is better than.
         higher_is_better: Whether scores are similarities, not distances.
         kept: Results that are kept of each search, at least; more where k is more.
@@ -136,6 +137,7 @@ class ScanQueue:
         cluster_sizes: Integers,
         costs: ScanCosts,
         *,
+        dimension: int,
         worst: float,
         higher_is_better: bool,
         kept: int = 1,
@@ -151,6 +153,7 @@ class ScanQueue:
         self._free: list[int] = []
         slots = 0
         self._needed = np.zeros((slots, len(cluster_sizes)), dtype=bool)
+        self._vectors = np.zeros((slots, dimension), dtype=np.float32)
         self._scores = np.full((slots, kept), worst, dtype=np.float32)
         self._ids = np.full((slots, kept), -1, dtype=np.int64)
         self._found_in = np.full((slots, kept), -1, dtype=np.int64)
@@ -170,6 +173,7 @@ class ScanQueue:
         if not self._free:
             self._grow()
         search.slot = slot = self._free.pop()
+        self._vectors[slot] = search.vector
         clusters = search.clusters[self._sizes[search.clusters] > 0]
         self._needed[slot, clusters] = True
         self._demand[clusters] += 1
@@ -186,8 +190,9 @@ class ScanQueue:
             return
         search.is_gone = True
         self._waiting.pop(search, None)
-        self._demand -= self._needed[search.slot]
-        self._needed[search.slot] = False
+        if not search.is_done:
+            self._demand -= self._needed[search.slot]
+            self._needed[search.slot] = False
         self._free_if_unused(search)
 
     def best(self, search: Search, most: int | None = None) -> Best:
@@ -213,27 +218,31 @@ class ScanQueue:
         """
         if not self._waiting:
             return None
-        searches = sorted(self._waiting, key=lambda search: search.due)
+        searches = sorted(self._waiting, key=_due)
         chosen = self._chosen_clusters(searches, budget_s)
         if not len(chosen):
             return None
         slots = np.array([search.slot for search in searches])
-        needs = self._needed[np.ix_(slots, chosen)]
-        needs &= np.cumsum(needs, axis=0) <= self._shared_by
-        of_cluster, of_search = np.nonzero(needs.T)
-        clusters = chosen[of_cluster]
-        self._needed[slots[of_search], clusters] = False
+        needs = self._needed[slots[:, None], chosen]
         counts = needs.sum(axis=0)
+        if counts.max() > self._shared_by:
+            needs &= np.cumsum(needs, axis=0) <= self._shared_by
+            counts = needs.sum(axis=0)
+        scans = needs.sum(axis=1)
+        used = np.flatnonzero(scans)
+        slots = slots[used]
+        of_cluster, rows = np.nonzero(needs[used].T)
+        clusters = chosen[of_cluster]
+        self._needed[slots[rows], clusters] = False
         self._demand[chosen] -= counts
-        used, rows = np.unique(of_search, return_inverse=True)
-        taking_part = tuple(searches[number] for number in used)
-        for search, scans in zip(taking_part, needs.sum(axis=1)[used].tolist(), strict=True):
-            search.in_flight += scans
+        taking_part = tuple(searches[number] for number in used.tolist())
+        for search, number in zip(taking_part, scans[used].tolist(), strict=True):
+            search.in_flight += number
         sizes = self._sizes[chosen]
         return ScanBatch(
             searches=taking_part,
-            vectors=np.stack([search.vector for search in taking_part]),
-            thresholds=self._scores[slots[used], -1],
+            vectors=self._vectors[slots],
+            thresholds=self._scores[slots, -1],
             rows=rows,
             clusters=clusters,
             k=self._kept,
@@ -273,6 +282,11 @@ class ScanQueue:
                 self._needed[search.slot, cluster] = True
                 self._demand[cluster] += 1
 
+    def work_s(self) -> float:
+        """Return what all scans that wait would take one by one, in seconds."""
+        pairs, compared = int(self._demand.sum()), int(self._demand @ self._sizes)
+        return self._costs.seconds(ScanLoad(pairs, compared, compared))
+
     def _chosen_clusters(self, searches: list[Search], budget_s: float) -> Integers:
         """Return the clusters that fit the budget, of whoever is due first."""
         chosen: list[Integers] = []
@@ -302,8 +316,12 @@ class ScanQueue:
         counts = ~gone[found.rows]
         if not counts.any():
             return
-        touched, groups = np.unique(found.rows[counts], return_inverse=True)
-        slots = np.array([searches[number].slot for number in touched])
+        rows = found.rows[counts]
+        is_touched = np.zeros(len(searches), dtype=bool)
+        is_touched[rows] = True
+        touched = np.flatnonzero(is_touched)
+        groups = np.cumsum(is_touched)[rows] - 1
+        slots = np.array([searches[number].slot for number in touched.tolist()])
         kept = self._kept
         group = np.concatenate([np.repeat(np.arange(len(slots)), kept), groups])
         scores = np.concatenate([self._scores[slots].ravel(), found.scores[counts]])
@@ -334,7 +352,7 @@ class ScanQueue:
         def more(array: NDArray[Any], fill: float) -> NDArray[Any]:
             return np.concatenate([array, np.full((new, array.shape[1]), fill, dtype=array.dtype)])
 
-        self._needed = more(self._needed, False)
+        self._needed, self._vectors = more(self._needed, False), more(self._vectors, 0)
         self._scores = more(self._scores, self._worst)
         self._ids, self._found_in = more(self._ids, -1), more(self._found_in, -1)
         self._free += range(old + new - 1, old - 1, -1)
@@ -346,3 +364,7 @@ class ScanQueue:
         self._ids = np.pad(self._ids, add, constant_values=-1)
         self._found_in = np.pad(self._found_in, add, constant_values=-1)
         self._kept = kept
+
+
+def _due(search: Search) -> float:
+    return search.due

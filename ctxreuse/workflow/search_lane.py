@@ -146,6 +146,7 @@ class SearchLane:
         self._queue = ScanQueue(
             index.cluster_sizes,
             self._costs,
+            dimension=index.dimension,
             worst=index.worst,
             higher_is_better=index.higher_is_better,
             kept=KEPT,
@@ -158,9 +159,11 @@ class SearchLane:
         self._rebuilding = FailOpen(
             "SearchLane", "clusters are scanned where they are", work="filling the hot tier"
         )
+        self._speculating = FailOpen(
+            "SearchLane", "the search goes on without it", work="speculation"
+        )
         self._pending: dict[Search, PendingSearch] = {}
         self._overhead_s = MovingMean(0.0005)
-        self._retrieval_s = MovingMean(0.02)
 
     def __len__(self) -> int:
         """Return how many searches are under way."""
@@ -203,6 +206,10 @@ class SearchLane:
     def blocks_of(self, ids: Integers) -> tuple[ContextBlock, ...]:
         """Return the blocks that ids stand for."""
         return self._retriever.blocks_of(ids)
+
+    def nearness(self, best: Best) -> Vectors:
+        """Return how near results are, the higher the nearer."""
+        return best.scores if self._retriever.index.higher_is_better else -best.scores
 
     def snapshot(self, pending: PendingSearch) -> SearchRecord | None:
         """Return what a search has found so far, without vectors; None before the first scan."""
@@ -263,15 +270,14 @@ class SearchLane:
             self._end(pending)
             return
         self._pending[search] = pending
-        if pending.on_progress is not None:
-            pending.on_progress(pending)
+        self._tell(pending)
 
     # scanning
 
     def _dispatch(self) -> None:
         while self._scanning < self._workers:
             began = self._clock()
-            budget_s = sub_stage_s(self._retrieval_s.value, self._overhead_s.value)
+            budget_s = sub_stage_s(self._queue.work_s(), self._overhead_s.value)
             batch = self._queue.next_batch(budget_s)
             if batch is None:
                 return
@@ -313,8 +319,8 @@ class SearchLane:
             if search.is_done:
                 del self._pending[search]
                 self._end(pending)
-            elif pending.on_progress is not None:
-                pending.on_progress(pending)
+            else:
+                self._tell(pending)
 
     def _note_accesses(self, batch: ScanBatch) -> None:
         """Let the hot tier count, and follow what is used most, beside the scans."""
@@ -337,6 +343,12 @@ class SearchLane:
         began = self._clock()
         found = scan(index, batch)
         return found, self._clock() - began
+
+    def _tell(self, pending: PendingSearch) -> None:
+        """Tell who waits for it that a part of a search has been done."""
+        tell = pending.on_progress
+        if tell is not None:
+            self._speculating.attempt(lambda: tell(pending), lambda: None)
 
     def _end(self, pending: PendingSearch) -> None:
         assert pending.search is not None, "a search ends after it has begun"

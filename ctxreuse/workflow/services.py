@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from ctxreuse.fail_open import FailOpen
 from ctxreuse.workflow.costs import MovingMean
 from ctxreuse.workflow.generations import Generations
 from ctxreuse.workflow.history import Sessions
@@ -77,6 +78,7 @@ class Services:
         sessions: The last searches of sessions that outlast a run.
         statistics: What has been learned.
         speculation: What speculation has brought.
+        speculating: Keeps what goes wrong with it from the runs.
         timeline: What happened when.
         clock: Seconds from any start.
     """
@@ -88,5 +90,10 @@ class Services:
     sessions: Sessions
     statistics: Statistics
     speculation: SpeculationCounters
+    speculating: FailOpen = field(
+        default_factory=lambda: FailOpen(
+            "WorkflowEngine", "stages begin when they are due", work="speculation"
+        )
+    )
     timeline: Timeline
     clock: Callable[[], float]

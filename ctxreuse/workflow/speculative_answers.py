@@ -191,19 +191,26 @@ class SpeculativeFollower:
         self._arrived = services.clock()
 
     def consider(self, pending: PendingSearch) -> None:
-        """Launch from what has been found so far, or drop what was launched from something else."""
+        """Launch from what has been found so far, or drop what was launched from something else.
+
+        It never raises: a search does not fail, nor do those beside it, for what is only expected.
+        """
+        self._services.speculating.attempt(lambda: self._consider(pending), self._answers.drop)
+
+    def _consider(self, pending: PendingSearch) -> None:
         ids = self._preview(pending)
+        preview = None if ids is None else tuple(ids.tolist())
         current = self._answers.ids
         if current is not None:
-            if current == ids or ids is None or self._rule == "always":
+            if preview is None or current == preview or self._rule == "always":
                 return
             self._answers.drop()
             pending.due = self._arrived
-        if ids is None or not self._is_time(pending):
+        if ids is None or preview is None or not self._is_time(pending):
             return
         documents = Documents(self._lane.blocks_of(ids))
         state = self._state.overlay({self._node.output: documents})
-        if self._answers.launch(self._follower, state, tuple(ids.tolist())):
+        if self._answers.launch(self._follower, state, preview):
             # the rest of the search is needed only when the generation ends
             pending.due = self._services.clock() + 0.5 * self._usual.seconds.value
 

@@ -7,6 +7,9 @@ into the one node behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import copy_context
+
 from ctxreuse.workflow.chores import Chores
 from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.documents import Documents
@@ -80,7 +83,9 @@ class Stages:
                     self._emit(TextDelta(node.name, visit, piece.text))
                 if guess_at and tokens >= guess_at[0] and not answer.has_ended:
                     del guess_at[0]
-                    self._guess(node, state, "".join(texts))
+                    services.speculating.attempt(
+                        lambda: self._guess(node, state, "".join(texts)), self._guesses.drop
+                    )
         finally:
             if not answer.has_ended:
                 await answer.cancel()
@@ -106,13 +111,14 @@ class Stages:
         name = node.retriever or DEFAULT_RETRIEVER
         text = node.query.render_text(state)
         lane = self._services.lanes.get(name)
+        scores = None
         if lane is None:
             found = await self._services.retrievers[name].retrieve(text, node.k)
             documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
         else:
             follower = self._answers.follow(node, state, lane) if is_alone else None
-            documents = await self._search(lane, node, text, follower)
-        self._emit(DocumentsFound(node.name, visit, documents))
+            documents, scores = await self._search(lane, node, text, follower)
+        self._emit(DocumentsFound(node.name, visit, documents, scores))
         return documents
 
     async def _search(
@@ -121,10 +127,10 @@ class Stages:
         node: Retrieval,
         text: str,
         follower: SpeculativeFollower | None,
-    ) -> Documents:
-        """Search step by step."""
+    ) -> tuple[Documents, tuple[float, ...]]:
+        """Search step by step, and return what was found with its scores."""
         due = self._services.clock()
-        on_progress = None if follower is None else follower.consider
+        on_progress = None if follower is None else _in_this_context(follower.consider)
         pending, record = self._guesses.take(node, text)
         if pending is None:
             record = record or self._last_search(node)
@@ -138,11 +144,12 @@ class Stages:
             if follower is not None:
                 follower.end(pending, best.ids)
             documents = Documents(lane.blocks_of(best.ids))
+            scores = tuple(lane.nearness(best).tolist())
         except BaseException:
             lane.cancel(pending)
             raise
         self._chores.do(self._remember(lane, node, pending))
-        return documents
+        return documents, scores
 
     def _last_search(self, node: Retrieval) -> SearchRecord | None:
         name = node.retriever or DEFAULT_RETRIEVER
@@ -164,3 +171,12 @@ class Stages:
                     self._services.sessions.put(session, record)
         finally:
             lane.cancel(pending)
+
+
+def _in_this_context(consider: Callable[[PendingSearch], None]) -> Callable[[PendingSearch], None]:
+    """Return a function with the context variables of its run, whatever run has it called.
+
+    Searches of many runs make progress together.
+    """
+    context = copy_context()
+    return lambda pending: context.run(consider, pending)
