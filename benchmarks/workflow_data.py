@@ -65,13 +65,16 @@ def read_passages(folder: str | None = os.environ.get("CTXREUSE_DATA")) -> list[
 class Collection:
     """The passages, an embedder for them, and the index, all kept in files once they are made.
 
+    Args:
+        vectors: How many the index holds; None makes none.
+
     Attributes:
         passages: The passages.
         embedder: Fitted to them.
         index_path: The file of the index, of 2 GB.
     """
 
-    def __init__(self, vectors: int = VECTORS) -> None:
+    def __init__(self, vectors: int | None = VECTORS) -> None:
         self.passages = read_passages()
         self._texts = [f"{one.title}. {one.text}" for one in self.passages]
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -79,6 +82,8 @@ class Collection:
         if not embedder_path.exists():
             TfidfEmbedder.fit(self._texts, DIMENSIONS).save(embedder_path)
         self.embedder = TfidfEmbedder.load(embedder_path)
+        if vectors is None:
+            return
         self.index_path = CACHE / f"ivf{CLUSTERS}_{vectors}x{DIMENSIONS}.faiss"
         if not self.index_path.exists():
             print(f"building {self.index_path.name} (once) ...", flush=True)
@@ -98,8 +103,12 @@ class Collection:
         sentence = passage.sentences[copy % len(passage.sentences)]
         return ContextBlock(id=f"{passage.id}.{copy}", text=f"{passage.title}. {sentence}")
 
+    def passage_vectors(self) -> Any:
+        """Return the passages' own vectors, shape (n, 256)."""
+        return np.ascontiguousarray(self.embedder.embed_passages(self._texts), dtype=np.float32)
+
     def _built(self, vectors: int) -> Any:
-        passages = np.asarray(self.embedder.embed_passages(self._texts), dtype=np.float32)
+        passages = self.passage_vectors()
         generator = np.random.default_rng(0)
         index = faiss.IndexIVFFlat(faiss.IndexFlatL2(DIMENSIONS), DIMENSIONS, CLUSTERS)
         index.cp.niter = 10

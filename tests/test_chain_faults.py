@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -31,11 +32,14 @@ SECRET = "The secret is 4711."
 
 
 def failing(*outcomes: Any) -> SaysModel:
-    """Return a model whose calls, in order, say or raise these; the manager, that it is."""
-    left = list(outcomes)
+    """Return a model that says or raises these, one for each document; the manager answers."""
 
     def says(prompt: str) -> Any:
-        return "The answer." if prompt.startswith("Several readers have each") else left.pop(0)
+        if prompt.startswith("Several readers have each"):
+            return "The answer."
+        read = re.search(r"Document (\d+) says", prompt)  # readers are asked in any order
+        assert read is not None
+        return outcomes[int(read[1])]
 
     return SaysModel(says=says)
 

@@ -45,10 +45,15 @@ def places(found: list[Document]) -> list[Place]:
 
 def test_the_package_exports_these_names():
     assert langchain_ctxreuse.__all__ == [
+        "LangChainLLM",
+        "LinkedChain",
+        "RetrieverStage",
         "ReuseChatModel",
         "ReuseCompressor",
         "ReuseMiddleware",
         "ReuseRetriever",
+        "WorkflowRetriever",
+        "WorkflowRunnable",
         "format_context",
     ]
     assert ReuseMiddleware.__module__ == "langchain_ctxreuse.middleware"

@@ -302,12 +302,16 @@ class TestPackage:
         import llamaindex_ctxreuse
 
         assert llamaindex_ctxreuse.__all__ == [
+            "LinkedQueryEngine",
+            "LlamaIndexLLM",
             "ReplayMemory",
+            "RetrieverStage",
             "ReuseChatEngine",
             "ReuseLLM",
             "ReuseMemoryBlock",
             "ReusePostprocessor",
             "ReuseRetriever",
+            "WorkflowRetriever",
             "format_context",
             "reuse_memory",
         ]

@@ -83,7 +83,13 @@ def _text_vector(text: str) -> np.ndarray:
 def corpus_retriever(
     metric: str = "L2", hot: tuple[int, int] | None = None, **options: Any
 ) -> VectorRetriever:
-    """Return a retriever over the corpus; `hot` is a hot tier's bytes and how often it is filled."""
+    """Return a retriever over the corpus.
+
+    Args:
+        metric: "L2" or "inner product".
+        hot: The bytes of a hot tier, and after how many scans it is filled anew.
+        options: Of the retriever.
+    """
     searched = IVFIndex(corpus_index(metric), threads=1)
     tier = None if hot is None else HotTier(searched, hot[0], every=hot[1])
     return VectorRetriever(searched, BLOCKS, WordEmbedder(), hot=tier, **options)
@@ -235,8 +241,10 @@ def lanes_of(engine: WorkflowEngine) -> list[SearchLane]:
     return list(engine._services.lanes.values())
 
 
-def assert_idle(engine: WorkflowEngine) -> None:
-    """Check that nothing is left of runs that have ended."""
+async def assert_idle(engine: WorkflowEngine) -> None:
+    """Check that nothing is left of runs that have ended, once the last scan has."""
+    for lane in lanes_of(engine):
+        await lane.drain()
     for lane in lanes_of(engine):
         queue = lane._queue
         assert len(lane) == len(queue) == 0
@@ -244,6 +252,7 @@ def assert_idle(engine: WorkflowEngine) -> None:
         assert not queue._needed.any()
         assert not queue._demand.any()
         assert sorted(queue._free) == list(range(len(queue._needed)))
+    await asyncio.sleep(0)  # who has ended says so in the event loop's next round
     assert not len(engine._services.generations)
     assert engine.metrics().in_flight == engine.metrics().waiting == 0
 
@@ -311,3 +320,12 @@ def guess_first(k: int = 3) -> WorkflowGraph:
     graph.add_generation("answer", prompt="<<{input}>> {docs}")
     graph.add_edge(START, "guess").add_edge("guess", "search").add_edge("search", "answer")
     return graph.add_edge("answer", END)
+
+
+def rounds(most: int = 3) -> WorkflowGraph:
+    """Return a search and an answer, round after round: the next query is question and answer."""
+    graph = WorkflowGraph(name="rounds", defaults={"answer": ""})
+    graph.add_retrieval("search", query="{input} {answer}", k=2, max_visits=most, otherwise=END)
+    graph.add_generation("answer", prompt="<<{input}>> {docs}")
+    graph.add_edge(START, "search").add_edge("search", "answer")
+    return graph.add_edge("answer", "search")

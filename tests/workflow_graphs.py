@@ -49,7 +49,9 @@ def rag_graphs(draw: Any, retrievers: Sequence[str | None] = (None,)) -> Workflo
     anything = st.sampled_from((*names, END))
     graph = WorkflowGraph(defaults=dict.fromkeys(keys[1:], ""), name=f"of {len(names)}")
     for name in names:
-        kind = draw(st.sampled_from(("generation", "retrieval", "generation", "retrieval", "other")))
+        kind = draw(
+            st.sampled_from(("generation", "retrieval", "generation", "retrieval", "other"))
+        )
         limit = draw(st.sampled_from((1, 2, 3, 3, None)))
         reading = draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3, unique=True))
         text = " ".join(f"{{{key}}}" for key in reading)

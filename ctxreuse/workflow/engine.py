@@ -95,7 +95,9 @@ class WorkflowEngine(AsyncClosing):
         self._threads: ThreadPoolExecutor | None = None
         self._execute = self._in_thread if execute is None else execute
         self._numbers = count(1)
-        self._running: dict[asyncio.Task[Any], None] = {}
+        self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
+        self._closing: set[object] = set()
+        self._emptied = asyncio.Event()
         self._home = HomeLoop()
         self._turns = _Turns(self._options.max_in_flight)
         self._is_closed = False
@@ -323,15 +325,17 @@ class WorkflowEngine(AsyncClosing):
         )
 
     async def aclose(self) -> None:
-        """Cancel what runs, wait for its end, and let the threads go."""
+        """End what runs (`EngineClosedError` tells who waits for it), and let the threads go."""
         self._is_closed = True
         await self._home.run(lambda _: self._close())
 
     async def _close(self) -> None:
-        for task in list(self._running):
+        self._closing |= self._running.keys()
+        for task in set(self._running.values()):
             task.cancel()
         if self._running:
-            await asyncio.wait(list(self._running))
+            self._emptied.clear()
+            await self._emptied.wait()  # a task may go on for long once its run has ended
         for lane in self._services.lanes.values():
             await lane.drain()
         if self._threads is not None:
@@ -349,6 +353,13 @@ class WorkflowEngine(AsyncClosing):
         emit: Emit,
     ) -> WorkflowResult:
         compiled = self._checked(graph)
+        if deadline_s is not None and not (
+            isinstance(deadline_s, (int, float)) and deadline_s >= 0
+        ):
+            raise InvalidRequestError(
+                "deadline_s must be a number of seconds from 0, or None, not "
+                f"{describe(deadline_s)}"
+            )
         if single is not None:
             inputs = {compiled.inputs[0]: single, **inputs}
         here = asyncio.get_running_loop()
@@ -395,24 +406,31 @@ class WorkflowEngine(AsyncClosing):
 
     @asynccontextmanager
     async def _accounted(self) -> AsyncGenerator[None, None]:
-        """Count a run by how it ends; `aclose` cancels it."""
+        """Count a run by how it ends; `aclose` cancels it, but not what its caller does then."""
         if self._is_closed:
             raise EngineClosedError("the engine is closed; make a new one")
         task = asyncio.current_task()
         assert task is not None, "a run is awaited in a task"
-        self._running[task] = None
+        run = object()
+        self._running[run] = task
         self._runs += 1
         try:
             yield
             self._finished += 1
         except asyncio.CancelledError:
             self._cancelled += 1
+            if run in self._closing and not task.uncancel():
+                raise EngineClosedError(
+                    "the engine was closed while the run was under way; run it again on a new one"
+                ) from None
             raise
         except BaseException:
             self._failed += 1
             raise
         finally:
-            self._running.pop(task, None)
+            del self._running[run]
+            if not self._running:
+                self._emptied.set()
 
     def _checked(self, graph: object) -> Graph:
         """Return a graph, compiled, if this engine can run it."""

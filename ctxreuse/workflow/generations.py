@@ -130,6 +130,8 @@ class Answer:
                 given += 1
                 yield self._pieces[given - 1]
             if self._reading.done():
+                if self._reading.cancelled():  # nobody reads an answer that was cancelled here
+                    raise RuntimeError("the model's stream was cancelled from elsewhere")
                 self._reading.result()
                 return
             self._news.clear()

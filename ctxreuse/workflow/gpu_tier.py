@@ -133,19 +133,19 @@ class GpuTier(ClusterTier[GpuCluster]):
 
     def _copy(self, cluster: int) -> GpuCluster:
         torch = self._torch
-        stored = self._index.codes_of(cluster).view(np.float32)
+        stored = self.index.codes_of(cluster).view(np.float32)
         squares = np.einsum("ij,ij->i", stored, stored, dtype=np.float64)
         return GpuCluster(
             vectors=torch.from_numpy(stored).to(self._device, copy=True),
             squared_norms=torch.from_numpy(squares).to(self._device, torch.float32),
             stored=stored,
-            ids=self._index.ids_of(cluster),
+            ids=self.index.ids_of(cluster),
             largest_norm=float(np.sqrt(squares.max())),
         )
 
     def _serve(self, copies: Mapping[int, GpuCluster]) -> None:
-        scanner = _GpuScanner(self._torch, self._device, self._index, copies) if copies else None
-        self._index.accelerate(scanner)
+        scanner = _GpuScanner(self._torch, self._device, self.index, copies) if copies else None
+        self.index.accelerate(scanner)
 
 
 class _GpuScanner:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctxreuse.workflow.compiled import Graph
-from ctxreuse.workflow.errors import RouterError, StageError, WorkflowError, quoted
+from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.events import Emit, NodeFinished, NodeStarted
 from ctxreuse.workflow.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.run_context import RunContext
@@ -91,9 +91,9 @@ class Run:
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
-        except WorkflowError:
-            raise
         except Exception as error:
+            if isinstance(error, StateKeyError) and not isinstance(node, Function):
+                raise  # a template's, which names the node
             raise StageError(
                 f"node {quoted([node.name])} of workflow {quoted([self._graph.name])} failed on "
                 f"visit {visit} with {type(error).__name__}: {error}",

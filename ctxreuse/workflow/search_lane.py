@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from ctxreuse.workflow.costs import MovingMean, ScanCosts, sub_stage_s
 from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reordered
 from ctxreuse.workflow.ivf import IVFIndex
 from ctxreuse.workflow.scan_queue import Best, Found, ScanBatch, ScanQueue, Search
-from ctxreuse.workflow.tiers import ClusterTier
+from ctxreuse.workflow.tiers import BuiltTier, ClusterTier
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 _Result = TypeVar("_Result")
@@ -151,16 +151,13 @@ class SearchLane:
             higher_is_better=index.higher_is_better,
             kept=KEPT,
         )
-        self._running: set[asyncio.Future[None]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
         self._scanning = 0
         self._unembedded: list[PendingSearch] = []
         self._is_embedding = False
         self._is_rebuilding = False
         self._rebuilding = FailOpen(
             "SearchLane", "clusters are scanned where they are", work="filling the hot tier"
-        )
-        self._speculating = FailOpen(
-            "SearchLane", "the search goes on without it", work="speculation"
         )
         self._pending: dict[Search, PendingSearch] = {}
         self._overhead_s = MovingMean(0.0005)
@@ -232,23 +229,33 @@ class SearchLane:
             return
         batch, self._unembedded = self._unembedded, []
         self._is_embedding = True
-        self._start(self._embedded(batch))
+        self._start(self._embedded(batch), lambda embedding: self._note_embedded(batch, embedding))
+
+    def _note_embedded(self, batch: list[PendingSearch], embedding: asyncio.Future[None]) -> None:
+        self._is_embedding = False
+        if embedding.cancelled():
+            return  # the event loop ends
+        self._guarded(self._embed)
+        error = embedding.exception()
+        if isinstance(error, Exception):
+            for pending in batch:
+                _fail(pending, error)
 
     async def _embedded(self, batch: list[PendingSearch]) -> None:
-        texts = [pending.text for pending in batch]
         retriever = self._retriever
+        texts = [pending.text for pending in batch]
         try:
             vectors, clusters = await self._execute(lambda: retriever.prepare(texts))
         except Exception as error:
-            for pending in batch:
-                _fail(pending, error)
-        else:
-            for pending, vector, probed in zip(batch, vectors, clusters, strict=True):
-                if not pending.ended.done():
-                    self._enter(pending, vector, probed[probed >= 0])
-        finally:
-            self._is_embedding = False
-            self._embed()
+            if len(batch) > 1:  # one text may be at fault; the others need not fail with it
+                for pending in batch:
+                    await self._embedded([pending])
+            else:
+                _fail(batch[0], error)
+            return
+        for pending, vector, probed in zip(batch, vectors, clusters, strict=True):
+            if not pending.ended.done():
+                self._enter(pending, vector, probed[probed >= 0])
         self._dispatch()
 
     def _enter(self, pending: PendingSearch, vector: Vectors, clusters: Integers) -> None:
@@ -264,7 +271,8 @@ class SearchLane:
                 )
             if self._reorder:
                 clusters = reordered(clusters, pending.record)
-        pending.search = search = Search(vector, clusters, pending.k, pending.due)
+        k = min(pending.k, index.size)
+        pending.search = search = Search(vector, clusters, k, pending.due)
         self._queue.add(search)
         if search.is_done:
             self._end(pending)
@@ -282,35 +290,36 @@ class SearchLane:
             if batch is None:
                 return
             self._scanning += 1
-            self._start(self._scan(batch, self._clock() - began))
+            self._begin_scan(batch, self._clock() - began)
 
-    async def _scan(self, batch: ScanBatch, scheduling_s: float) -> None:
+    def _begin_scan(self, batch: ScanBatch, scheduling_s: float) -> None:
         index = self._retriever.index
-        try:
-            found, scan_s = await self._execute(lambda: self._timed(index, batch))
-        except Exception as error:
-            self._scanning -= 1
+        self._start(
+            self._execute(lambda: self._timed(index, batch)),
+            lambda scanned: self._guarded(lambda: self._end_scan(batch, scanned, scheduling_s)),
+        )
+
+    def _end_scan(
+        self, batch: ScanBatch, scanned: asyncio.Future[tuple[Found, float]], scheduling_s: float
+    ) -> None:
+        self._scanning -= 1
+        if scanned.cancelled():  # the event loop ends
             self._queue.return_unscanned(batch)
-            for search in batch.searches:
-                if search in self._pending:
-                    pending = self._pending.pop(search)
-                    self._queue.remove(search)
-                    _fail(pending, error)
+            return
+        error = scanned.exception()
+        if error is not None:
+            self._queue.return_unscanned(batch)
+            self._fail_all(batch.searches, error)
             self._dispatch()
             return
-        self._scanning -= 1
+        found, scan_s = scanned.result()
         began = self._clock()
         self._costs.observe(batch.load, scan_s)
         self._note_accesses(batch)
         present = self._queue.take_in(batch, found)
         scheduling_s += self._clock() - began
         self._overhead_s.add(scheduling_s)
-        counters = self.counters
-        counters.batches += 1
-        counters.pairs += len(batch.clusters)
-        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
-        counters.scan_s += scan_s
-        counters.scheduling_s += scheduling_s
+        self._count(batch, scan_s, scheduling_s)
         self._dispatch()
         for search in present:
             if search not in self._pending:
@@ -322,6 +331,28 @@ class SearchLane:
             else:
                 self._tell(pending)
 
+    def _count(self, batch: ScanBatch, scan_s: float, scheduling_s: float) -> None:
+        counters = self.counters
+        counters.batches += 1
+        counters.pairs += len(batch.clusters)
+        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
+        counters.scan_s += scan_s
+        counters.scheduling_s += scheduling_s
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do what nobody waits for; if it fails, no search may wait for ever."""
+        try:
+            work()
+        except Exception as error:
+            self._fail_all(list(self._pending), error)
+
+    def _fail_all(self, searches: Iterable[Search], error: BaseException) -> None:
+        for search in searches:
+            if search in self._pending:
+                pending = self._pending.pop(search)
+                self._queue.remove(search)
+                _fail(pending, error)
+
     def _note_accesses(self, batch: ScanBatch) -> None:
         """Let the hot tier count, and follow what is used most, beside the scans."""
         tier = self._retriever.hot
@@ -329,15 +360,12 @@ class SearchLane:
             tier.note(batch.clusters)
             if tier.due() and not self._is_rebuilding:
                 self._is_rebuilding = True
-                self._start(self._rebuild(tier))
+                self._start(self._execute(tier.build), lambda built: self._swap(tier, built))
 
-    async def _rebuild(self, tier: ClusterTier[Any]) -> None:
-        try:
-            tier.swap(await self._execute(tier.build))
-        except Exception as error:
-            self._rebuilding.note(error)
-        finally:
-            self._is_rebuilding = False
+    def _swap(self, tier: ClusterTier[Any], built: asyncio.Future[BuiltTier[Any]]) -> None:
+        self._is_rebuilding = False
+        if not built.cancelled():
+            self._rebuilding.attempt(lambda: tier.swap(built.result()), lambda: None)
 
     def _timed(self, index: IVFIndex, batch: ScanBatch) -> tuple[Found, float]:
         began = self._clock()
@@ -346,9 +374,8 @@ class SearchLane:
 
     def _tell(self, pending: PendingSearch) -> None:
         """Tell who waits for it that a part of a search has been done."""
-        tell = pending.on_progress
-        if tell is not None:
-            self._speculating.attempt(lambda: tell(pending), lambda: None)
+        if pending.on_progress is not None:
+            pending.on_progress(pending)
 
     def _end(self, pending: PendingSearch) -> None:
         assert pending.search is not None, "a search ends after it has begun"
@@ -356,10 +383,13 @@ class SearchLane:
         if not pending.ended.done():
             pending.ended.set_result(self._queue.best(pending.search))
 
-    def _start(self, work: Awaitable[None]) -> None:
+    def _start(
+        self, work: Awaitable[_Result], then: Callable[[asyncio.Future[_Result]], None]
+    ) -> None:
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(then)
 
 
 def scan(index: IVFIndex, batch: ScanBatch) -> Found:
@@ -392,6 +422,6 @@ def _nearest(
     return record.ids[np.lexsort((record.ids, -near))[:k]]
 
 
-def _fail(pending: PendingSearch, error: Exception) -> None:
+def _fail(pending: PendingSearch, error: BaseException) -> None:
     if not pending.ended.done():
         pending.ended.set_exception(error)

@@ -78,7 +78,7 @@ class Services:
         sessions: The last searches of sessions that outlast a run.
         statistics: What has been learned.
         speculation: What speculation has brought.
-        speculating: Keeps what goes wrong with it from the runs.
+        speculating: Keeps what goes wrong with it, or with its history, from the runs.
         timeline: What happened when.
         clock: Seconds from any start.
     """
@@ -92,7 +92,7 @@ class Services:
     speculation: SpeculationCounters
     speculating: FailOpen = field(
         default_factory=lambda: FailOpen(
-            "WorkflowEngine", "stages begin when they are due", work="speculation"
+            "WorkflowEngine", "stages begin when they are due", work="speculation, or its history,"
         )
     )
     timeline: Timeline

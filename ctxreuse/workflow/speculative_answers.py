@@ -23,6 +23,9 @@ from ctxreuse.workflow.timeline import Outcome, Span
 _STABLE_SHARE = 0.125
 """The rule "stable" launches once a preview has stayed the same for this part of a search."""
 
+_MOST_LAUNCHES = 2
+"""Launches of a generation from one retrieval: each wrong one has its prompt computed in vain."""
+
 _FREE_TOKENS = 1_000
 """Tokens that may be wasted before the share of wasted tokens is looked at."""
 
@@ -189,6 +192,7 @@ class SpeculativeFollower:
         self._key = (graph.name, node.name)
         self._usual = services.statistics.generations((graph.name, follower.name))
         self._arrived = services.clock()
+        self._launches = 0
 
     def consider(self, pending: PendingSearch) -> None:
         """Launch from what has been found so far, or drop what was launched from something else.
@@ -206,11 +210,14 @@ class SpeculativeFollower:
                 return
             self._answers.drop()
             pending.due = self._arrived
-        if ids is None or preview is None or not self._is_time(pending):
+        if ids is None or preview is None or self._launches == _MOST_LAUNCHES:
+            return
+        if not self._is_time(pending):
             return
         documents = Documents(self._lane.blocks_of(ids))
         state = self._state.overlay({self._node.output: documents})
         if self._answers.launch(self._follower, state, preview):
+            self._launches += 1
             # the rest of the search is needed only when the generation ends
             pending.due = self._services.clock() + 0.5 * self._usual.seconds.value
 

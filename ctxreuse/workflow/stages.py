@@ -45,7 +45,7 @@ class Stages:
         self._graph = graph
         self._context = context
         self._emit = emit
-        self._chores = Chores()
+        self._chores = Chores(services.speculating)
         self._answers = SpeculativeAnswers(services, graph, context, self._chores)
         self._guesses = Guesses(services)
         self._records: dict[str, SearchRecord] = {}
@@ -145,10 +145,14 @@ class Stages:
                 follower.end(pending, best.ids)
             documents = Documents(lane.blocks_of(best.ids))
             scores = tuple(lane.nearness(best).tolist())
-        except BaseException:
+            record = lane.snapshot(pending)
+        finally:
             lane.cancel(pending)
-            raise
-        self._chores.do(self._remember(lane, node, pending))
+        if record is not None:
+            # at once: the next node may be a search, too
+            name = node.retriever or DEFAULT_RETRIEVER
+            self._records[name] = record
+            self._chores.do(self._remember(lane, name, record))
         return documents, scores
 
     def _last_search(self, node: Retrieval) -> SearchRecord | None:
@@ -158,19 +162,14 @@ class Stages:
         session = self._context.session_key(name)
         return None if session is None else self._services.sessions.get(session)
 
-    async def _remember(self, lane: SearchLane, node: Retrieval, pending: PendingSearch) -> None:
+    async def _remember(self, lane: SearchLane, name: str, record: SearchRecord) -> None:
         """Keep what a search has found for the next one of the run, or of its session."""
-        name = node.retriever or DEFAULT_RETRIEVER
-        try:
-            record = lane.snapshot(pending)
-            if record is not None:
-                self._records[name] = record
-                self._records[name] = record = await lane.with_vectors(record)
-                session = self._context.session_key(name)
-                if session is not None:
-                    self._services.sessions.put(session, record)
-        finally:
-            lane.cancel(pending)
+        complete = await lane.with_vectors(record)
+        if self._records[name] is record:  # else a later search has ended meanwhile
+            self._records[name] = complete
+            session = self._context.session_key(name)
+            if session is not None:
+                self._services.sessions.put(session, complete)
 
 
 def _in_this_context(consider: Callable[[PendingSearch], None]) -> Callable[[PendingSearch], None]:

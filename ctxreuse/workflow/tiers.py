@@ -76,6 +76,7 @@ class ClusterTier(ABC, Generic[_Copy]):
             nothing), so that clusters that were popular once give way.
 
     Attributes:
+        index: The index whose clusters are held.
         counters: What the tier has done.
     """
 
@@ -91,7 +92,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         if not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise InvalidRequestError(f"decay must be from 0 to 1, not {describe(decay)}")
         self.counters = TierCounters()
-        self._index = index
+        self.index = index
         self._capacity_bytes = capacity_bytes
         self._every = every
         self._decay = decay
@@ -125,8 +126,8 @@ class ClusterTier(ABC, Generic[_Copy]):
             clusters: The cluster of each pair that was scanned, as given to `IVFIndex.scan`.
         """
         clusters = clusters[clusters >= 0]
-        accesses = np.bincount(clusters, minlength=self._index.nlist)
-        codes = accesses * self._index.cluster_sizes
+        accesses = np.bincount(clusters, minlength=self.index.nlist)
+        codes = accesses * self.index.cluster_sizes
         with self._counting:
             self._accesses += accesses
             self._since_build += 1
@@ -166,7 +167,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         if built.copies.keys() == self._serving.copies.keys():
             return
         self._serve(built.copies)
-        is_held = np.zeros(self._index.nlist, dtype=np.bool_)
+        is_held = np.zeros(self.index.nlist, dtype=np.bool_)
         is_held[list(built.copies)] = True
         with self._counting:
             self._is_held = is_held
@@ -175,7 +176,7 @@ class ClusterTier(ABC, Generic[_Copy]):
 
     def _chosen(self, accesses: npt.NDArray[np.float64]) -> tuple[list[int], int]:
         """Return the clusters to hold in ascending order, and their bytes."""
-        sizes = self._index.cluster_sizes * (self._index.code_size + _ID_BYTES)
+        sizes = self.index.cluster_sizes * (self.index.code_size + _ID_BYTES)
         order = np.argsort(-accesses, kind="stable")
         chosen = []
         used = 0
@@ -203,8 +204,8 @@ class HotTier(ClusterTier[Any]):
     """
 
     def _copy(self, cluster: int) -> Any:
-        cold = self._index.faiss_lists
-        copy = require_faiss().ArrayInvertedLists(1, self._index.code_size)
+        cold = self.index.faiss_lists
+        copy = require_faiss().ArrayInvertedLists(1, self.index.code_size)
         ids, codes = cold.get_ids(cluster), cold.get_codes(cluster)
         try:
             copy.add_entries(0, cold.list_size(cluster), ids, codes)
@@ -216,10 +217,10 @@ class HotTier(ClusterTier[Any]):
     def _serve(self, copies: Mapping[int, Any]) -> None:
         """Stack the copies and what lies between them into lists for all clusters."""
         if not copies:
-            self._index.serve_from(None)
+            self.index.serve_from(None)
             return
         faiss = require_faiss()
-        cold = self._index.faiss_lists
+        cold = self.index.faiss_lists
         parts = []
         next_cluster = 0
         for cluster, copy in sorted(copies.items()):
@@ -227,11 +228,11 @@ class HotTier(ClusterTier[Any]):
                 parts.append(faiss.SliceInvertedLists(cold, next_cluster, cluster))
             parts.append(copy)
             next_cluster = cluster + 1
-        if next_cluster < self._index.nlist:
-            parts.append(faiss.SliceInvertedLists(cold, next_cluster, self._index.nlist))
+        if next_cluster < self.index.nlist:
+            parts.append(faiss.SliceInvertedLists(cold, next_cluster, self.index.nlist))
         pointers = faiss.InvertedListsPtrVector()
         for part in parts:
             pointers.push_back(part)
         lists = faiss.VStackInvertedLists(len(parts), pointers.data())
         lists.parts = parts  # faiss keeps bare pointers to them
-        self._index.serve_from(lists)
+        self.index.serve_from(lists)

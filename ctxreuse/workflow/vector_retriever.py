@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +13,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.embedders import Embedder
 from ctxreuse.workflow.history import Integers, Vectors
 from ctxreuse.workflow.ivf import IVFIndex
+from ctxreuse.workflow.merging import best
 
 if TYPE_CHECKING:
     from ctxreuse.workflow.tiers import ClusterTier
@@ -61,6 +63,10 @@ class VectorRetriever:
                 f"blocks has {len(blocks)} entries for an index of {self.index.size} vectors; "
                 "give one for each, or a function from id to block"
             )
+        if hot is not None and hot.index is not self.index:
+            raise InvalidRequestError(
+                "the hot tier is over another index; make IVFIndex(...) once, and give it to both"
+            )
         self.nprobe = min(nprobe, self.index.nlist)
         self.hot = hot
         self._blocks = blocks
@@ -78,7 +84,23 @@ class VectorRetriever:
                 f"the embedder returned an array of shape {vectors.shape} for {len(queries)} "
                 f"queries; it must be ({len(queries)}, {self.index.dimension})"
             )
+        if not np.isfinite(vectors).all():
+            raise ValueError("the embedder returned numbers that are not finite")
         return vectors, self.index.nearest_clusters(vectors, self.nprobe)
+
+    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        """Return the k blocks nearest to a query, searched in one go in a thread."""
+        return await asyncio.to_thread(self._search, query, k)
+
+    def _search(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        vectors, probed = self.prepare([query])
+        clusters = probed[0][probed[0] >= 0]
+        rows = np.zeros(len(clusters), dtype=np.int64)
+        k = min(k, self.index.size)
+        found = self.index.scan(vectors, rows, clusters, k)
+        higher = self.index.higher_is_better
+        _, ids = best(found.scores.ravel(), found.ids.ravel(), k, higher)
+        return self.blocks_of(ids[ids >= 0])
 
     def blocks_of(self, ids: Integers) -> tuple[ContextBlock, ...]:
         """Return the blocks that ids stand for, in their order."""

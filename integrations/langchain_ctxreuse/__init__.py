@@ -1,6 +1,10 @@
 """ctxreuse for LangChain: a retriever, a compressor, a chat model and an agent middleware.
 
 Each is swapped in for, or wrapped around, what an application has already.
+
+A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever`, as `LinkedChain` (retriever,
+prompt and model), or with a whole graph as `WorkflowRunnable`; `LangChainLLM` and `RetrieverStage`
+serve LangChain's models and retrievers to the engine.
 """
 
 from __future__ import annotations
@@ -21,17 +25,35 @@ from langchain_ctxreuse.retriever import ReuseRetriever
 
 if TYPE_CHECKING:
     from langchain_ctxreuse.chat_model import ReuseChatModel
+    from langchain_ctxreuse.linked import LinkedChain
     from langchain_ctxreuse.middleware import ReuseMiddleware
+    from langchain_ctxreuse.workflow_model import LangChainLLM
+    from langchain_ctxreuse.workflow_retriever import WorkflowRetriever
+    from langchain_ctxreuse.workflow_runnable import WorkflowRunnable
+    from langchain_ctxreuse.workflow_stage import RetrieverStage
 
 __all__ = [
+    "LangChainLLM",
+    "LinkedChain",
+    "RetrieverStage",
     "ReuseChatModel",
     "ReuseCompressor",
     "ReuseMiddleware",
     "ReuseRetriever",
+    "WorkflowRetriever",
+    "WorkflowRunnable",
     "format_context",
 ]
 
-_ON_DEMAND = {"ReuseChatModel": "chat_model", "ReuseMiddleware": "middleware"}
+_ON_DEMAND = {
+    "LangChainLLM": "workflow_model",
+    "LinkedChain": "linked",
+    "RetrieverStage": "workflow_stage",
+    "ReuseChatModel": "chat_model",
+    "ReuseMiddleware": "middleware",
+    "WorkflowRetriever": "workflow_retriever",
+    "WorkflowRunnable": "workflow_runnable",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -110,12 +110,11 @@ class LinkedChain(EngineRunnable[Any, dict[str, Any]]):
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> dict[str, Any]:
-        whole: dict[str, Any] = {self._answer_key: ""}
+        whole = AddableDict()
         async with aclosing(self._parts(input, run_manager, config)) as parts:
             async for part in parts:
-                text = part.pop(self._answer_key, "")
-                whole = {**whole, **part, self._answer_key: whole[self._answer_key] + text}
-        return whole
+                whole = whole + AddableDict(part)
+        return dict(whole)
 
     async def _pieces(
         self,

@@ -9,6 +9,7 @@ from langchain_core.documents import Document
 
 from ctxreuse.blocks import BlockId, ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.marks import copied
 from ctxreuse.workflow.documents import Documents, documents_in
 
 DocumentOf: TypeAlias = Callable[[BlockId], Document]
@@ -75,6 +76,7 @@ def _document(block: ContextBlock, document_of: DocumentOf | None) -> Document:
 
 
 def _scored(document: Document, score: float | None) -> Document:
-    if score is None or SCORE in document.metadata:
-        return document
-    return document.model_copy(update={"metadata": {**document.metadata, SCORE: score}})
+    metadata = copied(document.metadata)
+    if score is not None:
+        metadata.setdefault(SCORE, score)
+    return document.model_copy(update={"metadata": metadata})

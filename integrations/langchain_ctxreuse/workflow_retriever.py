@@ -12,7 +12,7 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import ensure_config, get_config_list
 from pydantic import ConfigDict, Field, field_validator
 
 from ctxreuse.request_scope import RequestScope, current_scope
@@ -76,6 +76,19 @@ class WorkflowRetriever(BaseRetriever):
         config = ensure_config(config)
         return await super().ainvoke(input, config, **{**kwargs, _SCOPE: scope_from_config(config)})
 
+    def batch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[list[Document]]:
+        """Return the documents for each query, in the order of the queries, all at once."""
+        configs = get_config_list(config, len(inputs))
+        work = partial(self.abatch, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+        return sync.run(work, lasting=True)
+
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
@@ -86,8 +99,10 @@ class WorkflowRetriever(BaseRetriever):
     ) -> list[Document]:
         return await self._found(query, **kwargs)
 
-    async def _found(self, query: str, k: int | None = None, **kwargs: Any) -> list[Document]:
-        scope: RequestScope = kwargs.get(_SCOPE) or current_scope()
+    async def _found(
+        self, query: str, k: int | None = None, _ctxreuse_scope: RequestScope | None = None
+    ) -> list[Document]:
+        scope = _ctxreuse_scope or current_scope()
         found = await self.engine.retrieve(
             query,
             self.k if k is None else k,

@@ -63,7 +63,7 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         checked_document_of(document_of)
         self.name = compiled.name if name is None else name
         self._engine = checked_engine(engine)
-        self._graph = compiled
+        self._graph = _checked_inputs(compiled)
         self._outputs = _checked_outputs(outputs, compiled)
         self._deadline_s = deadline_s
         self._document_of = document_of
@@ -125,7 +125,7 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             deadline_s=self._deadline_s,
             tenant=scope.tenant,
             session=scope.conversation_id,
-            inputs=inputs,
+            **inputs,
         )
         async with runs.told(), aclosing(events):
             async for event in events:
@@ -183,6 +183,16 @@ class _Final:
                 self.is_written = True
                 return True
         return False
+
+
+def _checked_inputs(graph: Graph) -> Graph:
+    taken = [key for key in graph.inputs if key in ("graph", "deadline_s", "tenant", "session")]
+    if taken:
+        raise GraphError(
+            f"workflow {quoted([graph.name])} has the input {quoted(taken)}, which the engine's "
+            "stream() takes for itself; give it another name"
+        )
+    return graph
 
 
 def _checked_outputs(outputs: Iterable[str] | None, graph: Graph) -> tuple[str, ...] | None:
