@@ -39,7 +39,7 @@ GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
     "irg": workflows.irg,
     "multistep": workflows.multistep,
 }
-RATIO = 0.5
+RATIO = 0.75
 """What a full retrieval takes of a generation."""
 
 OFF = EngineOptions(reorder=False, speculation="off", speculative_retrieval=False)
@@ -95,7 +95,9 @@ class Bench:
 
     def engine(self, policy: str) -> WorkflowEngine:
         """Return an engine that works by a policy."""
-        llm = EmulatedLLM(Author(self.questions), speed=self.speed, capacity_tokens=200_000)
+        llm = EmulatedLLM(
+            Author(self.questions), speed=self.speed, capacity_tokens=200_000, chunk_tokens=16
+        )
         options = POLICIES[policy]
         if options is None:
             most = 1 if policy == "sequential" else 256

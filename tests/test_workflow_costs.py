@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxreuse.workflow.costs import MovingMean, ScanCosts, ScanLoad, sub_stage_s
+from ctxreuse.workflow.costs import ArrivalRate, MovingMean, ScanCosts, ScanLoad, sub_stage_s
 
 RATES = np.array([4e-6, 6e-9, 3e-9])
 SECONDS = st.floats(0.0, 10.0)
@@ -80,17 +80,29 @@ def test_what_took_no_time_for_a_while_may_take_some_again() -> None:
     assert costs.seconds(load) > 0.1 * float(RATES @ load)
 
 
-@given(st.floats(0.0, 100.0), st.floats(0.0, 1.0))
-def test_no_other_sub_stage_has_a_shorter_wait(waiting_s: float, overhead_s: float) -> None:
-    """Half a sub-stage for a newcomer, and the overhead of all sub-stages before it."""
-    best = sub_stage_s(waiting_s, overhead_s)
-    assert 0.001 <= best <= 0.05
+@given(st.floats(0.0, 1.0), st.integers(0, 500), st.floats(0.0, 1_000.0))
+def test_no_other_sub_stage_has_a_shorter_wait(
+    overhead_s: float, searches: int, arriving_per_s: float
+) -> None:
+    """Half a sub-stage for each newcomer, and the overhead of all sub-stages for all searches."""
+    best = sub_stage_s(overhead_s, searches, arriving_per_s)
+    assert 0.001 <= best <= 0.1
 
     def cost(seconds: float) -> float:
-        return seconds / 2 + waiting_s / seconds * overhead_s
+        arriving = max(arriving_per_s, 1e-6)
+        return arriving * seconds / 2 + max(searches, 1) * overhead_s / seconds
 
-    for other in np.geomspace(0.001, 0.05, 30):
+    for other in np.geomspace(0.001, 0.1, 30):
         assert cost(best) <= cost(float(other)) * (1 + 1e-9)
+
+
+def test_a_rate_is_that_of_late() -> None:
+    rate = ArrivalRate(window_s=1.0)
+    assert rate.per_s(5.0) == 0.0
+    for number in range(100):
+        rate.note(number / 20)
+    assert 19.0 < rate.per_s(4.95) < 21.0
+    assert rate.per_s(15.0) < 0.01
 
 
 def test_a_mean_moves_towards_the_latest_values() -> None:

@@ -470,7 +470,8 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
 def test_each_tenant_is_planned_for_on_its_own() -> None:
     async def main() -> list[Any]:
         llm = Asked()
-        async with engine_over(llm=llm, planner=ReusePlanner()) as engine:
+        plain = EngineOptions(speculation="off")
+        async with engine_over(llm=llm, planner=ReusePlanner(), options=plain) as engine:
             await engine.run(rag(), "Why", tenant="one")
             with request_context(tenant="two"):
                 await engine.run(rag(), "Why")

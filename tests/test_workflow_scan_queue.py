@@ -148,7 +148,8 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
             assert search.is_done == (search.scanned == len(search.clusters))
             query = int(search.vector[0])
             assert found_by(queue, search) == corpus.best(query, scanned[search], search.k)
-            assert 0.0 <= search.progress <= 1.0
+            done = [one in scanned[search] | empty for one in search.clusters.tolist()]
+            assert queue.prefix(search) == (done.index(False) if False in done else len(done))
             assert search.changed_at <= search.scanned
 
     for _ in range(80):
@@ -243,7 +244,7 @@ def test_a_search_without_codes_is_done_at_once() -> None:
         search = search_for(1, clusters)
         queue.add(search)
         assert search.is_done
-        assert search.progress == 1.0
+        assert queue.prefix(search) == len(clusters)
         assert len(queue.best(search).ids) == 0
         queue.remove(search)
     assert len(queue) == 0

@@ -205,6 +205,21 @@ class BatchingEngine:
                 progressed.append(request)
         return Step(duration_s, tuple(finished), tuple(progressed))
 
+    def quiet_steps(self) -> tuple[int, float]:
+        """Return how many of the next steps tell nobody anything, and how long each takes.
+
+        That holds as long as no request comes or goes.
+        """
+        if self._waiting or self._prefilling or not self._decoding:
+            return 0, 0.0
+        steps = self._decoding[0].next_step - self._step - 1
+        return steps, self._rates.step_s(0, len(self._decoding))
+
+    def skip(self, steps: int) -> None:
+        """Run so many quiet steps at once."""
+        self._step += steps
+        self.generated_tokens += steps * len(self._decoding)
+
     def _begin(self, request: EngineRequest) -> bool:
         request.running = self._cache.start(
             request.tokens, request.salt, room_for=len(request.answer)

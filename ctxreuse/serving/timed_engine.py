@@ -6,9 +6,11 @@ In an event loop with a virtual clock (`ctxreuse.evaluation.virtual_time`) hours
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 
 from ctxreuse.cache.usage import CacheUsage
 from ctxreuse.errors import InvalidRequestError, describe
@@ -38,6 +40,7 @@ class TimedEngine:
         self._waiting: dict[EngineRequest, _Waiter] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # in which steps are going on
         self._step_ends = 0.0
+        self._quiet: _QuietSteps | None = None
 
     @property
     def requests(self) -> int:
@@ -95,11 +98,13 @@ class TimedEngine:
 
     async def _answered(self, request: EngineRequest) -> AsyncGenerator[int, None]:
         """Yield how many tokens of an answer there are, up to the last one."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            self._end_quiet_steps()
         self._engine.submit(request)
         waiter = self._waiting[request] = _Waiter()
-        loop = asyncio.get_running_loop()
         if self._loop is not loop:  # nothing goes on, or it went on in a loop that is gone
-            self._loop, self._step_ends = loop, loop.time()
+            self._loop, self._step_ends, self._quiet = loop, loop.time(), None
             loop.call_soon(self._begin_step)
         said = 0
         try:
@@ -108,12 +113,22 @@ class TimedEngine:
                 yield said
         finally:
             if said < len(request.answer):
+                if self._loop is loop:
+                    self._end_quiet_steps()
                 self._engine.abort(request)
             del self._waiting[request]
 
     def _begin_step(self) -> None:
         if not self._engine.has_work:
             self._loop = None
+            return
+        assert self._loop is not None
+        steps, duration_s = self._engine.quiet_steps()
+        if steps:
+            lasting = repeat(duration_s / self._speed, steps)
+            ends = list(accumulate(lasting, initial=self._step_ends))[1:]
+            timer = self._loop.call_at(ends[-1], self._loop.call_soon, self._end_quiet_steps)
+            self._quiet = _QuietSteps(ends, timer)
             return
         try:
             step = self._engine.step()
@@ -122,10 +137,21 @@ class TimedEngine:
             for waiter in self._waiting.values():
                 waiter.fail(error)
             return
-        assert self._loop is not None
         self._step_ends += step.duration_s / self._speed
         # what else is due at that time comes first, and so is part of the next step
         self._loop.call_at(self._step_ends, self._loop.call_soon, self._end_step, step)
+
+    def _end_quiet_steps(self) -> None:
+        """End them with the step that is running, since something will change."""
+        quiet, self._quiet = self._quiet, None
+        if quiet is None:
+            return
+        assert self._loop is not None
+        quiet.timer.cancel()
+        last = min(bisect_left(quiet.ends, self._loop.time()), len(quiet.ends) - 1)
+        self._engine.skip(last + 1)
+        self._step_ends = quiet.ends[last]
+        self._loop.call_at(self._step_ends, self._loop.call_soon, self._begin_step)
 
     def _end_step(self, step: Step) -> None:
         for request in step.progressed:
@@ -136,6 +162,19 @@ class TimedEngine:
             if request in self._waiting:
                 self._waiting[request].grow(len(request.answer) - self._waiting[request].said)
         self._begin_step()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _QuietSteps:
+    """Steps that tell nobody anything: no timer is needed for each.
+
+    Attributes:
+        ends: When each of them ends.
+        timer: Rings when the last one does.
+    """
+
+    ends: list[float]
+    timer: asyncio.TimerHandle
 
 
 @dataclass(slots=True, eq=False)

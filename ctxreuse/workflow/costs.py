@@ -123,20 +123,51 @@ class MovingMean:
         self.value += self._weight * (value - self.value)
 
 
+class ArrivalRate:
+    """How many things arrive in a second, of late.
+
+    Args:
+        window_s: About how many seconds count.
+    """
+
+    def __init__(self, window_s: float = 1.0) -> None:
+        self._window_s = window_s
+        self._arrived = 0.0
+        self._last_s = 0.0
+
+    def note(self, now_s: float) -> None:
+        """Note an arrival."""
+        self._arrived = self._faded(now_s) + 1.0
+        self._last_s = now_s
+
+    def per_s(self, now_s: float) -> float:
+        """Return how many arrive in a second."""
+        return self._faded(now_s) / self._window_s
+
+    def _faded(self, now_s: float) -> float:
+        return self._arrived * math.exp(-max(0.0, now_s - self._last_s) / self._window_s)
+
+
 def sub_stage_s(
-    waiting_s: float, overhead_s: float, shortest_s: float = 0.001, longest_s: float = 0.05
+    overhead_s: float,
+    searches: int,
+    arriving_per_s: float,
+    shortest_s: float = 0.001,
+    longest_s: float = 0.1,
 ) -> float:
     """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
 
-    A newcomer waits half a sub-stage of length mb, and then for the work of length t that waits
-    before it, which pays the overhead b of scheduling t/mb times. mb/2 + b t/mb is least at
-    sqrt(2 b t). As printed, the overhead has the other sign, and the best mb would be 0; and t is
-    the length of one retrieval, however many wait.
+    Of a second, sub-stages of length mb spend b/mb on the overhead b of scheduling, for which all n
+    searches wait; each of the r newcomers in it waits mb/2 for the sub-stage to end. The sum
+    n b/mb + r mb/2 is least at sqrt(2 n b / r). The paper's equation is the case of one search and
+    one newcomer within its time t, sqrt(2 b t), once its overhead term has the right sign.
 
     Args:
-        waiting_s: What all searches that wait will take, in seconds.
-        overhead_s: What scheduling a sub-stage takes, in seconds.
+        overhead_s: What a sub-stage takes beside its scan, in seconds.
+        searches: How many are under way.
+        arriving_per_s: How many begin in a second.
         shortest_s: No sub-stage is shorter.
         longest_s: None is longer.
     """
-    return min(max(math.sqrt(2.0 * overhead_s * waiting_s), shortest_s), longest_s)
+    best = math.sqrt(2.0 * max(searches, 1) * overhead_s / max(arriving_per_s, 1e-6))
+    return min(max(best, shortest_s), longest_s)

@@ -10,8 +10,9 @@ from ctxreuse.workflow.speculation import Rule, check_rule
 
 
 def default_workers() -> int:
-    """Return how many scans to run at a time: one for each CPU that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many scans to run at a time: one for each CPU."""
+    is_known = hasattr(os, "sched_getaffinity")  # what this process may use, where that is told
+    return len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

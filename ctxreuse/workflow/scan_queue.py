@@ -4,8 +4,9 @@ A search is a query and the clusters that it has to scan. Its nodes are split (H
 4.2): what one call to the index scans is a batch of (query, cluster) pairs that fits a time budget,
 and searches join and leave between batches. Three rules make up a batch:
 
-- who is due first chooses: its next clusters, in its own order, as far as the budget goes, then the
-  next one's. With equal searches that is first come, first served, which has the least mean wait;
+- who is due first chooses: its next clusters, in its own order, as far as the budget goes. What
+  ends it is a batch of its own, for results come with whole batches. With equal searches that is
+  first come, first served, which has the least mean wait;
 - whoever needs a chosen cluster, too, scans it now: a cluster is read from memory once and then
   compared with all of them, at a third of the cost. Beyond some queries that gains nothing more, so
   only the most urgent ones join;
@@ -44,6 +45,8 @@ class Search:
     Attributes:
         scanned: How many clusters have been scanned.
         changed_at: How many had been when the best k changed last.
+        pause_at: After how many of its clusters a batch should end, so that its owner can look;
+            0 for none.
         is_done: Whether all have been.
     """
 
@@ -53,15 +56,11 @@ class Search:
     due: float
     scanned: int = field(default=0, init=False)
     changed_at: int = field(default=0, init=False)
+    pause_at: int = field(default=0, init=False)
     is_done: bool = field(default=False, init=False)
     slot: int = field(default=-1, init=False)
     in_flight: int = field(default=0, init=False)
     is_gone: bool = field(default=False, init=False)
-
-    @property
-    def progress(self) -> float:
-        """The share of its clusters that has been scanned."""
-        return self.scanned / len(self.clusters) if len(self.clusters) else 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +152,7 @@ class ScanQueue:
         self._free: list[int] = []
         slots = 0
         self._needed = np.zeros((slots, len(cluster_sizes)), dtype=bool)
+        self._lacking = np.zeros((slots, len(cluster_sizes)), dtype=bool)
         self._vectors = np.zeros((slots, dimension), dtype=np.float32)
         self._scores = np.full((slots, kept), worst, dtype=np.float32)
         self._ids = np.full((slots, kept), -1, dtype=np.int64)
@@ -175,7 +175,7 @@ class ScanQueue:
         search.slot = slot = self._free.pop()
         self._vectors[slot] = search.vector
         clusters = search.clusters[self._sizes[search.clusters] > 0]
-        self._needed[slot, clusters] = True
+        self._needed[slot, clusters] = self._lacking[slot, clusters] = True
         self._demand[clusters] += 1
         self._scores[slot] = self._worst
         self._ids[slot] = self._found_in[slot] = -1
@@ -192,7 +192,7 @@ class ScanQueue:
         self._waiting.pop(search, None)
         if not search.is_done:
             self._demand -= self._needed[search.slot]
-            self._needed[search.slot] = False
+            self._needed[search.slot] = self._lacking[search.slot] = False
         self._free_if_unused(search)
 
     def best(self, search: Search, most: int | None = None) -> Best:
@@ -210,16 +210,23 @@ class ScanQueue:
             self._found_in[slot, :n].copy(),
         )
 
-    def next_batch(self, budget_s: float) -> ScanBatch | None:
+    def prefix(self, search: Search) -> int:
+        """Return how many clusters, from a search's first on, have been scanned without a gap."""
+        lacking = self._lacking[search.slot, search.clusters]
+        return int(lacking.argmax()) if lacking.any() else len(lacking)
+
+    def next_batch(self, budget_s: float, least_s: float = 0.0) -> ScanBatch | None:
         """Return what to scan next, or None if there is nothing that is not being scanned.
 
         Args:
-            budget_s: How long it should take, in seconds; one cluster may take longer.
+            budget_s: How long it should take at most, in seconds; one cluster may take longer.
+            least_s: How long it should take at least. What ends a search is scanned alone, for its
+                result comes with the whole batch; but not if that is less than this.
         """
         if not self._waiting:
             return None
         searches = sorted(self._waiting, key=_due)
-        chosen = self._chosen_clusters(searches, budget_s)
+        chosen = self._chosen_clusters(searches, budget_s, least_s)
         if not len(chosen):
             return None
         slots = np.array([search.slot for search in searches])
@@ -265,6 +272,9 @@ class ScanQueue:
             search.scanned += number
             present.append(search)
         self._merge(batch.searches, found)
+        slots = np.array([search.slot for search in batch.searches])[batch.rows]
+        kept = slots >= 0  # the slot of who has gone may be another's
+        self._lacking[slots[kept], batch.clusters[kept]] = False
         for search in present:
             if search.scanned == len(search.clusters):
                 search.is_done = True
@@ -287,7 +297,7 @@ class ScanQueue:
         pairs, compared = int(self._demand.sum()), int(self._demand @ self._sizes)
         return self._costs.seconds(ScanLoad(pairs, compared, compared))
 
-    def _chosen_clusters(self, searches: list[Search], budget_s: float) -> Integers:
+    def _chosen_clusters(self, searches: list[Search], budget_s: float, least_s: float) -> Integers:
         """Return the clusters that fit the budget, of whoever is due first."""
         chosen: list[Integers] = []
         is_chosen = np.zeros(len(self._sizes), dtype=bool)
@@ -302,12 +312,17 @@ class ScanQueue:
             fitting = int(np.searchsorted(seconds, left_s, side="right"))
             if not chosen:
                 fitting = max(fitting, 1)
+            begun = len(search.clusters) - len(rest)
+            if begun < search.pause_at:
+                fitting = min(fitting, search.pause_at - begun)
             if fitting:
                 chosen.append(rest[:fitting])
                 is_chosen[rest[:fitting]] = True
                 left_s -= float(seconds[fitting - 1])
-            if fitting < len(rest):
+            if fitting < len(rest) or budget_s - left_s >= least_s:
                 break
+            left_s = least_s - (budget_s - left_s)
+            budget_s = least_s
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
     def _merge(self, searches: tuple[Search, ...], found: Found) -> None:
@@ -352,7 +367,8 @@ class ScanQueue:
         def more(array: NDArray[Any], fill: float) -> NDArray[Any]:
             return np.concatenate([array, np.full((new, array.shape[1]), fill, dtype=array.dtype)])
 
-        self._needed, self._vectors = more(self._needed, False), more(self._vectors, 0)
+        self._needed, self._lacking = more(self._needed, False), more(self._lacking, False)
+        self._vectors = more(self._vectors, 0)
         self._scores = more(self._scores, self._worst)
         self._ids, self._found_in = more(self._ids, -1), more(self._found_in, -1)
         self._free += range(old + new - 1, old - 1, -1)

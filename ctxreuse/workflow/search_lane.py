@@ -7,6 +7,7 @@ as long as a worker is free.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import numpy as np
 
 from ctxreuse.blocks import ContextBlock
 from ctxreuse.fail_open import FailOpen
-from ctxreuse.workflow.costs import MovingMean, ScanCosts, sub_stage_s
+from ctxreuse.workflow.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
 from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reordered
 from ctxreuse.workflow.ivf import IVFIndex
 from ctxreuse.workflow.scan_queue import Best, Found, ScanBatch, ScanQueue, Search
@@ -32,6 +33,9 @@ class Execute(Protocol):
     def __call__(self, work: Callable[[], _Result], /) -> Awaitable[_Result]:
         """Return what will hold the work's result."""
 
+
+_LEAST_SCANS = 2.0
+"""How long a scan should be at least, compared with its overhead."""
 
 NEVER = float("inf")
 """When the result of a search is due that only prepares another one."""
@@ -87,11 +91,6 @@ class PendingSearch:
         """Whether it ended without a result."""
         ended = self.ended
         return ended.done() and (ended.cancelled() or ended.exception() is not None)
-
-    @property
-    def progress(self) -> float:
-        """The share of its clusters that has been scanned."""
-        return 0.0 if self.search is None else self.search.progress
 
 
 @dataclass(slots=True)
@@ -161,6 +160,7 @@ class SearchLane:
         )
         self._pending: dict[Search, PendingSearch] = {}
         self._overhead_s = MovingMean(0.0005)
+        self._arrivals = ArrivalRate()
 
     def __len__(self) -> int:
         """Return how many searches are under way."""
@@ -175,6 +175,7 @@ class SearchLane:
         on_progress: Callable[[PendingSearch], None] | None = None,
     ) -> PendingSearch:
         """Begin a search; its `ended` will hold the best k, or what went wrong."""
+        self._arrivals.note(self._clock())
         pending = PendingSearch(text, k, due, record, on_progress)
         self._unembedded.append(pending)
         self._embed()
@@ -188,6 +189,18 @@ class SearchLane:
         if pending.search is not None:
             self._pending.pop(pending.search, None)
             self._queue.remove(pending.search)
+
+    def progress(self, pending: PendingSearch) -> float:
+        """Return how much of a search, from its beginning on, has been done, from 0 to 1."""
+        search = pending.search
+        if search is None or search.is_gone:
+            return 0.0
+        return self._queue.prefix(search) / max(1, len(search.clusters))
+
+    def pause(self, pending: PendingSearch, progress: float) -> None:
+        """Have a sub-stage end when so much of a search has been done, for `on_progress`."""
+        if pending.search is not None:
+            pending.search.pause_at = math.ceil(progress * len(pending.search.clusters))
 
     def preview(self, pending: PendingSearch) -> Best | None:
         """Return the best results so far; None before the first."""
@@ -283,24 +296,28 @@ class SearchLane:
     # scanning
 
     def _dispatch(self) -> None:
-        while self._scanning < self._workers:
+        # two scans for one search would wait for the same memory
+        while self._scanning < min(self._workers, len(self._queue)):
             began = self._clock()
-            budget_s = sub_stage_s(self._queue.work_s(), self._overhead_s.value)
-            batch = self._queue.next_batch(budget_s)
+            longest_s = sub_stage_s(
+                self._overhead_s.value, len(self._queue), self._arrivals.per_s(began)
+            )
+            batch = self._queue.next_batch(longest_s, _LEAST_SCANS * self._overhead_s.value)
             if batch is None:
                 return
             self._scanning += 1
-            self._begin_scan(batch, self._clock() - began)
+            self.counters.scheduling_s += self._clock() - began
+            self._begin_scan(batch, began)
 
-    def _begin_scan(self, batch: ScanBatch, scheduling_s: float) -> None:
+    def _begin_scan(self, batch: ScanBatch, began: float) -> None:
         index = self._retriever.index
         self._start(
             self._execute(lambda: self._timed(index, batch)),
-            lambda scanned: self._guarded(lambda: self._end_scan(batch, scanned, scheduling_s)),
+            lambda scanned: self._guarded(lambda: self._end_scan(batch, scanned, began)),
         )
 
     def _end_scan(
-        self, batch: ScanBatch, scanned: asyncio.Future[tuple[Found, float]], scheduling_s: float
+        self, batch: ScanBatch, scanned: asyncio.Future[tuple[Found, float]], began: float
     ) -> None:
         self._scanning -= 1
         if scanned.cancelled():  # the event loop ends
@@ -313,13 +330,13 @@ class SearchLane:
             self._dispatch()
             return
         found, scan_s = scanned.result()
-        began = self._clock()
+        taken = self._clock()
         self._costs.observe(batch.load, scan_s)
         self._note_accesses(batch)
         present = self._queue.take_in(batch, found)
-        scheduling_s += self._clock() - began
-        self._overhead_s.add(scheduling_s)
-        self._count(batch, scan_s, scheduling_s)
+        ended = self._clock()
+        self._overhead_s.add(max(0.0, ended - began - scan_s))
+        self._count(batch, scan_s, ended - taken)
         self._dispatch()
         for search in present:
             if search not in self._pending:

@@ -14,6 +14,7 @@ from ctxreuse.workflow.generations import Answer, GenerationRequest
 from ctxreuse.workflow.history import Integers
 from ctxreuse.workflow.nodes import Generation, Retrieval
 from ctxreuse.workflow.run_context import RunContext
+from ctxreuse.workflow.scan_queue import Best
 from ctxreuse.workflow.search_lane import PendingSearch, SearchLane
 from ctxreuse.workflow.services import Services
 from ctxreuse.workflow.speculation import Finality
@@ -202,6 +203,9 @@ class SpeculativeFollower:
         self._services.speculating.attempt(lambda: self._consider(pending), self._answers.drop)
 
     def _consider(self, pending: PendingSearch) -> None:
+        if not self._lane.progress(pending):
+            first = _STABLE_SHARE if self._rule == "stable" else self._finality(pending).launch_at()
+            self._lane.pause(pending, first)
         ids = self._preview(pending)
         preview = None if ids is None else tuple(ids.tolist())
         current = self._answers.ids
@@ -221,16 +225,17 @@ class SpeculativeFollower:
             # the rest of the search is needed only when the generation ends
             pending.due = self._services.clock() + 0.5 * self._usual.seconds.value
 
-    def end(self, pending: PendingSearch, ids: Integers) -> None:
+    def end(self, pending: PendingSearch, best: Best) -> None:
         """Learn from a retrieval that has ended; drop what was launched from something else."""
-        if self._answers.ids != tuple(ids.tolist()):
+        if self._answers.ids != tuple(best.ids.tolist()):
             self._answers.drop()
         assert pending.search is not None, "it has ended"
         finality = self._finality(pending)
         if pending.local is not None:
-            finality.observe_guess(np.array_equal(pending.local, ids))
-        clusters = max(1, len(pending.search.clusters))
-        finality.observe(pending.search.changed_at / clusters)
+            finality.observe_guess(np.array_equal(pending.local, best.ids))
+        clusters = pending.search.clusters
+        held = np.flatnonzero(np.isin(clusters, best.found_in))
+        finality.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
 
     def _preview(self, pending: PendingSearch) -> Integers | None:
         if self._rule == "always":
@@ -244,11 +249,12 @@ class SpeculativeFollower:
         assert pending.search is not None, "there is a preview of it"
         if self._rule == "stable":
             unchanged = pending.search.scanned - pending.search.changed_at
+            self._lane.pause(pending, self._lane.progress(pending) + _STABLE_SHARE)
             return unchanged >= _STABLE_SHARE * len(pending.search.clusters)
         finality = self._finality(pending)
         if not pending.search.scanned:
             return finality.is_guess_worth_it()
-        return finality.is_worth_it(pending.progress)
+        return finality.is_worth_it(self._lane.progress(pending))
 
     def _finality(self, pending: PendingSearch) -> Finality:
         return self._services.statistics.finality(self._key, pending.record is not None)

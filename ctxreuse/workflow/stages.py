@@ -142,7 +142,7 @@ class Stages:
         try:
             best = await pending.ended
             if follower is not None:
-                follower.end(pending, best.ids)
+                follower.end(pending, best)
             documents = Documents(lane.blocks_of(best.ids))
             scores = tuple(lane.nearness(best).tolist())
             record = lane.snapshot(pending)
