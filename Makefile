@@ -1,4 +1,4 @@
-.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents clean
+.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -68,6 +68,12 @@ bench-agents: $(VENV)/dev  ## agents over emulated engines, on the traces in $$C
 	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
 	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $$(($(PORT) + 1))
 	$(BIN)/python benchmarks/agents_server.py $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1 http://127.0.0.1:$$(($(PORT) + 1))/v1}
+
+bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, and a real engine
+	$(BIN)/python benchmarks/workflows.py
+	$(BIN)/python benchmarks/workflow_tier.py
+	@$(START_ENGINE)
+	$(BIN)/python benchmarks/workflows_server.py --base-url "$(ENGINE_URL)"
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop

@@ -43,7 +43,16 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> EmulatedEngine:
 
 @pytest.mark.filterwarnings("ignore")  # the frameworks' own, in code that users copy
 @pytest.mark.parametrize(
-    "heading", ["vLLM", "LangChain", "LlamaIndex", "Mem0", "Chain-of-Agents", "Several engines"]
+    "heading",
+    [
+        "vLLM",
+        "LangChain",
+        "LlamaIndex",
+        "Mem0",
+        "Chain-of-Agents",
+        "RAG workflows",
+        "Several engines",
+    ],
 )
 def test_the_example_runs_and_its_blocks_reach_the_engine(
     heading: str,
@@ -61,4 +70,5 @@ def test_the_example_runs_and_its_blocks_reach_the_engine(
         known in body["messages"][-1]["content"]
         for body in engine.requests
         if "readers have each read" not in body["messages"][0]["content"]  # a manager reads notes
+        and "Write a sentence" not in body["messages"][0]["content"]  # a hypothesis reads nothing
     )
