@@ -56,7 +56,9 @@ def corpus() -> VectorRetriever:
 
 
 def engine_of(llm: Any = None, retriever: Any = None, **options: Any) -> WorkflowEngine:
-    return WorkflowEngine(llm, retriever or corpus(), options=EngineOptions(**options))
+    """Return an engine that speculates only where a test says so: when, is a matter of time."""
+    plain = {"speculation": "off", "speculative_retrieval": False}
+    return WorkflowEngine(llm, retriever or corpus(), options=EngineOptions(**plain | options))
 
 
 def ids(documents: list[Document]) -> list[str | None]:

@@ -48,7 +48,9 @@ def corpus() -> VectorRetriever:
 
 
 def engine_of(llm: Any = None, **options: Any) -> WorkflowEngine:
-    return WorkflowEngine(llm, corpus(), options=EngineOptions(**options))
+    """Return an engine that speculates only where a test says so: when, is a matter of time."""
+    plain = {"speculation": "off", "speculative_retrieval": False}
+    return WorkflowEngine(llm, corpus(), options=EngineOptions(**plain | options))
 
 
 def ids(nodes: Any) -> list[str]:

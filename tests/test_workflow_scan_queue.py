@@ -297,3 +297,41 @@ def test_it_is_known_when_the_best_changed_last(order: list[int]) -> None:
             changes.append(search.scanned)
         assert search.changed_at == changes[-1]
     assert search.is_done
+
+
+FULL = [cluster for cluster in range(CLUSTERS) if Corpus(0, False).members[cluster]]
+
+
+def test_what_ends_a_search_is_scanned_without_what_only_others_need() -> None:
+    queue = Corpus(0, False).queue()
+    early = search_for(1, FULL[:2], due=1.0)
+    late = search_for(2, FULL[1:], due=2.0)
+    queue.add(late)
+    queue.add(early)
+    batch = queue.next_batch(budget_s=100.0)
+    assert batch is not None
+    assert set(batch.clusters.tolist()) == set(FULL[:2])
+    assert batch.searches == (early, late)  # who is late shares what it needs, too
+    rest = queue.next_batch(budget_s=100.0)
+    assert rest is not None
+    assert set(rest.clusters.tolist()) == set(FULL[2:])
+
+
+def test_a_batch_that_would_be_too_short_goes_on_with_the_next_search() -> None:
+    queue = Corpus(0, False).queue()
+    queue.add(search_for(1, FULL[:1], due=1.0))
+    queue.add(search_for(2, FULL[1:], due=2.0))
+    batch = queue.next_batch(budget_s=100.0, least_s=100.0)
+    assert batch is not None
+    assert set(batch.clusters.tolist()) == set(FULL)
+
+
+def test_a_batch_ends_where_its_search_wants_to_be_looked_at() -> None:
+    queue = Corpus(0, False).queue()
+    search = search_for(1, FULL)
+    search.pause_at = 2
+    queue.add(search)
+    sizes = []
+    while (batch := queue.next_batch(budget_s=100.0)) is not None:
+        sizes.append(len(batch.clusters))
+    assert sizes == [2, len(FULL) - 2]

@@ -416,11 +416,13 @@ def scan(index: IVFIndex, batch: ScanBatch) -> Found:
         What reaches the searches' thresholds: an equal score may win by its id.
     """
     candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
-    thresholds = batch.thresholds[batch.rows][:, None]
-    if index.higher_is_better:
-        counts = candidates.scores >= thresholds
-    else:
-        counts = candidates.scores <= thresholds
+    nearness = candidates.scores if index.higher_is_better else -candidates.scores
+    least = batch.thresholds.copy() if index.higher_is_better else -batch.thresholds
+    for row in range(len(batch.searches)):
+        found = nearness[batch.rows == row].ravel()
+        if len(found) > batch.k:  # what its own k best in this batch beat cannot count
+            least[row] = max(least[row], np.partition(found, -batch.k)[-batch.k])
+    counts = nearness >= least[batch.rows][:, None]
     counts &= candidates.ids >= 0
     pairs, places = np.nonzero(counts)
     return Found(
