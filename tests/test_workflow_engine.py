@@ -404,9 +404,11 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     records: list[Any] = []
     begin = search_lane.SearchLane.begin
 
-    def watched(self: Any, text: str, k: int, due: float, record: Any, *rest: Any) -> Any:
+    def watched(
+        self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
+    ) -> Any:
         records.append(record)
-        return begin(self, text, k, due, record, *rest)
+        return begin(self, text, k, due, record, *rest, **more)
 
     monkeypatch.setattr(search_lane.SearchLane, "begin", watched)
 
@@ -444,9 +446,11 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
     records: list[Any] = []
     begin = search_lane.SearchLane.begin
 
-    def watched(self: Any, text: str, k: int, due: float, record: Any, *rest: Any) -> Any:
+    def watched(
+        self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
+    ) -> Any:
         records.append(None if record is None else record.ids[:3].tolist())
-        return begin(self, text, k, due, record, *rest)
+        return begin(self, text, k, due, record, *rest, **more)
 
     monkeypatch.setattr(search_lane.SearchLane, "begin", watched)
     graph = WorkflowGraph()

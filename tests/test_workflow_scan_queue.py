@@ -83,9 +83,9 @@ class Corpus:
         )
 
 
-def search_for(query: int, clusters: Any, k: int = 3, due: float = 0.0) -> Search:
+def search_for(query: int, clusters: Any, k: int = 3, due: float = 0.0, kept: int = 0) -> Search:
     vector = np.full(DIMENSION, query, dtype=np.float32)
-    return Search(vector, np.array(clusters, dtype=np.int64), k, due)
+    return Search(vector, np.array(clusters, dtype=np.int64), k, due, kept)
 
 
 def found_by(queue: ScanQueue, search: Search) -> list[tuple[float, int, int]]:
@@ -115,13 +115,13 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
     data: st.DataObject, seed: int, higher_is_better: bool, kept: int, shared_by: int
 ) -> None:
     corpus = Corpus(seed, higher_is_better)
-    queue = corpus.queue(kept=kept, shared_by=shared_by)
+    queue = corpus.queue(shared_by=shared_by)
     draw = Random(data.draw(st.integers(0, 2**16), label="seed of what happens"))
     given_ = data.draw(
         st.lists(st.tuples(orders, st.integers(1, 8), st.integers(0, 3)), min_size=1, max_size=8)
     )
     coming = [
-        search_for(number, clusters, k, float(due))
+        search_for(number, clusters, k, float(due), kept * number)
         for number, (clusters, k, due) in enumerate(given_)
     ]
     all_searches = list(coming)
@@ -148,6 +148,8 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
             assert search.is_done == (search.scanned == len(search.clusters))
             query = int(search.vector[0])
             assert found_by(queue, search) == corpus.best(query, scanned[search], search.k)
+            more = corpus.best(query, scanned[search], search.kept)
+            assert queue.best(search, 20).ids.tolist() == [number for _, number, _ in more[:20]]
             done = [one in scanned[search] | empty for one in search.clusters.tolist()]
             assert queue.prefix(search) == (done.index(False) if False in done else len(done))
             assert search.changed_at <= search.scanned
@@ -268,7 +270,7 @@ def test_the_slot_of_a_search_that_left_is_not_used_while_it_is_being_scanned() 
 
 def test_a_larger_k_keeps_what_others_have_found() -> None:
     corpus = Corpus(0, True)
-    queue = corpus.queue(kept=2)
+    queue = corpus.queue()
     small, large = search_for(1, [0, 1], k=2), search_for(2, [0, 1, 2, 3], k=20)
     queue.add(small)
     batch = queue.next_batch(0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from ctxreuse.errors import describe
@@ -68,6 +69,33 @@ class Graph:
     inputs: tuple[str, ...]
     defaults: Mapping[str, Any]
     answer: str
+
+    @cached_property
+    def searches_again(self) -> bool:
+        """Whether a run may search behind a search, so that the first is worth remembering."""
+        searches = {name for name, node in self.nodes.items() if isinstance(node, Retrieval)}
+        seen: set[str] = set()
+        ahead = list(searches)
+        while ahead:
+            new = self._leads_to(ahead.pop()) - seen
+            seen |= new
+            ahead += new
+        return bool(seen & searches)
+
+    def _leads_to(self, name: str) -> set[str]:
+        """Return the nodes that an edge from a node can lead to, visit limits included."""
+        edges = self.edges[name]
+        targets = set(edges.static)
+        for router in edges.routers:
+            targets.update(self.nodes if router.targets is None else router.targets)
+        targets.update(
+            [
+                node.otherwise
+                for node in self.nodes.values()
+                if node.name in targets and node.otherwise
+            ]
+        )
+        return targets & self.nodes.keys()
 
     @property
     def first(self) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -38,6 +37,7 @@ from ctxreuse.workflow.runs import Run
 from ctxreuse.workflow.search_lane import Execute, LaneCounters, SearchLane
 from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services, Statistics
 from ctxreuse.workflow.speculation import SpeculationCounters
+from ctxreuse.workflow.threads import Threads
 from ctxreuse.workflow.timeline import Timeline
 from ctxreuse.workflow.timeline_picture import draw_timeline
 from ctxreuse.workflow.vector_retriever import VectorRetriever
@@ -45,6 +45,10 @@ from ctxreuse.workflow.vector_retriever import VectorRetriever
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and what is put into it: its only input, or a dict of its inputs."""
+
+
+_OTHER_THREADS = 2
+"""For what is not a scan: embedding, looking up vectors, filling the hot tier."""
 
 
 class WorkflowEngine(AsyncClosing):
@@ -92,8 +96,9 @@ class WorkflowEngine(AsyncClosing):
         self._prompts = Prompts(planner)
         self._clock = clock
         self._workers = self._options.workers or default_workers()
-        self._threads: ThreadPoolExecutor | None = None
-        self._execute = self._in_thread if execute is None else execute
+        # scans have threads of their own, so that they do not keep queries from being embedded
+        self._threads = Threads(_OTHER_THREADS), Threads(self._workers)
+        run_in, scan_in = self._threads if execute is None else (execute, None)
         self._numbers = count(1)
         self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
         self._closing: set[object] = set()
@@ -107,7 +112,8 @@ class WorkflowEngine(AsyncClosing):
             lanes={
                 name: SearchLane(
                     one,
-                    self._execute,
+                    run_in,
+                    scan_in=scan_in,
                     workers=self._workers,
                     reorder=self._options.reorder,
                     clock=clock,
@@ -338,9 +344,8 @@ class WorkflowEngine(AsyncClosing):
             await self._emptied.wait()  # a task may go on for long once its run has ended
         for lane in self._services.lanes.values():
             await lane.drain()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        for threads in self._threads:
+            threads.close()
 
     async def _run(
         self,
@@ -452,11 +457,6 @@ class WorkflowEngine(AsyncClosing):
                     "pass llm= to WorkflowEngine, or to add_generation"
                 )
         return graph
-
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._workers + 1, "ctxreuse-workflow")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 class _Turns:

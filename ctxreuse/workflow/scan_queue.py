@@ -41,6 +41,7 @@ class Search:
         clusters: What to scan, in this order, each once.
         k: How many results are asked for.
         due: When its result is needed, on any scale; the least is served first.
+        kept: How many of the best are kept; k if that is more.
 
     Attributes:
         scanned: How many clusters have been scanned.
@@ -54,6 +55,7 @@ class Search:
     clusters: Integers
     k: int
     due: float
+    kept: int = 0
     scanned: int = field(default=0, init=False)
     changed_at: int = field(default=0, init=False)
     pause_at: int = field(default=0, init=False)
@@ -61,6 +63,9 @@ class Search:
     slot: int = field(default=-1, init=False)
     in_flight: int = field(default=0, init=False)
     is_gone: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.kept = max(self.kept, self.k)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +132,6 @@ class ScanQueue:
         dimension: Components of a query.
         worst: The score that everything is better than.
         higher_is_better: Whether scores are similarities, not distances.
-        kept: Results that are kept of each search, at least; more where k is more.
         shared_by: Queries that share a scan of a cluster.
     """
 
@@ -139,14 +143,13 @@ class ScanQueue:
         dimension: int,
         worst: float,
         higher_is_better: bool,
-        kept: int = 1,
         shared_by: int = SHARED_BY,
     ) -> None:
         self._sizes = cluster_sizes
         self._costs = costs
         self._worst = worst
         self._sign = -1.0 if higher_is_better else 1.0
-        self._kept = kept
+        self._width = width = 1
         self._shared_by = shared_by
         self._waiting: dict[Search, None] = {}
         self._free: list[int] = []
@@ -154,9 +157,9 @@ class ScanQueue:
         self._needed = np.zeros((slots, len(cluster_sizes)), dtype=bool)
         self._lacking = np.zeros((slots, len(cluster_sizes)), dtype=bool)
         self._vectors = np.zeros((slots, dimension), dtype=np.float32)
-        self._scores = np.full((slots, kept), worst, dtype=np.float32)
-        self._ids = np.full((slots, kept), -1, dtype=np.int64)
-        self._found_in = np.full((slots, kept), -1, dtype=np.int64)
+        self._scores = np.full((slots, width), worst, dtype=np.float32)
+        self._ids = np.full((slots, width), -1, dtype=np.int64)
+        self._found_in = np.full((slots, width), -1, dtype=np.int64)
         self._demand = np.zeros(len(cluster_sizes), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -168,8 +171,8 @@ class ScanQueue:
 
         Clusters without codes count as scanned; a search without any others is done at once.
         """
-        if search.k > self._kept:
-            self._widen(search.k)
+        if search.kept > self._width:
+            self._widen(search.kept)
         if not self._free:
             self._grow()
         search.slot = slot = self._free.pop()
@@ -200,10 +203,11 @@ class ScanQueue:
 
         Args:
             search: One that has not been removed.
-            most: How many at most; None is its k.
+            most: How many at most, of those that are kept; None is its k.
         """
         slot = search.slot
-        n = min(search.k if most is None else most, int((self._ids[slot] >= 0).sum()))
+        n = search.k if most is None else min(most, search.kept)
+        n = min(n, int((self._ids[slot] >= 0).sum()))
         return Best(
             self._scores[slot, :n].copy(),
             self._ids[slot, :n].copy(),
@@ -249,10 +253,10 @@ class ScanQueue:
         return ScanBatch(
             searches=taking_part,
             vectors=self._vectors[slots],
-            thresholds=self._scores[slots, -1],
+            thresholds=self._scores[slots, np.array([search.kept for search in taking_part]) - 1],
             rows=rows,
             clusters=clusters,
-            k=self._kept,
+            k=max(search.kept for search in taking_part),
             load=ScanLoad(len(rows), int(sizes.sum()), int((sizes * counts).sum())),
         )
 
@@ -337,7 +341,7 @@ class ScanQueue:
         touched = np.flatnonzero(is_touched)
         groups = np.cumsum(is_touched)[rows] - 1
         slots = np.array([searches[number].slot for number in touched.tolist()])
-        kept = self._kept
+        kept = self._width
         group = np.concatenate([np.repeat(np.arange(len(slots)), kept), groups])
         scores = np.concatenate([self._scores[slots].ravel(), found.scores[counts]])
         ids = np.concatenate([self._ids[slots].ravel(), found.ids[counts]])
@@ -375,11 +379,11 @@ class ScanQueue:
 
     def _widen(self, kept: int) -> None:
         """Keep more results of each search from now on."""
-        add = ((0, 0), (0, kept - self._kept))
+        add = ((0, 0), (0, kept - self._width))
         self._scores = np.pad(self._scores, add, constant_values=self._worst)
         self._ids = np.pad(self._ids, add, constant_values=-1)
         self._found_in = np.pad(self._found_in, add, constant_values=-1)
-        self._kept = kept
+        self._width = kept
 
 
 def _due(search: Search) -> float:

@@ -50,6 +50,7 @@ class PendingSearch:
         due: When its result is needed; the least is served first.
         record: The last search of its session.
         on_progress: Called when a part of it has been done, but not all.
+        kept: How many results are kept, for its record.
 
     Attributes:
         local: What of the last search's results is nearest to the new query, best first: a guess
@@ -63,9 +64,11 @@ class PendingSearch:
         due: float,
         record: SearchRecord | None,
         on_progress: Callable[[PendingSearch], None] | None,
+        kept: int,
     ) -> None:
         self.text = text
         self.k = k
+        self.kept = kept
         self.record = record
         self.on_progress = on_progress
         self.ended: asyncio.Future[Best] = asyncio.get_running_loop().create_future()
@@ -91,6 +94,15 @@ class PendingSearch:
         """Whether it ended without a result."""
         ended = self.ended
         return ended.done() and (ended.cancelled() or ended.exception() is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """What a scan has found, and from when to when it was done."""
+
+    found: Found
+    began_s: float
+    ended_s: float
 
 
 @dataclass(slots=True)
@@ -120,6 +132,7 @@ class SearchLane:
     Args:
         retriever: The index, and what belongs to it.
         execute: Runs blocking work in another thread.
+        scan_in: Runs scans, `workers` at a time, one more waiting; None takes `execute`.
         workers: How many scans may run at a time.
         reorder: Whether a session's last search says where to look first.
         clock: Seconds from any start, for what things take.
@@ -130,6 +143,7 @@ class SearchLane:
         retriever: VectorRetriever,
         execute: Execute,
         *,
+        scan_in: Execute | None = None,
         workers: int = 1,
         reorder: bool = True,
         clock: Callable[[], float] = time.perf_counter,
@@ -138,7 +152,9 @@ class SearchLane:
         self.counters = LaneCounters()
         self._retriever = retriever
         self._execute = execute
-        self._workers = workers
+        self._scan_in = execute if scan_in is None else scan_in
+        # where threads take scans from a queue, one waits in it, so that no thread waits for us
+        self._most_scans = workers if scan_in is None else workers + 1
         self._reorder = reorder
         self._clock = clock
         self._costs = ScanCosts(index.dimension)
@@ -148,7 +164,6 @@ class SearchLane:
             dimension=index.dimension,
             worst=index.worst,
             higher_is_better=index.higher_is_better,
-            kept=KEPT,
         )
         self._running: set[asyncio.Future[Any]] = set()
         self._scanning = 0
@@ -173,10 +188,21 @@ class SearchLane:
         due: float,
         record: SearchRecord | None = None,
         on_progress: Callable[[PendingSearch], None] | None = None,
+        *,
+        is_remembered: bool = True,
     ) -> PendingSearch:
-        """Begin a search; its `ended` will hold the best k, or what went wrong."""
+        """Begin a search; its `ended` will hold the best k, or what went wrong.
+
+        Args:
+            text: The query.
+            k: How many results.
+            due: When its result is needed; the least is served first.
+            record: The last search of its session.
+            on_progress: Called when a part of it has been done, but not all.
+            is_remembered: Whether more of its results are kept, for the next search.
+        """
         self._arrivals.note(self._clock())
-        pending = PendingSearch(text, k, due, record, on_progress)
+        pending = PendingSearch(text, k, due, record, on_progress, KEPT if is_remembered else k)
         self._unembedded.append(pending)
         self._embed()
         return pending
@@ -284,8 +310,8 @@ class SearchLane:
                 )
             if self._reorder:
                 clusters = reordered(clusters, pending.record)
-        k = min(pending.k, index.size)
-        pending.search = search = Search(vector, clusters, k, pending.due)
+        k, kept = min(pending.k, index.size), min(pending.kept, index.size)
+        pending.search = search = Search(vector, clusters, k, pending.due, kept)
         self._queue.add(search)
         if search.is_done:
             self._end(pending)
@@ -297,7 +323,7 @@ class SearchLane:
 
     def _dispatch(self) -> None:
         # two scans for one search would wait for the same memory
-        while self._scanning < min(self._workers, len(self._queue)):
+        while self._scanning < min(self._most_scans, len(self._queue)):
             began = self._clock()
             longest_s = sub_stage_s(
                 self._overhead_s.value, len(self._queue), self._arrivals.per_s(began)
@@ -306,18 +332,17 @@ class SearchLane:
             if batch is None:
                 return
             self._scanning += 1
-            self.counters.scheduling_s += self._clock() - began
-            self._begin_scan(batch, began)
+            self._begin_scan(batch, self._clock() - began)
 
-    def _begin_scan(self, batch: ScanBatch, began: float) -> None:
+    def _begin_scan(self, batch: ScanBatch, scheduling_s: float) -> None:
         index = self._retriever.index
         self._start(
-            self._execute(lambda: self._timed(index, batch)),
-            lambda scanned: self._guarded(lambda: self._end_scan(batch, scanned, began)),
+            self._scan_in(lambda: self._timed(index, batch)),
+            lambda scanned: self._guarded(lambda: self._end_scan(batch, scanned, scheduling_s)),
         )
 
     def _end_scan(
-        self, batch: ScanBatch, scanned: asyncio.Future[tuple[Found, float]], began: float
+        self, batch: ScanBatch, scanned: asyncio.Future[_Scanned], scheduling_s: float
     ) -> None:
         self._scanning -= 1
         if scanned.cancelled():  # the event loop ends
@@ -329,14 +354,14 @@ class SearchLane:
             self._fail_all(batch.searches, error)
             self._dispatch()
             return
-        found, scan_s = scanned.result()
-        taken = self._clock()
+        result, came = scanned.result(), self._clock()
+        scan_s = result.ended_s - result.began_s
         self._costs.observe(batch.load, scan_s)
         self._note_accesses(batch)
-        present = self._queue.take_in(batch, found)
-        ended = self._clock()
-        self._overhead_s.add(max(0.0, ended - began - scan_s))
-        self._count(batch, scan_s, ended - taken)
+        present = self._queue.take_in(batch, result.found)
+        scheduling_s += self._clock() - came
+        self._overhead_s.add(scheduling_s + came - result.ended_s)
+        self._count(batch, scan_s, scheduling_s)
         self._dispatch()
         for search in present:
             if search not in self._pending:
@@ -384,10 +409,10 @@ class SearchLane:
         if not built.cancelled():
             self._rebuilding.attempt(lambda: tier.swap(built.result()), lambda: None)
 
-    def _timed(self, index: IVFIndex, batch: ScanBatch) -> tuple[Found, float]:
+    def _timed(self, index: IVFIndex, batch: ScanBatch) -> _Scanned:
         began = self._clock()
         found = scan(index, batch)
-        return found, self._clock() - began
+        return _Scanned(found, began, self._clock())
 
     def _tell(self, pending: PendingSearch) -> None:
         """Tell who waits for it that a part of a search has been done."""

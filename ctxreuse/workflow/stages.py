@@ -49,6 +49,7 @@ class Stages:
         self._answers = SpeculativeAnswers(services, graph, context, self._chores)
         self._guesses = Guesses(services)
         self._records: dict[str, SearchRecord] = {}
+        self._remembers = graph.searches_again or context.session is not None
 
     async def close(self) -> None:
         """Stop whatever was started and is not needed any more, and wait for its end."""
@@ -134,7 +135,9 @@ class Stages:
         pending, record = self._guesses.take(node, text)
         if pending is None:
             record = record or self._last_search(node)
-            pending = lane.begin(text, node.k, due, record, on_progress)
+            pending = lane.begin(
+                text, node.k, due, record, on_progress, is_remembered=self._remembers
+            )
         else:
             pending.due, pending.on_progress = due, on_progress
             if follower is not None and not pending.ended.done():
@@ -145,7 +148,7 @@ class Stages:
                 follower.end(pending, best)
             documents = Documents(lane.blocks_of(best.ids))
             scores = tuple(lane.nearness(best).tolist())
-            record = lane.snapshot(pending)
+            record = lane.snapshot(pending) if self._remembers else None
         finally:
             lane.cancel(pending)
         if record is not None:
