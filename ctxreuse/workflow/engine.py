@@ -34,10 +34,10 @@ from ctxreuse.workflow.results import SearchResult, WorkflowResult
 from ctxreuse.workflow.retrievers import Retriever, checked_retriever
 from ctxreuse.workflow.run_context import RunContext
 from ctxreuse.workflow.runs import Run
-from ctxreuse.workflow.search_lane import Execute, LaneCounters, SearchLane
+from ctxreuse.workflow.search_lane import LaneCounters, SearchLane
 from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services, Statistics
 from ctxreuse.workflow.speculation import SpeculationCounters
-from ctxreuse.workflow.threads import Threads
+from ctxreuse.workflow.threads import Execute, Threads
 from ctxreuse.workflow.timeline import Timeline
 from ctxreuse.workflow.timeline_picture import draw_timeline
 from ctxreuse.workflow.vector_retriever import VectorRetriever

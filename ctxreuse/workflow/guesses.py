@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.history import SearchRecord
 from ctxreuse.workflow.nodes import Retrieval
-from ctxreuse.workflow.search_lane import NEVER, PendingSearch, SearchLane
+from ctxreuse.workflow.pending_search import NEVER, PendingSearch
+from ctxreuse.workflow.search_lane import SearchLane
 from ctxreuse.workflow.services import Services
 from ctxreuse.workflow.state import State
 

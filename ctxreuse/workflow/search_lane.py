@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,90 +19,18 @@ from ctxreuse.blocks import ContextBlock
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.workflow.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
 from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reordered
-from ctxreuse.workflow.ivf import IVFIndex
-from ctxreuse.workflow.scan_queue import Best, Found, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.pending_search import PendingSearch
+from ctxreuse.workflow.scan_queue import Best, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.scanning import Scanned, timed_scan
+from ctxreuse.workflow.threads import Execute
 from ctxreuse.workflow.tiers import BuiltTier, ClusterTier
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 _Result = TypeVar("_Result")
 
 
-class Execute(Protocol):
-    """Runs blocking work somewhere else."""
-
-    def __call__(self, work: Callable[[], _Result], /) -> Awaitable[_Result]:
-        """Return what will hold the work's result."""
-
-
 _LEAST_SCANS = 2.0
 """How long a scan should be at least, compared with its overhead."""
-
-NEVER = float("inf")
-"""When the result of a search is due that only prepares another one."""
-
-
-class PendingSearch:
-    """A search that has been asked for.
-
-    Args:
-        text: The query.
-        k: How many results.
-        due: When its result is needed; the least is served first.
-        record: The last search of its session.
-        on_progress: Called when a part of it has been done, but not all.
-        kept: How many results are kept, for its record.
-
-    Attributes:
-        local: What of the last search's results is nearest to the new query, best first: a guess
-            that costs nothing. None until the query is embedded, or without a last search.
-    """
-
-    def __init__(
-        self,
-        text: str,
-        k: int,
-        due: float,
-        record: SearchRecord | None,
-        on_progress: Callable[[PendingSearch], None] | None,
-        kept: int,
-    ) -> None:
-        self.text = text
-        self.k = k
-        self.kept = kept
-        self.record = record
-        self.on_progress = on_progress
-        self.ended: asyncio.Future[Best] = asyncio.get_running_loop().create_future()
-        # a search that only prepares another one may fail unheard
-        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        self.search: Search | None = None
-        self.local: Integers | None = None
-        self._due = due
-
-    @property
-    def due(self) -> float:
-        """When its result is needed."""
-        return self._due
-
-    @due.setter
-    def due(self, due: float) -> None:
-        self._due = due
-        if self.search is not None:
-            self.search.due = due
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it ended without a result."""
-        ended = self.ended
-        return ended.done() and (ended.cancelled() or ended.exception() is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """What a scan has found, and from when to when it was done."""
-
-    found: Found
-    began_s: float
-    ended_s: float
 
 
 @dataclass(slots=True)
@@ -337,12 +265,12 @@ class SearchLane:
     def _begin_scan(self, batch: ScanBatch, scheduling_s: float) -> None:
         index = self._retriever.index
         self._start(
-            self._scan_in(lambda: self._timed(index, batch)),
+            self._scan_in(lambda: timed_scan(index, batch, self._clock)),
             lambda scanned: self._guarded(lambda: self._end_scan(batch, scanned, scheduling_s)),
         )
 
     def _end_scan(
-        self, batch: ScanBatch, scanned: asyncio.Future[_Scanned], scheduling_s: float
+        self, batch: ScanBatch, scanned: asyncio.Future[Scanned], scheduling_s: float
     ) -> None:
         self._scanning -= 1
         if scanned.cancelled():  # the event loop ends
@@ -409,11 +337,6 @@ class SearchLane:
         if not built.cancelled():
             self._rebuilding.attempt(lambda: tier.swap(built.result()), lambda: None)
 
-    def _timed(self, index: IVFIndex, batch: ScanBatch) -> _Scanned:
-        began = self._clock()
-        found = scan(index, batch)
-        return _Scanned(found, began, self._clock())
-
     def _tell(self, pending: PendingSearch) -> None:
         """Tell who waits for it that a part of a search has been done."""
         if pending.on_progress is not None:
@@ -432,30 +355,6 @@ class SearchLane:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(then)
-
-
-def scan(index: IVFIndex, batch: ScanBatch) -> Found:
-    """Scan a batch; runs in any thread.
-
-    Returns:
-        What reaches the searches' thresholds: an equal score may win by its id.
-    """
-    candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
-    nearness = candidates.scores if index.higher_is_better else -candidates.scores
-    least = batch.thresholds.copy() if index.higher_is_better else -batch.thresholds
-    for row in range(len(batch.searches)):
-        found = nearness[batch.rows == row].ravel()
-        if len(found) > batch.k:  # what its own k best in this batch beat cannot count
-            least[row] = max(least[row], np.partition(found, -batch.k)[-batch.k])
-    counts = nearness >= least[batch.rows][:, None]
-    counts &= candidates.ids >= 0
-    pairs, places = np.nonzero(counts)
-    return Found(
-        rows=batch.rows[pairs],
-        scores=candidates.scores[pairs, places],
-        ids=candidates.ids[pairs, places],
-        clusters=batch.clusters[pairs],
-    )
 
 
 def _nearest(

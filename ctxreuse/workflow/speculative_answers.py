@@ -13,9 +13,10 @@ from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.generations import Answer, GenerationRequest
 from ctxreuse.workflow.history import Integers
 from ctxreuse.workflow.nodes import Generation, Retrieval
+from ctxreuse.workflow.pending_search import PendingSearch
 from ctxreuse.workflow.run_context import RunContext
 from ctxreuse.workflow.scan_queue import Best
-from ctxreuse.workflow.search_lane import PendingSearch, SearchLane
+from ctxreuse.workflow.search_lane import SearchLane
 from ctxreuse.workflow.services import Services
 from ctxreuse.workflow.speculation import Finality
 from ctxreuse.workflow.state import State

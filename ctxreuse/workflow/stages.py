@@ -18,9 +18,10 @@ from ctxreuse.workflow.generations import GenerationRequest
 from ctxreuse.workflow.guesses import Guesses
 from ctxreuse.workflow.history import SearchRecord
 from ctxreuse.workflow.nodes import Generation, Retrieval
+from ctxreuse.workflow.pending_search import PendingSearch
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.run_context import RunContext
-from ctxreuse.workflow.search_lane import PendingSearch, SearchLane
+from ctxreuse.workflow.search_lane import SearchLane
 from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services
 from ctxreuse.workflow.speculative_answers import SpeculativeAnswers, SpeculativeFollower
 from ctxreuse.workflow.state import State

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 _Result = TypeVar("_Result")
+
+
+class Execute(Protocol):
+    """Runs blocking work somewhere else."""
+
+    def __call__(self, work: Callable[[], _Result], /) -> Awaitable[_Result]:
+        """Return what will hold the work's result."""
 
 
 class Threads:
