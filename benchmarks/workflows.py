@@ -39,6 +39,9 @@ GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
     "irg": workflows.irg,
     "multistep": workflows.multistep,
 }
+GENERATION_S = 0.5
+"""What a usual generation takes at the rates as they are."""
+
 RATIO = 0.75
 """What a full retrieval takes of a generation."""
 
@@ -93,6 +96,12 @@ class Bench:
             took.append(time.perf_counter() - began)
         return statistics.median(took)
 
+    async def alone_s(self, jobs: Sequence[tuple[WorkflowGraph, str]]) -> float:
+        """Return what a request takes when there is no other."""
+        async with self.engine("sequential") as engine:
+            results = [await engine.run(graph, text) for graph, text in jobs]
+        return statistics.fmean(result.seconds for result in results)
+
     def engine(self, policy: str) -> WorkflowEngine:
         """Return an engine that works by a policy."""
         llm = EmulatedLLM(
@@ -138,78 +147,110 @@ class Bench:
         )
 
 
+RATES = (0.33, 0.67, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+"""Of what sequential execution can do at most."""
+
+SLOWEST = 4.0
+"""Rates are raised until a request takes so many times what it takes alone."""
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nprobe", type=int, action="append")
-    parser.add_argument("--workflow", choices=GRAPHS, action="append")
+    parser.add_argument("--nprobe", type=int, action="append", help="128 unless given")
+    parser.add_argument("--workflow", choices=[*GRAPHS, "mix"], action="append")
     parser.add_argument("--policy", choices=POLICIES, action="append")
-    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--speed", type=float, help="of the model, instead of a chosen one")
-    parser.add_argument("--rate", type=float, action="append", help="of sequential's capacity")
     options = parser.parse_args()
-    console = Console(width=150)
+    console = Console(width=170)
     collection = Collection()
     questions = make_questions(collection.passages, options.requests)
     for nprobe in options.nprobe or (128,):
         bench = Bench(nprobe, questions, collection)
         retrieval_s = bench.retrieval_s()
-        generation_s = 0.5
-        bench.speed = options.speed or RATIO * generation_s / retrieval_s
+        bench.speed = options.speed or RATIO * GENERATION_S / retrieval_s
         console.print(
             f"nprobe {nprobe}: a search takes {1e3 * retrieval_s:.1f} ms; the model runs "
             f"{bench.speed:.1f} times faster than its rates"
         )
-        for name in options.workflow or GRAPHS:
-            show(console, bench, name, options.policy or list(POLICIES), options.rate)
+        for name in options.workflow or [*GRAPHS, "mix"]:
+            show(console, bench, name, options.policy or list(POLICIES))
 
 
-def show(
-    console: Console,
-    bench: Bench,
-    name: str,
-    policies: Sequence[str],
-    rates: Sequence[float] | None,
-) -> None:
+@dataclass(frozen=True)
+class Sweep:
+    """A policy at rising rates.
+
+    Attributes:
+        by_rate: What was measured, by the multiple of what sequential execution can do.
+        offline: All requests at once.
+    """
+
+    by_rate: dict[float, Measured]
+    offline: Measured
+
+    def sustained(self, latency_s: float) -> float:
+        """Return the highest rate with no more than a mean latency, between those measured."""
+        best, before = 0.0, 0.0
+        for rate, measured in self.by_rate.items():
+            if measured.mean_s > latency_s:
+                if best:
+                    share = (latency_s - before) / (measured.mean_s - before)
+                    best += share * (rate - best)
+                break
+            best, before = rate, measured.mean_s
+        return best
+
+
+def sweep(
+    bench: Bench, policy: str, jobs: Sequence[tuple[WorkflowGraph, str]], alone_s: float
+) -> Sweep:
+    """Measure a policy at rising rates until it is too slow, and with all requests at once."""
+    by_rate: dict[float, Measured] = {}
+    for rate in RATES:
+        if policy == "sequential" and rate >= 1.0:
+            break
+        by_rate[rate] = asyncio.run(bench.measure(policy, jobs, rate / alone_s))
+        if by_rate[rate].mean_s > SLOWEST * alone_s:
+            break
+    return Sweep(by_rate, asyncio.run(bench.measure(policy, jobs, None)))
+
+
+def show(console: Console, bench: Bench, name: str, policies: Sequence[str]) -> None:
     """Print one workflow's table."""
-    jobs = [(GRAPHS[name](), question.text) for question in bench.questions]
-    alone = asyncio.run(bench.measure("sequential", jobs[:20], 1e-9 if False else None))
-    capacity = 20 / alone.total_s
-    table = Table(title=f"{name}, nprobe {bench.nprobe}: sequential makes {capacity:.1f}/s")
-    table.add_column("policy")
-    multiples = list(rates or (0.33, 0.67, 1.0, 1.5, 2.0, 3.0))
-    for multiple in multiples:
-        table.add_column(f"x{multiple:g}: ms", justify="right")
-    for column in ("offline s", "launched", "right", "wasted tokens", "hints", "sched. share"):
-        table.add_column(column, justify="right")
-    answers: dict[str, tuple[str, ...]] = {}
+    names = list(GRAPHS) if name == "mix" else [name]
+    jobs = [
+        (GRAPHS[names[number % len(names)]](), question.text)
+        for number, question in enumerate(bench.questions)
+    ]
+    alone_s = asyncio.run(bench.alone_s(jobs[:40]))
+    table = Table(
+        title=f"{name}, nprobe {bench.nprobe}: {1e3 * alone_s:.0f} ms alone, so sequential "
+        f"execution makes {1 / alone_s:.1f}/s at most; mean latencies in ms by rate"
+    )
+    columns = ["policy", *(f"x{rate:g}" for rate in RATES), "at 2x alone", "offline s"]
+    columns += ["launched", "right", "wasted tokens", "scheduling"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    sweeps: dict[str, Sweep] = {}
     for policy in policies:
-        row = []
-        for multiple in multiples:
-            if policy == "sequential" and multiple > 0.9:
-                row.append("-")
-                continue
-            measured = asyncio.run(bench.measure(policy, jobs, multiple * capacity))
-            answers.setdefault("first", measured.answers)
-            if measured.answers != answers["first"]:
-                sys.exit(f"{policy} gave other answers")
-            row.append(f"{1e3 * measured.mean_s:.0f}")
-        offline = asyncio.run(bench.measure(policy, jobs, None))
-        if offline.answers != answers.setdefault("first", offline.answers):
-            sys.exit(f"{policy} gave other answers")
-        speculation = (
-            measured.metrics.speculation if policy != "sequential" else offline.metrics.speculation
-        )
-        row += [
-            f"{offline.total_s:.2f}",
+        sweeps[policy] = done = sweep(bench, policy, jobs, alone_s)
+        for measured in (*done.by_rate.values(), done.offline):
+            if measured.answers != next(iter(sweeps.values())).offline.answers:
+                sys.exit(f"{policy} gave other answers than {policies[0]}")
+        slow = max(done.by_rate)
+        speculation = done.by_rate[min(done.by_rate)].metrics.speculation
+        table.add_row(
+            policy,
+            *(f"{1e3 * done.by_rate[rate].mean_s:.0f}" if rate <= slow else "" for rate in RATES),
+            f"{done.sustained(2 * alone_s):.2f}",
+            f"{done.offline.total_s:.2f}",
             f"{speculation.launched}/{speculation.retrievals}",
             f"{speculation.committed}",
             f"{speculation.wasted_tokens}/{speculation.generated_tokens}",
-            f"{speculation.hints}",
-            f"{offline.metrics.searches.scheduling_s / offline.total_s:.4f}",
-        ]
-        table.add_row(policy, *row)
-        print(policy, row, flush=True)
+            f"{done.offline.metrics.searches.scheduling_s / done.offline.total_s:.4f}",
+        )
     console.print(table)
 
 
