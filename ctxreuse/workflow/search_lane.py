@@ -81,6 +81,7 @@ class SearchLane:
         self._retriever = retriever
         self._execute = execute
         self._scan_in = execute if scan_in is None else scan_in
+        self._workers = workers
         # where threads take scans from a queue, one waits in it, so that no thread waits for us
         self._most_scans = workers if scan_in is None else workers + 1
         self._reorder = reorder
@@ -250,17 +251,24 @@ class SearchLane:
     # scanning
 
     def _dispatch(self) -> None:
-        # two scans for one search would wait for the same memory
-        while self._scanning < min(self._most_scans, len(self._queue)):
+        while self._scanning < self._scans_at_a_time():
             began = self._clock()
-            longest_s = sub_stage_s(
+            least_s = _LEAST_SCANS * self._overhead_s.value
+            budget_s = sub_stage_s(
                 self._overhead_s.value, len(self._queue), self._arrivals.per_s(began)
             )
-            batch = self._queue.next_batch(longest_s, _LEAST_SCANS * self._overhead_s.value)
+            if len(self._queue) < self._workers:  # each takes a part
+                free = self._workers - self._scanning
+                budget_s = min(budget_s, max(self._queue.work_s() / free, least_s))
+            batch = self._queue.next_batch(budget_s, least_s)
             if batch is None:
                 return
             self._scanning += 1
             self._begin_scan(batch, self._clock() - began)
+
+    def _scans_at_a_time(self) -> int:
+        """Return how many scans to have under way; one may wait where there is much to do."""
+        return self._workers if len(self._queue) <= self._workers else self._most_scans
 
     def _begin_scan(self, batch: ScanBatch, scheduling_s: float) -> None:
         index = self._retriever.index
