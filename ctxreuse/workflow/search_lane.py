@@ -110,6 +110,11 @@ class SearchLane:
         """Return how many searches are under way."""
         return len(self._pending) + len(self._unembedded)
 
+    @property
+    def has_idle_worker(self) -> bool:
+        """Whether a search that nobody waits for would keep no other from being scanned."""
+        return len(self) < self._workers
+
     def begin(
         self,
         text: str,
