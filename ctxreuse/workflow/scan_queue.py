@@ -18,6 +18,7 @@ and then by id.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,13 +224,16 @@ class ScanQueue:
         """Return what to scan next, or None if there is nothing that is not being scanned.
 
         Args:
-            budget_s: How long it should take at most, in seconds; one cluster may take longer.
+            budget_s: How long it should take at most, in seconds; one cluster may take longer. For
+                searches that are never due it is `least_s`.
             least_s: How long it should take at least. What ends a search is scanned alone, for its
                 result comes with the whole batch; but not if that is less than this.
         """
         if not self._waiting:
             return None
         searches = sorted(self._waiting, key=_due)
+        if math.isinf(searches[0].due):  # nobody waits for it; somebody may come any moment
+            budget_s = min(budget_s, least_s)
         chosen = self._chosen_clusters(searches, budget_s, least_s)
         if not len(chosen):
             return None
