@@ -77,4 +77,4 @@ bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, a
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
-	rm -rf $(VENV) .venv-vllm demo-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm demo-output dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
