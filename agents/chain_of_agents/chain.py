@@ -31,6 +31,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving import sync
 from ctxreuse.serving.closing import AsyncClosing
 from ctxreuse.serving.dispatch import Progress
+from ctxreuse.serving.together import all_of
 
 _Result = TypeVar("_Result")
 
@@ -248,16 +249,8 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
                     if progress is not None:
                         progress(ended, len(inputs))
 
-        tasks = [
-            asyncio.ensure_future(answer(question, one))
-            for question, one in zip(inputs, configs, strict=True)
-        ]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        jobs = zip(inputs, configs, strict=True)
+        return await all_of(answer(question, one) for question, one in jobs)
 
     def stream(
         self,

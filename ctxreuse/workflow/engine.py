@@ -19,6 +19,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.request_scope import current_scope
 from ctxreuse.serving import sync
 from ctxreuse.serving.closing import AsyncClosing
+from ctxreuse.serving.together import all_of
 from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
 from ctxreuse.workflow.events import DocumentsFound, Emit, Event, RunFinished
@@ -40,12 +41,12 @@ from ctxreuse.workflow.speculation import SpeculationCounters
 from ctxreuse.workflow.threads import Execute, Threads
 from ctxreuse.workflow.timeline import Timeline
 from ctxreuse.workflow.timeline_picture import draw_timeline
+from ctxreuse.workflow.turns import Turns
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and what is put into it: its only input, or a dict of its inputs."""
-
 
 _OTHER_THREADS = 2
 """For what is not a scan: embedding, looking up vectors, filling the hot tier."""
@@ -104,7 +105,7 @@ class WorkflowEngine(AsyncClosing):
         self._closing: set[object] = set()
         self._emptied = asyncio.Event()
         self._home = HomeLoop()
-        self._turns = _Turns(self._options.max_in_flight)
+        self._turns = Turns(self._options.max_in_flight)
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
         self._services = Services(
@@ -266,14 +267,7 @@ class WorkflowEngine(AsyncClosing):
                 finally:
                     bar.advance(shown)
 
-            tasks = [asyncio.ensure_future(one(*job)) for job in jobs]
-            try:
-                return await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                if tasks:
-                    await asyncio.wait(tasks)
+            return await all_of(one(*job) for job in jobs)
 
     def run_batch(
         self,
@@ -457,32 +451,6 @@ class WorkflowEngine(AsyncClosing):
                     "pass llm= to WorkflowEngine, or to add_generation"
                 )
         return graph
-
-
-class _Turns:
-    """Lets so many runs go on at a time; others wait in the order of arrival."""
-
-    def __init__(self, most: int) -> None:
-        self.waiting = 0
-        self._most = most
-        self._taken = 0
-        self._free = asyncio.Semaphore(most)
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncGenerator[None, None]:
-        if not self.waiting and not self._taken:
-            self._free = asyncio.Semaphore(self._most)  # the last one may be of another event loop
-        self.waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self.waiting -= 1
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
-            self._free.release()
 
 
 @lru_cache(maxsize=100)

@@ -117,7 +117,8 @@ class IVFIndex:
         index: A trained faiss index with metric L2 or inner product. A scalar quantizer must not
             encode residuals together with inner products, as their scores would need the
             distances to the centroids.
-        threads: OpenMP threads of a scan; None leaves what faiss has in the calling thread.
+        threads: OpenMP threads of a scan: 1 where an engine scans in threads of its own, which would
+            get in each other's way; None leaves what faiss has in the calling thread.
 
     Attributes:
         dimension: Length of a vector.
@@ -134,7 +135,7 @@ class IVFIndex:
         MissingExtraError: If faiss is not installed.
     """
 
-    def __init__(self, index: Any, *, threads: int | None = None) -> None:
+    def __init__(self, index: Any, *, threads: int | None = 1) -> None:
         faiss = require_faiss()
         if threads is not None and (type(threads) is not int or threads < 1):
             raise InvalidRequestError(
@@ -159,7 +160,7 @@ class IVFIndex:
         self.cluster_sizes.flags.writeable = False
 
     @classmethod
-    def read(cls, path: str | Path, *, memory_map: bool = True, threads: int | None = None) -> Self:
+    def read(cls, path: str | Path, *, memory_map: bool = True, threads: int | None = 1) -> Self:
         """Return the index in a file that `faiss.write_index(index, path)` wrote.
 
         Args:

@@ -10,7 +10,7 @@ and searches join and leave between batches. Three rules make up a batch:
 - whoever needs a chosen cluster, too, scans it now: a cluster is read from memory once and then
   compared with all of them, at a third of the cost. Beyond some queries that gains nothing more, so
   only the most urgent ones join;
-- pairs are sorted by cluster.
+- pairs of one cluster stand together.
 
 The result does not depend on any of this: it is the best k over all clusters of a search, by score
 and then by id.
@@ -78,7 +78,7 @@ class ScanBatch:
         vectors: Their queries, shape (n, d).
         thresholds: The score that a result must reach to count for each, shape (n,).
         rows: Which search each pair is of, shape (r,).
-        clusters: The cluster of each pair, sorted, shape (r,).
+        clusters: The cluster of each pair, equal ones together, shape (r,).
         k: Results that each pair may bring.
         load: How much it is.
     """

@@ -28,7 +28,6 @@ from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 _Result = TypeVar("_Result")
 
-
 _LEAST_SCANS = 2.0
 """How long a scan should be at least, compared with its overhead."""
 

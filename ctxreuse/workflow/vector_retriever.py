@@ -48,8 +48,7 @@ class VectorRetriever:
         nprobe: int | None = None,
         hot: ClusterTier[Any] | None = None,
     ) -> None:
-        # the engine scans in threads of its own
-        self.index = index if isinstance(index, IVFIndex) else IVFIndex(index, threads=1)
+        self.index = index if isinstance(index, IVFIndex) else IVFIndex(index)
         if nprobe is None:
             nprobe = self.index.nprobe
         if not isinstance(nprobe, int) or nprobe < 1:

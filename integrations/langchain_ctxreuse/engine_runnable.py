@@ -14,6 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 
 from ctxreuse.serving import sync
+from ctxreuse.serving.together import all_of
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
@@ -112,13 +113,7 @@ class EngineRunnable(Runnable[Input, Output]):
                         raise
                     return error  # type: ignore[return-value]  # as LangChain does
 
-        tasks = [asyncio.ensure_future(one(*job)) for job in zip(inputs, configs, strict=True)]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await all_of(one(*job) for job in zip(inputs, configs, strict=True))
 
     def stream(
         self,
