@@ -117,8 +117,8 @@ class IVFIndex:
         index: A trained faiss index with metric L2 or inner product. A scalar quantizer must not
             encode residuals together with inner products, as their scores would need the
             distances to the centroids.
-        threads: OpenMP threads of a scan: 1 where an engine scans in threads of its own, which would
-            get in each other's way; None leaves what faiss has in the calling thread.
+        threads: OpenMP threads of a scan: 1 where an engine scans in threads of its own, which
+            would get in each other's way; None leaves what faiss has in the calling thread.
 
     Attributes:
         dimension: Length of a vector.
