@@ -27,7 +27,7 @@ from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.plans import Plan
 from ctxreuse.request_scope import request_context
-from ctxreuse.workflow import search_lane, stages
+from ctxreuse.workflow import search_lane, search_work, stages
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import (
     DeadlineError,
@@ -56,7 +56,7 @@ EAGER = EngineOptions(max_wasted_share=1.0, workers=2)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
-    monkeypatch.setattr(search_lane, "sub_stage_s", lambda *_, **__: 1e-6)
+    monkeypatch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-6)
     monkeypatch.setattr(stages, "_GUESS_AT", (0.03, 0.1))
     monkeypatch.setattr(Finality, "is_worth_it", lambda self, progress: True)
     return iter(())

@@ -34,7 +34,7 @@ from workflow_graphs import rag_graphs
 from workflow_interpreter import interpret
 
 from ctxreuse import ReusePlanner
-from ctxreuse.workflow import search_lane, stages
+from ctxreuse.workflow import search_lane, search_work, stages
 from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.engine import WorkflowEngine
@@ -211,7 +211,7 @@ def interference(scenario: Scenario) -> Iterator[None]:
     draw = Random(scenario.seed + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            search_lane, "sub_stage_s", lambda *_, **__: draw.choice((0.0, 1e-6, 2e-5, 1e-4, 1.0))
+            search_work, "sub_stage_s", lambda *_, **__: draw.choice((0.0, 1e-6, 2e-5, 1e-4, 1.0))
         )
         patch.setattr(stages, "_GUESS_AT", (0.03, 0.1, 0.2))  # answers are of few words here
         if scenario.forced:

@@ -38,7 +38,7 @@ from workflow_engines import (
 from workflow_interpreter import interpret
 
 from ctxreuse import ReusePlanner
-from ctxreuse.workflow import search_lane, stages
+from ctxreuse.workflow import search_lane, search_work, stages
 from ctxreuse.workflow.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import (
@@ -64,7 +64,7 @@ EAGER = EngineOptions(max_wasted_share=1.0, workers=2)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
-    monkeypatch.setattr(search_lane, "sub_stage_s", lambda *_, **__: 1e-6)
+    monkeypatch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-6)
     monkeypatch.setattr(stages, "_GUESS_AT", (0.03, 0.1))
     monkeypatch.setattr(Finality, "is_worth_it", lambda self, progress: True)
 
@@ -348,7 +348,7 @@ def test_a_vector_that_is_not_finite_is_an_error_of_the_stage() -> None:
 
 
 def test_what_fails_between_scans_fails_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_lane.ScanCosts, "observe", raising(RuntimeError("no fit")))
+    monkeypatch.setattr(search_work.ScanCosts, "observe", raising(RuntimeError("no fit")))
 
     async def main() -> None:
         async with engine_over() as engine:
@@ -609,7 +609,7 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
             await assert_idle(engine)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_lane, "sub_stage_s", lambda *_, **__: 1e-5)
+        patch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-5)
         patch.setattr(Finality, "is_worth_it", lambda self, progress: True)
         in_virtual_time(main())
 

@@ -246,9 +246,9 @@ async def assert_idle(engine: WorkflowEngine) -> None:
     for lane in lanes_of(engine):
         await lane.drain()
     for lane in lanes_of(engine):
-        queue = lane._queue
+        queue = lane._work._queue
         assert len(lane) == len(queue) == 0
-        assert not lane._running
+        assert not lane._at_work
         assert not queue._needed.any()
         assert not queue._demand.any()
         assert sorted(queue._free) == list(range(len(queue._needed)))

@@ -35,7 +35,8 @@ from ctxreuse.workflow.results import SearchResult, WorkflowResult
 from ctxreuse.workflow.retrievers import Retriever, checked_retriever
 from ctxreuse.workflow.run_context import RunContext
 from ctxreuse.workflow.runs import Run
-from ctxreuse.workflow.search_lane import LaneCounters, SearchLane
+from ctxreuse.workflow.search_lane import SearchLane
+from ctxreuse.workflow.search_work import LaneCounters
 from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services, Statistics
 from ctxreuse.workflow.speculation import SpeculationCounters
 from ctxreuse.workflow.threads import Execute, Threads
@@ -49,7 +50,7 @@ Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and what is put into it: its only input, or a dict of its inputs."""
 
 _OTHER_THREADS = 2
-"""For what is not a scan: embedding, looking up vectors, filling the hot tier."""
+"""For what is not a search: looking up vectors, filling the hot tier."""
 
 
 class WorkflowEngine(AsyncClosing):
@@ -97,9 +98,7 @@ class WorkflowEngine(AsyncClosing):
         self._prompts = Prompts(planner)
         self._clock = clock
         self._workers = self._options.workers or default_workers()
-        # scans have threads of their own, so that they do not keep queries from being embedded
-        self._threads = Threads(_OTHER_THREADS), Threads(self._workers)
-        run_in, scan_in = self._threads if execute is None else (execute, None)
+        self._threads = Threads(_OTHER_THREADS)
         self._numbers = count(1)
         self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
         self._closing: set[object] = set()
@@ -113,8 +112,9 @@ class WorkflowEngine(AsyncClosing):
             lanes={
                 name: SearchLane(
                     one,
-                    run_in,
-                    scan_in=scan_in,
+                    self._threads if execute is None else execute,
+                    # a worker stays as long as there is work: not in the way of other retrievers
+                    threads=Threads(self._workers) if execute is None else None,
                     workers=self._workers,
                     reorder=self._options.reorder,
                     clock=clock,
@@ -337,9 +337,8 @@ class WorkflowEngine(AsyncClosing):
             self._emptied.clear()
             await self._emptied.wait()  # a task may go on for long once its run has ended
         for lane in self._services.lanes.values():
-            await lane.drain()
-        for threads in self._threads:
-            threads.close()
+            await lane.close()
+        self._threads.close()
 
     async def _run(
         self,

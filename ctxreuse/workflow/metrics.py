@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctxreuse.workflow.search_lane import LaneCounters
+from ctxreuse.workflow.search_work import LaneCounters
 from ctxreuse.workflow.speculation import SpeculationCounters
 
 

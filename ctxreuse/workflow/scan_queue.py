@@ -300,6 +300,11 @@ class ScanQueue:
                 self._needed[search.slot, cluster] = True
                 self._demand[cluster] += 1
 
+    @property
+    def has_unscanned(self) -> bool:
+        """Whether there is anything that is not being scanned."""
+        return bool(self._demand.any())
+
     def work_s(self) -> float:
         """Return what all scans that wait would take one by one, in seconds."""
         pairs, compared = int(self._demand.sum()), int(self._demand @ self._sizes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import Protocol, TypeVar
 
 _Result = TypeVar("_Result")
@@ -27,15 +28,22 @@ class Threads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._pool: ThreadPoolExecutor | None = None
+        self._lock = Lock()
 
     async def __call__(self, work: Callable[[], _Result]) -> _Result:
         """Return the work's result; a coroutine, so that it is cancelled with its event loop."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._most, "ctxreuse-workflow")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await asyncio.wrap_future(self.start(work))
+
+    def start(self, work: Callable[[], _Result]) -> Future[_Result]:
+        """Start some work, from any thread."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._most, "ctxreuse-workflow")
+            return self._pool.submit(work)
 
     def close(self) -> None:
         """Wait for what runs, and let the threads go; they start again if they are needed."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()

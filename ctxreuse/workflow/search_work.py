@@ -1,0 +1,341 @@
+"""The searches of one vector index, and what is to be done for them next.
+
+Workers take jobs, do them, and bring back what came of them; whoever waits for a search hears of it
+from the `News` that a worker then has. Nothing stands between one job of a worker and its next, not
+even the event loop: it would be asked for each, and be busy with other things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from ctxreuse.workflow.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
+from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reordered
+from ctxreuse.workflow.ivf import IVFIndex
+from ctxreuse.workflow.pending_search import PendingSearch
+from ctxreuse.workflow.scan_queue import Best, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.scanning import Scanned, timed_scan
+from ctxreuse.workflow.vector_retriever import VectorRetriever
+
+_LEAST_SCANS = 2.0
+"""How long a scan should be at least, compared with its overhead."""
+
+
+@dataclass(slots=True)
+class LaneCounters:
+    """What has been done for the searches of an index.
+
+    Attributes:
+        searches: Searches that have ended.
+        batches: Scans.
+        pairs: Pairs of query and cluster that were scanned.
+        clusters: Clusters that were read for them.
+        scan_s: Seconds of scanning, over all workers.
+        scheduling_s: Seconds spent on deciding what to scan, and on taking in what was found.
+    """
+
+    searches: int = 0
+    batches: int = 0
+    pairs: int = 0
+    clusters: int = 0
+    scan_s: float = 0.0
+    scheduling_s: float = 0.0
+
+
+class Embedded(NamedTuple):
+    """Queries' vectors, and the clusters to probe for each, nearest first."""
+
+    vectors: Vectors
+    clusters: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """Queries to embed together."""
+
+    batch: list[PendingSearch]
+    retriever: VectorRetriever
+
+    def outcome(self) -> Embedded | Exception:
+        """Do it; in any thread."""
+        try:
+            return Embedded(*self.retriever.prepare([pending.text for pending in self.batch]))
+        except Exception as error:
+            return error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scan:
+    """Clusters to scan together; `scheduling_s` is what choosing them took."""
+
+    batch: ScanBatch
+    index: IVFIndex
+    clock: Callable[[], float]
+    scheduling_s: float
+
+    def outcome(self) -> Scanned | Exception:
+        """Do it; in any thread."""
+        try:
+            return timed_scan(self.index, self.batch, self.clock)
+        except Exception as error:
+            return error
+
+
+Job: TypeAlias = Embedding | Scan
+Outcome: TypeAlias = Embedded | Scanned | Exception
+
+
+class News(NamedTuple):
+    """What has become of a search: the best k, or what went wrong; None is a part done."""
+
+    pending: PendingSearch
+    outcome: Best | Exception | None
+
+
+class SearchWork:
+    """The searches of one retriever, shared by an event loop and the workers.
+
+    Args:
+        retriever: The index, and what belongs to it.
+        workers: How many workers there may be.
+        reorder: Whether a session's last search says where to look first.
+        clock: Seconds from any start, for what things take.
+    """
+
+    def __init__(
+        self,
+        retriever: VectorRetriever,
+        *,
+        workers: int,
+        reorder: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        index = retriever.index
+        self.counters = LaneCounters()
+        self._retriever = retriever
+        self._workers = workers
+        self._reorder = reorder
+        self._clock = clock
+        self._costs = ScanCosts(index.dimension)
+        self._queue = ScanQueue(
+            index.cluster_sizes,
+            self._costs,
+            dimension=index.dimension,
+            worst=index.worst,
+            higher_is_better=index.higher_is_better,
+        )
+        self._overhead_s = MovingMean(0.0005)
+        self._arrivals = ArrivalRate()
+        self._lock = Lock()
+        self._open: set[PendingSearch] = set()
+        self._of_search: dict[Search, PendingSearch] = {}
+        self._unembedded: list[PendingSearch] = []
+        self._is_embedding = False
+        self._alone: list[PendingSearch] = []
+        self._at_work = 0
+
+    def __len__(self) -> int:
+        """Return how many searches are under way."""
+        return len(self._open)
+
+    def add(self, pending: PendingSearch) -> None:
+        """Take in a search; somebody must then see whether to `hire` a worker for it."""
+        with self._lock:
+            self._arrivals.note(self._clock())
+            self._open.add(pending)
+            self._unembedded.append(pending)
+
+    def remove(self, pending: PendingSearch) -> None:
+        """Drop a search, or let go of what one that has ended has found."""
+        with self._lock:
+            self._open.discard(pending)
+            for waiting in (self._unembedded, self._alone):
+                if pending in waiting:
+                    waiting.remove(pending)
+            if pending.search is not None:
+                self._of_search.pop(pending.search, None)
+                self._queue.remove(pending.search)
+
+    # what has been found so far
+
+    def progress(self, pending: PendingSearch) -> float:
+        """Return how much of a search, from its beginning on, has been done, from 0 to 1."""
+        with self._lock:
+            search = pending.search
+            if search is None or search.is_gone:
+                return 0.0
+            return self._queue.prefix(search) / max(1, len(search.clusters))
+
+    def preview(self, pending: PendingSearch) -> Best | None:
+        """Return the best k so far; None before the first scan."""
+        with self._lock:
+            search = pending.search
+            if search is None or search.is_gone or not search.scanned:
+                return None
+            return self._queue.best(search)
+
+    def snapshot(self, pending: PendingSearch) -> SearchRecord | None:
+        """Return what a search has found so far, without vectors; None before the first scan."""
+        with self._lock:
+            search = pending.search
+            if search is None or search.is_gone or not search.scanned:
+                return None
+            best = self._queue.best(search, KEPT)
+            return SearchRecord(search.vector, search.clusters, best.ids, best.found_in)
+
+    # what workers do
+
+    def hire(self) -> bool:
+        """Return whether one more worker is to begin now; it counts as at work from now on."""
+        with self._lock:
+            has_texts = bool(self._unembedded or self._alone) and not self._is_embedding
+            if self._at_work >= self._workers or not (has_texts or self._queue.has_unscanned):
+                return False
+            self._at_work += 1
+            return True
+
+    def next_job(self) -> Job | None:
+        """Return what a worker is to do now; with None it ends, and is not at work any more."""
+        with self._lock:
+            began = self._clock()
+            if not self._is_embedding and (texts := self._next_texts()):
+                self._is_embedding = True
+                return Embedding(texts, self._retriever)
+            least_s = _LEAST_SCANS * self._overhead_s.value
+            batch = self._queue.next_batch(self._budget_s(began, least_s), least_s)
+            if batch is None:
+                self._at_work -= 1
+                return None
+            return Scan(batch, self._retriever.index, self._clock, self._clock() - began)
+
+    def finish(self, job: Job, outcome: Outcome) -> list[News]:
+        """Take in what has come of a job, and return who is to hear of it."""
+        with self._lock:
+            if isinstance(job, Embedding):
+                self._is_embedding = False
+                if isinstance(outcome, Embedded):
+                    return self._take_in_vectors(job, outcome)
+            elif isinstance(outcome, Scanned):
+                return self._take_in_scanned(job, outcome)
+            assert isinstance(outcome, Exception), "a job's outcome is its own"
+            return self._take_in_fault(job, outcome)
+
+    def return_job(self, job: Job) -> None:
+        """Take back a job that was not done; its worker ends."""
+        with self._lock:
+            self._at_work -= 1
+            if isinstance(job, Embedding):
+                self._is_embedding = False
+                self._alone += [pending for pending in job.batch if pending in self._open]
+            else:
+                self._queue.return_unscanned(job.batch)
+
+    def give_up(self, error: Exception) -> list[News]:
+        """End all searches, for a worker has failed and ends: nobody may wait for ever."""
+        with self._lock:
+            self._at_work -= 1
+            self._is_embedding = False
+            self._unembedded.clear()
+            self._alone.clear()
+            return self._fail(list(self._open), error)
+
+    def _budget_s(self, now_s: float, least_s: float) -> float:
+        searches = len(self._queue)
+        budget_s = sub_stage_s(self._overhead_s.value, searches, self._arrivals.per_s(now_s))
+        if searches < self._workers:  # each takes a part
+            free = self._workers - self._at_work + 1
+            budget_s = min(budget_s, max(self._queue.work_s() / free, least_s))
+        return budget_s
+
+    def _next_texts(self) -> list[PendingSearch]:
+        if self._alone:
+            return [self._alone.pop()]
+        texts, self._unembedded = self._unembedded, []
+        return texts
+
+    def _take_in_fault(self, job: Job, error: Exception) -> list[News]:
+        if isinstance(job, Scan):
+            self._queue.return_unscanned(job.batch)
+            owners = [self._of_search.get(search) for search in job.batch.searches]
+            return self._fail([owner for owner in owners if owner is not None], error)
+        present = [pending for pending in job.batch if pending in self._open]
+        if len(job.batch) == 1:
+            return self._fail(present, error)
+        self._alone += present  # one text may be at fault; the others need not fail with it
+        return []
+
+    def _take_in_vectors(self, job: Embedding, embedded: Embedded) -> list[News]:
+        news = []
+        for pending, vector, probed in zip(job.batch, *embedded, strict=True):
+            if pending in self._open:
+                try:
+                    news.append(self._enter(pending, vector, probed[probed >= 0]))
+                except Exception as error:
+                    news += self._fail([pending], error)
+        return news
+
+    def _enter(self, pending: PendingSearch, vector: Vectors, clusters: Integers) -> News:
+        index = self._retriever.index
+        record = pending.record
+        if record is not None:
+            if record.vectors is not None:
+                pending.local = _nearest(
+                    vector, record, record.vectors, pending.k, index.higher_is_better
+                )
+            if self._reorder:
+                clusters = reordered(clusters, record)
+        k, kept = min(pending.k, index.size), min(pending.kept, index.size)
+        search = Search(vector, clusters, k, pending.due, kept)
+        self._queue.add(search)
+        pending.search = search
+        self._of_search[search] = pending
+        return self._news_of(search)
+
+    def _take_in_scanned(self, job: Scan, scanned: Scanned) -> list[News]:
+        began, batch = self._clock(), job.batch
+        scan_s = scanned.ended_s - scanned.began_s
+        self._costs.observe(batch.load, scan_s)
+        if self._retriever.hot is not None:
+            self._retriever.hot.note(batch.clusters)
+        present = self._queue.take_in(batch, scanned.found)
+        news = [self._news_of(search) for search in present if search in self._of_search]
+        scheduling_s = job.scheduling_s + self._clock() - began
+        self._overhead_s.add(scheduling_s)
+        counters = self.counters
+        counters.batches += 1
+        counters.pairs += len(batch.clusters)
+        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
+        counters.scan_s += scan_s
+        counters.scheduling_s += scheduling_s
+        return news
+
+    def _news_of(self, search: Search) -> News:
+        if not search.is_done:
+            return News(self._of_search[search], None)
+        pending = self._of_search.pop(search)
+        self._open.discard(pending)
+        self.counters.searches += 1
+        return News(pending, self._queue.best(search))
+
+    def _fail(self, those: Iterable[PendingSearch], error: Exception) -> list[News]:
+        news = []
+        for pending in those:
+            self._open.discard(pending)
+            if pending.search is not None:
+                self._of_search.pop(pending.search, None)
+                self._queue.remove(pending.search)
+            news.append(News(pending, error))
+        return news
+
+
+def _nearest(
+    vector: Vectors, record: SearchRecord, vectors: Vectors, k: int, higher_is_better: bool
+) -> Integers:
+    """Return the k of a record's results that are nearest to a query."""
+    near = vectors @ vector if higher_is_better else -((vectors - vector) ** 2).sum(axis=1)
+    return record.ids[np.lexsort((record.ids, -near))[:k]]
