@@ -80,17 +80,17 @@ def test_what_took_no_time_for_a_while_may_take_some_again() -> None:
     assert costs.seconds(load) > 0.1 * float(RATES @ load)
 
 
-@given(st.floats(0.0, 1.0), st.integers(0, 500), st.floats(0.0, 1_000.0))
+@given(st.floats(0.0, 1.0), st.integers(0, 500), st.floats(0.0, 1_000.0), st.integers(1, 32))
 def test_no_other_sub_stage_has_a_shorter_wait(
-    overhead_s: float, searches: int, arriving_per_s: float
+    overhead_s: float, searches: int, arriving_per_s: float, workers: int
 ) -> None:
-    """Half a sub-stage for each newcomer, and the overhead of all sub-stages for all searches."""
-    best = sub_stage_s(overhead_s, searches, arriving_per_s)
+    """Part of a sub-stage for each newcomer, the overhead of all of them for all searches."""
+    best = sub_stage_s(overhead_s, searches, arriving_per_s, workers)
     assert 0.001 <= best <= 0.1
 
     def cost(seconds: float) -> float:
         arriving = max(arriving_per_s, 1e-6)
-        return arriving * seconds / 2 + max(searches, 1) * overhead_s / seconds
+        return arriving * seconds / (workers + 1) + max(searches, 1) * overhead_s / seconds
 
     for other in np.geomspace(0.001, 0.1, 30):
         assert cost(best) <= cost(float(other)) * (1 + 1e-9)

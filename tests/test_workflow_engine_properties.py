@@ -34,7 +34,7 @@ from workflow_graphs import rag_graphs
 from workflow_interpreter import interpret
 
 from ctxreuse import ReusePlanner
-from ctxreuse.workflow import search_lane, search_work, stages
+from ctxreuse.workflow import search_work, stages
 from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.engine import WorkflowEngine

@@ -38,7 +38,7 @@ from workflow_engines import (
 from workflow_interpreter import interpret
 
 from ctxreuse import ReusePlanner
-from ctxreuse.workflow import search_lane, search_work, stages
+from ctxreuse.workflow import search_work, stages
 from ctxreuse.workflow.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import (

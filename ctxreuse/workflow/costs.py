@@ -152,22 +152,26 @@ def sub_stage_s(
     overhead_s: float,
     searches: int,
     arriving_per_s: float,
+    workers: int = 1,
     shortest_s: float = 0.001,
     longest_s: float = 0.1,
 ) -> float:
     """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
 
     Of a second, sub-stages of length mb spend b/mb on the overhead b of scheduling, for which all n
-    searches wait; each of the r newcomers in it waits mb/2 for the sub-stage to end. The sum
-    n b/mb + r mb/2 is least at sqrt(2 n b / r). The paper's equation is the case of one search and
-    one newcomer within its time t, sqrt(2 b t), once its overhead term has the right sign.
+    searches wait; each of the r newcomers in it waits for the first of w workers to end its
+    sub-stage, which takes mb/(w+1). The sum n b/mb + r mb/(w+1) is least at sqrt((w+1) n b / r).
+    The paper's equation is the case of one worker, one search, and one newcomer within its time t,
+    sqrt(2 b t), once its overhead term has the right sign.
 
     Args:
         overhead_s: What a sub-stage takes beside its scan, in seconds.
         searches: How many are under way.
         arriving_per_s: How many begin in a second.
+        workers: How many sub-stages go on at a time.
         shortest_s: No sub-stage is shorter.
         longest_s: None is longer.
     """
-    best = math.sqrt(2.0 * max(searches, 1) * overhead_s / max(arriving_per_s, 1e-6))
+    overhead_of_all_s = max(searches, 1) * overhead_s
+    best = math.sqrt((workers + 1) * overhead_of_all_s / max(arriving_per_s, 1e-6))
     return min(max(best, shortest_s), longest_s)

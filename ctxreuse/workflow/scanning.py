@@ -13,27 +13,26 @@ from ctxreuse.workflow.scan_queue import Found, ScanBatch
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a scan has found, and from when to when it was done."""
+    """What a scan has found, and how long the index took."""
 
     found: Found
-    began_s: float
-    ended_s: float
+    seconds: float
 
 
-def timed_scan(index: IVFIndex, batch: ScanBatch, clock: Callable[[], float]) -> Scanned:
-    """Scan a batch, and say from when to when."""
-    began = clock()
-    found = scan(index, batch)
-    return Scanned(found, began, clock())
-
-
-def scan(index: IVFIndex, batch: ScanBatch) -> Found:
+def scan(index: IVFIndex, batch: ScanBatch, clock: Callable[[], float]) -> Scanned:
     """Scan a batch; runs in any thread.
+
+    Args:
+        index: What is scanned.
+        batch: What of it, for which queries.
+        clock: Seconds from any start.
 
     Returns:
         What reaches the searches' thresholds: an equal score may win by its id.
     """
+    began = clock()
     candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
+    seconds = clock() - began
     nearness = candidates.scores if index.higher_is_better else -candidates.scores
     least = batch.thresholds.copy() if index.higher_is_better else -batch.thresholds
     for row in range(len(batch.searches)):
@@ -43,9 +42,10 @@ def scan(index: IVFIndex, batch: ScanBatch) -> Found:
     counts = nearness >= least[batch.rows][:, None]
     counts &= candidates.ids >= 0
     pairs, places = np.nonzero(counts)
-    return Found(
+    found_ones = Found(
         rows=batch.rows[pairs],
         scores=candidates.scores[pairs, places],
         ids=candidates.ids[pairs, places],
         clusters=batch.clusters[pairs],
     )
+    return Scanned(found_ones, seconds)

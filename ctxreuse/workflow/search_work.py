@@ -19,7 +19,7 @@ from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors, reo
 from ctxreuse.workflow.ivf import IVFIndex
 from ctxreuse.workflow.pending_search import PendingSearch
 from ctxreuse.workflow.scan_queue import Best, ScanBatch, ScanQueue, Search
-from ctxreuse.workflow.scanning import Scanned, timed_scan
+from ctxreuse.workflow.scanning import Scanned, scan
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 _LEAST_SCANS = 2.0
@@ -35,8 +35,9 @@ class LaneCounters:
         batches: Scans.
         pairs: Pairs of query and cluster that were scanned.
         clusters: Clusters that were read for them.
-        scan_s: Seconds of scanning, over all workers.
-        scheduling_s: Seconds spent on deciding what to scan, and on taking in what was found.
+        scan_s: Seconds that the index took for them, over all workers.
+        scheduling_s: Seconds that workers spent beside it: on deciding what to scan, on taking in
+            what was found, and on waiting for each other.
     """
 
     searches: int = 0
@@ -71,17 +72,17 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scan:
-    """Clusters to scan together; `scheduling_s` is what choosing them took."""
+    """Clusters to scan together, and when somebody began to choose them."""
 
     batch: ScanBatch
     index: IVFIndex
     clock: Callable[[], float]
-    scheduling_s: float
+    began_s: float
 
     def outcome(self) -> Scanned | Exception:
         """Do it; in any thread."""
         try:
-            return timed_scan(self.index, self.batch, self.clock)
+            return scan(self.index, self.batch, self.clock)
         except Exception as error:
             return error
 
@@ -211,7 +212,7 @@ class SearchWork:
             if batch is None:
                 self._at_work -= 1
                 return None
-            return Scan(batch, self._retriever.index, self._clock, self._clock() - began)
+            return Scan(batch, self._retriever.index, self._clock, began)
 
     def finish(self, job: Job, outcome: Outcome) -> list[News]:
         """Take in what has come of a job, and return who is to hear of it."""
@@ -246,7 +247,9 @@ class SearchWork:
 
     def _budget_s(self, now_s: float, least_s: float) -> float:
         searches = len(self._queue)
-        budget_s = sub_stage_s(self._overhead_s.value, searches, self._arrivals.per_s(now_s))
+        budget_s = sub_stage_s(
+            self._overhead_s.value, searches, self._arrivals.per_s(now_s), self._workers
+        )
         if searches < self._workers:  # each takes a part
             free = self._workers - self._at_work + 1
             budget_s = min(budget_s, max(self._queue.work_s() / free, least_s))
@@ -297,20 +300,19 @@ class SearchWork:
         return self._news_of(search)
 
     def _take_in_scanned(self, job: Scan, scanned: Scanned) -> list[News]:
-        began, batch = self._clock(), job.batch
-        scan_s = scanned.ended_s - scanned.began_s
-        self._costs.observe(batch.load, scan_s)
+        batch = job.batch
+        self._costs.observe(batch.load, scanned.seconds)
         if self._retriever.hot is not None:
             self._retriever.hot.note(batch.clusters)
         present = self._queue.take_in(batch, scanned.found)
         news = [self._news_of(search) for search in present if search in self._of_search]
-        scheduling_s = job.scheduling_s + self._clock() - began
+        scheduling_s = self._clock() - job.began_s - scanned.seconds
         self._overhead_s.add(scheduling_s)
         counters = self.counters
         counters.batches += 1
         counters.pairs += len(batch.clusters)
         counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
-        counters.scan_s += scan_s
+        counters.scan_s += scanned.seconds
         counters.scheduling_s += scheduling_s
         return news
 
