@@ -32,6 +32,9 @@ SHARED_BY = 16
 """Queries that share a scan of a cluster: with so many the comparing, not the reading, takes the
 time."""
 
+_STRETCH = 1.3
+"""How far a budget may be exceeded for a search to end: better than a batch for what is left."""
+
 
 @dataclass(slots=True, eq=False)
 class Search:
@@ -224,7 +227,8 @@ class ScanQueue:
         """Return what to scan next, or None if there is nothing that is not being scanned.
 
         Args:
-            budget_s: How long it should take at most, in seconds; one cluster may take longer. For
+            budget_s: How long it should take, in seconds; one cluster, and the last of a search, may
+                take longer. For
                 searches that are never due it is `least_s`.
             least_s: How long it should take at least. What ends a search is scanned alone, for its
                 result comes with the whole batch; but not if that is less than this.
@@ -323,6 +327,8 @@ class ScanQueue:
             sharing = np.minimum(self._demand[rest], self._shared_by)
             seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
             fitting = int(np.searchsorted(seconds, left_s, side="right"))
+            if seconds[-1] <= _STRETCH * left_s:
+                fitting = len(rest)
             if not chosen:
                 fitting = max(fitting, 1)
             begun = len(search.clusters) - len(rest)
