@@ -193,7 +193,7 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
     assert queue.work_s() == 0.0
     assert not queue._needed.any()
     assert not queue._demand.any()
-    assert sorted(queue._free) == list(range(len(queue._needed)))
+    assert sorted(queue._free) == list(range(len(queue._scores)))
     assert all(search.slot == -1 for search in all_searches if search.is_gone)
 
 
@@ -319,13 +319,16 @@ def test_what_ends_a_search_is_scanned_without_what_only_others_need() -> None:
     assert set(rest.clusters.tolist()) == set(FULL[2:])
 
 
-def test_a_batch_that_would_be_too_short_goes_on_with_the_next_search() -> None:
+@pytest.mark.parametrize(("overhead_s", "ended"), [(0.0, 1), (1e-9, 1), (100.0, 3)])
+def test_a_batch_ends_several_searches_where_its_overhead_costs_more(
+    overhead_s: float, ended: int
+) -> None:
     queue = Corpus(0, False).queue()
-    queue.add(search_for(1, FULL[:1], due=1.0))
-    queue.add(search_for(2, FULL[1:], due=2.0))
-    batch = queue.next_batch(budget_s=100.0, least_s=100.0)
+    for number in range(3):
+        queue.add(search_for(number, FULL[3 * number : 3 * number + 3], due=float(number)))
+    batch = queue.next_batch(100.0, overhead_s)
     assert batch is not None
-    assert set(batch.clusters.tolist()) == set(FULL)
+    assert set(batch.clusters.tolist()) == set(FULL[: 3 * ended])
 
 
 def test_a_batch_ends_where_its_search_wants_to_be_looked_at() -> None:

@@ -251,7 +251,7 @@ async def assert_idle(engine: WorkflowEngine) -> None:
         assert not lane._at_work
         assert not queue._needed.any()
         assert not queue._demand.any()
-        assert sorted(queue._free) == list(range(len(queue._needed)))
+        assert sorted(queue._free) == list(range(len(queue._scores)))
     await asyncio.sleep(0)  # who has ended says so in the event loop's next round
     assert not len(engine._services.generations)
     assert engine.metrics().in_flight == engine.metrics().waiting == 0

@@ -5,8 +5,9 @@ A search is a query and the clusters that it has to scan. Its nodes are split (H
 and searches join and leave between batches. Three rules make up a batch:
 
 - who is due first chooses: its next clusters, in its own order, as far as the budget goes. What
-  ends it is a batch of its own, for results come with whole batches. With equal searches that is
-  first come, first served, which has the least mean wait;
+  ends it is a batch of its own, for results come with whole batches: with equal searches that is
+  first come, first served, which has the least mean wait. Only where so many wait that the overhead
+  of a batch costs all of them more, it ends several;
 - whoever needs a chosen cluster, too, scans it now: a cluster is read from memory once and then
   compared with all of them, at a third of the cost. Beyond some queries that gains nothing more, so
   only the most urgent ones join;
@@ -25,12 +26,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxreuse.workflow.costs import ScanCosts, ScanLoad
+from ctxreuse.workflow.costs import Floats, ScanCosts, ScanLoad
 from ctxreuse.workflow.history import Integers, Vectors
 
 SHARED_BY = 16
 """Queries that share a scan of a cluster: with so many the comparing, not the reading, takes the
 time."""
+
+_UNAWAITED_SCANS = 2.0
+"""How long a scan for a search that nobody waits for yet takes, compared with its overhead."""
 
 _STRETCH = 1.3
 """How far a budget may be exceeded for a search to end: better than a batch for what is left."""
@@ -158,7 +162,7 @@ class ScanQueue:
         self._waiting: dict[Search, None] = {}
         self._free: list[int] = []
         slots = 0
-        self._needed = np.zeros((slots, len(cluster_sizes)), dtype=bool)
+        self._needed = np.zeros((len(cluster_sizes), slots), dtype=bool)
         self._lacking = np.zeros((slots, len(cluster_sizes)), dtype=bool)
         self._vectors = np.zeros((slots, dimension), dtype=np.float32)
         self._scores = np.full((slots, width), worst, dtype=np.float32)
@@ -182,7 +186,7 @@ class ScanQueue:
         search.slot = slot = self._free.pop()
         self._vectors[slot] = search.vector
         clusters = search.clusters[self._sizes[search.clusters] > 0]
-        self._needed[slot, clusters] = self._lacking[slot, clusters] = True
+        self._needed[clusters, slot] = self._lacking[slot, clusters] = True
         self._demand[clusters] += 1
         self._scores[slot] = self._worst
         self._ids[slot] = self._found_in[slot] = -1
@@ -198,8 +202,8 @@ class ScanQueue:
         search.is_gone = True
         self._waiting.pop(search, None)
         if not search.is_done:
-            self._demand -= self._needed[search.slot]
-            self._needed[search.slot] = self._lacking[search.slot] = False
+            self._demand -= self._needed[:, search.slot]
+            self._needed[:, search.slot] = self._lacking[search.slot] = False
         self._free_if_unused(search)
 
     def best(self, search: Search, most: int | None = None) -> Best:
@@ -223,39 +227,37 @@ class ScanQueue:
         lacking = self._lacking[search.slot, search.clusters]
         return int(lacking.argmax()) if lacking.any() else len(lacking)
 
-    def next_batch(self, budget_s: float, least_s: float = 0.0) -> ScanBatch | None:
+    def next_batch(self, budget_s: float, overhead_s: float = 0.0) -> ScanBatch | None:
         """Return what to scan next, or None if there is nothing that is not being scanned.
 
         Args:
-            budget_s: How long it should take, in seconds; one cluster, and the last of a search, may
-                take longer. For
-                searches that are never due it is `least_s`.
-            least_s: How long it should take at least. What ends a search is scanned alone, for its
-                result comes with the whole batch; but not if that is less than this.
+            budget_s: How long it should take, in seconds; one cluster, and what ends a search, may
+                take longer.
+            overhead_s: What a batch takes beside its scan, in seconds.
         """
         if not self._waiting:
             return None
         searches = sorted(self._waiting, key=_due)
         if math.isinf(searches[0].due):  # nobody waits for it; somebody may come any moment
-            budget_s = min(budget_s, least_s)
-        chosen = self._chosen_clusters(searches, budget_s, least_s)
+            budget_s = min(budget_s, _UNAWAITED_SCANS * overhead_s)
+        chosen = self._chosen_clusters(searches, budget_s, overhead_s)
         if not len(chosen):
             return None
         slots = np.array([search.slot for search in searches])
-        needs = self._needed[slots[:, None], chosen]
-        counts = needs.sum(axis=0)
+        needs = self._needed[chosen][:, slots]
+        counts = np.count_nonzero(needs, axis=1)
         if counts.max() > self._shared_by:
-            needs &= np.cumsum(needs, axis=0) <= self._shared_by
-            counts = needs.sum(axis=0)
-        scans = needs.sum(axis=1)
+            needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= self._shared_by
+            counts = np.count_nonzero(needs, axis=1)
+        scans = np.count_nonzero(needs, axis=0)
         used = np.flatnonzero(scans)
-        slots = slots[used]
-        of_cluster, rows = np.nonzero(needs[used].T)
+        slots, scans = slots[used], scans[used]
+        of_cluster, rows = np.nonzero(needs[:, used])
         clusters = chosen[of_cluster]
-        self._needed[slots[rows], clusters] = False
+        self._needed[clusters, slots[rows]] = False
         self._demand[chosen] -= counts
         taking_part = tuple(searches[number] for number in used.tolist())
-        for search, number in zip(taking_part, scans[used].tolist(), strict=True):
+        for search, number in zip(taking_part, scans.tolist(), strict=True):
             search.in_flight += number
         sizes = self._sizes[chosen]
         return ScanBatch(
@@ -301,7 +303,7 @@ class ScanQueue:
             if search.is_gone:
                 self._free_if_unused(search)
             else:
-                self._needed[search.slot, cluster] = True
+                self._needed[cluster, search.slot] = True
                 self._demand[cluster] += 1
 
     @property
@@ -314,35 +316,55 @@ class ScanQueue:
         pairs, compared = int(self._demand.sum()), int(self._demand @ self._sizes)
         return self._costs.seconds(ScanLoad(pairs, compared, compared))
 
-    def _chosen_clusters(self, searches: list[Search], budget_s: float, least_s: float) -> Integers:
+    def _chosen_clusters(
+        self, searches: list[Search], budget_s: float, overhead_s: float
+    ) -> Integers:
         """Return the clusters that fit the budget, of whoever is due first."""
         chosen: list[Integers] = []
         is_chosen = np.zeros(len(self._sizes), dtype=bool)
-        left_s = budget_s
+        ended = 0
         for search in searches:
-            rest = search.clusters[self._needed[search.slot, search.clusters]]
+            rest = search.clusters[self._needed[search.clusters, search.slot]]
             rest = rest[~is_chosen[rest]]
             if not len(rest):
                 continue
             sharing = np.minimum(self._demand[rest], self._shared_by)
             seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
-            fitting = int(np.searchsorted(seconds, left_s, side="right"))
-            if seconds[-1] <= _STRETCH * left_s:
-                fitting = len(rest)
             if not chosen:
-                fitting = max(fitting, 1)
-            begun = len(search.clusters) - len(rest)
-            if begun < search.pause_at:
-                fitting = min(fitting, search.pause_at - begun)
-            if fitting:
-                chosen.append(rest[:fitting])
-                is_chosen[rest[:fitting]] = True
-                left_s -= float(seconds[fitting - 1])
-            if fitting < len(rest) or budget_s - left_s >= least_s:
+                fitting = self._fitting(search, seconds, budget_s)
+            elif self._is_worth_ending(ended, float(seconds[-1]), overhead_s):
+                fitting = len(rest)
+            else:
                 break
-            left_s = least_s - (budget_s - left_s)
-            budget_s = least_s
+            chosen.append(rest[:fitting])
+            is_chosen[rest[:fitting]] = True
+            if fitting < len(rest):
+                break
+            ended += 1
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
+
+    @staticmethod
+    def _fitting(search: Search, seconds: Floats, budget_s: float) -> int:
+        """Return how many of the next clusters of a search fit a budget.
+
+        Args:
+            search: The search.
+            seconds: What its next clusters take, added up.
+            budget_s: How long they should take.
+        """
+        fitting = max(int(np.searchsorted(seconds, budget_s, side="right")), 1)
+        if seconds[-1] <= _STRETCH * budget_s:
+            fitting = len(seconds)
+        begun = len(search.clusters) - len(seconds)
+        return min(fitting, search.pause_at - begun) if begun < search.pause_at else fitting
+
+    def _is_worth_ending(self, ended: int, seconds: float, overhead_s: float) -> bool:
+        """Return whether a batch that ends m searches should end one more, which takes w seconds.
+
+        The m wait w longer. Batches of m + 1 instead of m searches are fewer by 1 in m (m + 1) per
+        search, and all n that are under way wait for the overhead b of each: m w < n b / (m + 1).
+        """
+        return ended * (ended + 1) * seconds < len(self._waiting) * overhead_s
 
     def _merge(self, searches: tuple[Search, ...], found: Found) -> None:
         """Merge what was found into the best results of the searches."""
@@ -380,13 +402,14 @@ class ScanQueue:
             search.slot = -1
 
     def _grow(self) -> None:
-        old = len(self._needed)
+        old = len(self._scores)
         new = max(16, old)
 
         def more(array: NDArray[Any], fill: float) -> NDArray[Any]:
             return np.concatenate([array, np.full((new, array.shape[1]), fill, dtype=array.dtype)])
 
-        self._needed, self._lacking = more(self._needed, False), more(self._lacking, False)
+        self._needed = np.pad(self._needed, ((0, 0), (0, new)))
+        self._lacking = more(self._lacking, False)
         self._vectors = more(self._vectors, 0)
         self._scores = more(self._scores, self._worst)
         self._ids, self._found_in = more(self._ids, -1), more(self._found_in, -1)

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxreuse.workflow.ivf import IVFIndex
 from ctxreuse.workflow.scan_queue import Found, ScanBatch
+
+_PAIRS = 16
+"""How many pairs of a search hold the first k of it, more or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,8 @@ def scan(index: IVFIndex, batch: ScanBatch, clock: Callable[[], float]) -> Scann
     candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
     seconds = clock() - began
     nearness = candidates.scores if index.higher_is_better else -candidates.scores
-    least = batch.thresholds.copy() if index.higher_is_better else -batch.thresholds
-    for row in range(len(batch.searches)):
-        found = nearness[batch.rows == row].ravel()
-        if len(found) > batch.k:  # what its own k best in this batch beat cannot count
-            least[row] = max(least[row], np.partition(found, -batch.k)[-batch.k])
+    least = batch.thresholds if index.higher_is_better else -batch.thresholds
+    least = np.maximum(least, _least_of_best(nearness, batch))
     counts = nearness >= least[batch.rows][:, None]
     counts &= candidates.ids >= 0
     pairs, places = np.nonzero(counts)
@@ -49,3 +50,22 @@ def scan(index: IVFIndex, batch: ScanBatch, clock: Callable[[], float]) -> Scann
         clusters=batch.clusters[pairs],
     )
     return Scanned(found_ones, seconds)
+
+
+def _least_of_best(nearness: NDArray[np.float32], batch: ScanBatch) -> NDArray[np.float32]:
+    """Return what the k best of each search in this batch alone reach, or less; shape (n,).
+
+    Only the first few of each pair are looked at, which are its best: seldom are all k in one.
+    """
+    width = -(-batch.k // _PAIRS)
+    counts = np.bincount(batch.rows, minlength=len(batch.searches))
+    order = np.argsort(batch.rows, kind="stable")
+    places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = np.full((len(counts), int(counts.max()), width), -np.inf, dtype=np.float32)
+    firsts[batch.rows[order], places] = nearness[order, :width]
+    flat = firsts.reshape(len(counts), -1)
+    if flat.shape[1] < batch.k:
+        return np.full(len(counts), -np.inf, dtype=np.float32)
+    at = flat.shape[1] - batch.k
+    least: NDArray[np.float32] = np.partition(flat, at, axis=1)[:, at]
+    return least

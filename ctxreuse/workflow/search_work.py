@@ -23,7 +23,7 @@ from ctxreuse.workflow.scanning import Scanned, scan
 from ctxreuse.workflow.vector_retriever import VectorRetriever
 
 _LEAST_SCANS = 2.0
-"""How long a scan should be at least, compared with its overhead."""
+"""How long part of a search should take at least, compared with a scan's overhead."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,7 @@ class LaneCounters:
         pairs: Pairs of query and cluster that were scanned.
         clusters: Clusters that were read for them.
         scan_s: Seconds that the index took for them, over all workers.
-        scheduling_s: Seconds that workers spent beside it: on deciding what to scan, on taking in
-            what was found, and on waiting for each other.
+        scheduling_s: Seconds that workers spent on choosing what to scan.
     """
 
     searches: int = 0
@@ -207,11 +206,11 @@ class SearchWork:
             if not self._is_embedding and (texts := self._next_texts()):
                 self._is_embedding = True
                 return Embedding(texts, self._retriever)
-            least_s = _LEAST_SCANS * self._overhead_s.value
-            batch = self._queue.next_batch(self._budget_s(began, least_s), least_s)
+            batch = self._queue.next_batch(self._budget_s(began), self._overhead_s.value)
             if batch is None:
                 self._at_work -= 1
                 return None
+            self.counters.scheduling_s += self._clock() - began
             return Scan(batch, self._retriever.index, self._clock, began)
 
     def finish(self, job: Job, outcome: Outcome) -> list[News]:
@@ -245,14 +244,13 @@ class SearchWork:
             self._alone.clear()
             return self._fail(list(self._open), error)
 
-    def _budget_s(self, now_s: float, least_s: float) -> float:
-        searches = len(self._queue)
-        budget_s = sub_stage_s(
-            self._overhead_s.value, searches, self._arrivals.per_s(now_s), self._workers
-        )
+    def _budget_s(self, now_s: float) -> float:
+        searches, overhead_s = len(self._queue), self._overhead_s.value
+        arriving_per_s = self._arrivals.per_s(now_s)
+        budget_s = sub_stage_s(overhead_s, searches, arriving_per_s, self._workers)
         if searches < self._workers:  # each takes a part
-            free = self._workers - self._at_work + 1
-            budget_s = min(budget_s, max(self._queue.work_s() / free, least_s))
+            part_s = self._queue.work_s() / (self._workers - self._at_work + 1)
+            budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
         return budget_s
 
     def _next_texts(self) -> list[PendingSearch]:
@@ -306,14 +304,12 @@ class SearchWork:
             self._retriever.hot.note(batch.clusters)
         present = self._queue.take_in(batch, scanned.found)
         news = [self._news_of(search) for search in present if search in self._of_search]
-        scheduling_s = self._clock() - job.began_s - scanned.seconds
-        self._overhead_s.add(scheduling_s)
+        self._overhead_s.add(self._clock() - job.began_s - scanned.seconds)
         counters = self.counters
         counters.batches += 1
         counters.pairs += len(batch.clusters)
         counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
         counters.scan_s += scanned.seconds
-        counters.scheduling_s += scheduling_s
         return news
 
     def _news_of(self, search: Search) -> News:
