@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -244,11 +245,10 @@ class ScanQueue:
         if not len(chosen):
             return None
         slots = np.array([search.slot for search in searches])
-        needs = self._needed[chosen][:, slots]
-        counts = np.count_nonzero(needs, axis=1)
-        if counts.max() > self._shared_by:
+        needs = self._needed[chosen].take(slots, axis=1)
+        counts = np.minimum(self._demand[chosen], self._shared_by)
+        if (counts == self._shared_by).any():
             needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= self._shared_by
-            counts = np.count_nonzero(needs, axis=1)
         scans = np.count_nonzero(needs, axis=0)
         used = np.flatnonzero(scans)
         slots, scans = slots[used], scans[used]
@@ -323,13 +323,14 @@ class ScanQueue:
         chosen: list[Integers] = []
         is_chosen = np.zeros(len(self._sizes), dtype=bool)
         ended = 0
+        sharing = np.minimum(self._demand, self._shared_by)
+        each_s = self._costs.seconds_of_clusters(self._sizes, sharing)
         for search in searches:
             rest = search.clusters[self._needed[search.clusters, search.slot]]
             rest = rest[~is_chosen[rest]]
             if not len(rest):
                 continue
-            sharing = np.minimum(self._demand[rest], self._shared_by)
-            seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
+            seconds = np.cumsum(each_s[rest])
             if not chosen:
                 fitting = self._fitting(search, seconds, budget_s)
             elif self._is_worth_ending(ended, float(seconds[-1]), overhead_s):
@@ -424,5 +425,4 @@ class ScanQueue:
         self._width = kept
 
 
-def _due(search: Search) -> float:
-    return search.due
+_due = attrgetter("due")
