@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from ctxreuse.workflow.history import Integers, SearchRecord
@@ -22,6 +23,7 @@ class PendingSearch:
         record: The last search of its session.
         on_progress: Called when a part of it has been done, but not all.
         kept: How many results are kept, for its record.
+        pause_at: As the attribute.
 
     Attributes:
         local: What of the last search's results is nearest to the new query, best first: a guess
@@ -36,6 +38,7 @@ class PendingSearch:
         record: SearchRecord | None,
         on_progress: Callable[[PendingSearch], None] | None,
         kept: int,
+        pause_at: float = 0.0,
     ) -> None:
         self.text = text
         self.k = k
@@ -48,6 +51,7 @@ class PendingSearch:
         self.search: Search | None = None
         self.local: Integers | None = None
         self._due = due
+        self._pause_at = pause_at
 
     @property
     def due(self) -> float:
@@ -59,6 +63,21 @@ class PendingSearch:
         self._due = due
         if self.search is not None:
             self.search.due = due
+
+    @property
+    def pause_at(self) -> float:
+        """After which part of it, from 0 to 1, a sub-stage ends, so that its owner can look."""
+        return self._pause_at
+
+    @pause_at.setter
+    def pause_at(self, pause_at: float) -> None:
+        self._pause_at = pause_at
+        if self.search is not None:
+            self.search.pause_at = self.clusters_before_pause(self.search)
+
+    def clusters_before_pause(self, search: Search) -> int:
+        """Return how many clusters of a search that is, rounded up."""
+        return math.ceil(self._pause_at * len(search.clusters))
 
     @property
     def has_failed(self) -> bool:

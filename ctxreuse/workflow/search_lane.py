@@ -6,7 +6,6 @@ There is no barrier and no polling: workers go on as long as there is anything t
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -80,6 +79,7 @@ class SearchLane:
         on_progress: Callable[[PendingSearch], None] | None = None,
         *,
         is_remembered: bool = True,
+        pause_at: float = 0.0,
     ) -> PendingSearch:
         """Begin a search; its `ended` will hold the best k, or what went wrong.
 
@@ -90,8 +90,10 @@ class SearchLane:
             record: The last search of its session.
             on_progress: Called when a part of it has been done, but not all.
             is_remembered: Whether more of its results are kept, for the next search.
+            pause_at: After which part of it, from 0 to 1, a sub-stage ends, for `on_progress`.
         """
-        pending = PendingSearch(text, k, due, record, on_progress, KEPT if is_remembered else k)
+        kept = KEPT if is_remembered else k
+        pending = PendingSearch(text, k, due, record, on_progress, kept, pause_at)
         self._work.add(pending)
         self._hire()
         return pending
@@ -104,11 +106,6 @@ class SearchLane:
     def progress(self, pending: PendingSearch) -> float:
         """Return how much of a search, from its beginning on, has been done, from 0 to 1."""
         return self._work.progress(pending)
-
-    def pause(self, pending: PendingSearch, progress: float) -> None:
-        """Have a sub-stage end when so much of a search has been done, for `on_progress`."""
-        if pending.search is not None:
-            pending.search.pause_at = math.ceil(progress * len(pending.search.clusters))
 
     def preview(self, pending: PendingSearch) -> Best | None:
         """Return the best results so far; None before the first."""

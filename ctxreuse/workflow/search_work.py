@@ -291,9 +291,9 @@ class SearchWork:
             if self._reorder:
                 clusters = reordered(clusters, record)
         k, kept = min(pending.k, index.size), min(pending.kept, index.size)
-        search = Search(vector, clusters, k, pending.due, kept)
+        pending.search = search = Search(vector, clusters, k, pending.due, kept)
+        search.pause_at = pending.clusters_before_pause(search)
         self._queue.add(search)
-        pending.search = search
         self._of_search[search] = pending
         return self._news_of(search)
 

@@ -11,7 +11,7 @@ from ctxreuse.workflow.compiled import Graph
 from ctxreuse.workflow.documents import Documents
 from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.generations import Answer, GenerationRequest
-from ctxreuse.workflow.history import Integers
+from ctxreuse.workflow.history import Integers, SearchRecord
 from ctxreuse.workflow.nodes import Generation, Retrieval
 from ctxreuse.workflow.pending_search import PendingSearch
 from ctxreuse.workflow.run_context import RunContext
@@ -196,6 +196,14 @@ class SpeculativeFollower:
         self._arrived = services.clock()
         self._launches = 0
 
+    def first_look(self, record: SearchRecord | None) -> float:
+        """Return after which part of a search, from 0 to 1, to look at it first.
+
+        Args:
+            record: The last search, if it has one.
+        """
+        return _STABLE_SHARE if self._rule == "stable" else self._finality(record).launch_at()
+
     def consider(self, pending: PendingSearch) -> None:
         """Launch from what has been found so far, or drop what was launched from something else.
 
@@ -204,9 +212,6 @@ class SpeculativeFollower:
         self._services.speculating.attempt(lambda: self._consider(pending), self._answers.drop)
 
     def _consider(self, pending: PendingSearch) -> None:
-        if not self._lane.progress(pending):
-            first = _STABLE_SHARE if self._rule == "stable" else self._finality(pending).launch_at()
-            self._lane.pause(pending, first)
         ids = self._preview(pending)
         preview = None if ids is None else tuple(ids.tolist())
         current = self._answers.ids
@@ -231,7 +236,7 @@ class SpeculativeFollower:
         if self._answers.ids != tuple(best.ids.tolist()):
             self._answers.drop()
         assert pending.search is not None, "it has ended"
-        finality = self._finality(pending)
+        finality = self._finality(pending.record)
         if pending.local is not None:
             finality.observe_guess(np.array_equal(pending.local, best.ids))
         clusters = pending.search.clusters
@@ -250,12 +255,12 @@ class SpeculativeFollower:
         assert pending.search is not None, "there is a preview of it"
         if self._rule == "stable":
             unchanged = pending.search.scanned - pending.search.changed_at
-            self._lane.pause(pending, self._lane.progress(pending) + _STABLE_SHARE)
+            pending.pause_at = self._lane.progress(pending) + _STABLE_SHARE
             return unchanged >= _STABLE_SHARE * len(pending.search.clusters)
-        finality = self._finality(pending)
+        finality = self._finality(pending.record)
         if not pending.search.scanned:
             return finality.is_guess_worth_it()
         return finality.is_worth_it(self._lane.progress(pending))
 
-    def _finality(self, pending: PendingSearch) -> Finality:
-        return self._services.statistics.finality(self._key, pending.record is not None)
+    def _finality(self, record: SearchRecord | None) -> Finality:
+        return self._services.statistics.finality(self._key, record is not None)

@@ -137,11 +137,18 @@ class Stages:
         if pending is None:
             record = record or self._last_search(node)
             pending = lane.begin(
-                text, node.k, due, record, on_progress, is_remembered=self._remembers
+                text,
+                node.k,
+                due,
+                record,
+                on_progress,
+                is_remembered=self._remembers,
+                pause_at=0.0 if follower is None else follower.first_look(record),
             )
         else:
             pending.due, pending.on_progress = due, on_progress
             if follower is not None and not pending.ended.done():
+                pending.pause_at = follower.first_look(pending.record)
                 follower.consider(pending)
         try:
             best = await pending.ended
