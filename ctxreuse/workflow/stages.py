@@ -142,7 +142,7 @@ class Stages:
                 due,
                 record,
                 on_progress,
-                is_remembered=self._remembers,
+                is_remembered=self._remembers and self._may_prepare(lane),
                 pause_at=0.0 if follower is None else follower.first_look(record),
             )
         else:
@@ -162,9 +162,14 @@ class Stages:
         if record is not None:
             # at once: the next node may be a search, too
             name = node.retriever or DEFAULT_RETRIEVER
-            self._records[name] = record
-            self._chores.do(self._remember(lane, name, record))
+            self._keep(name, record)
+            if self._may_prepare(lane):
+                self._chores.do(self._add_vectors(lane, name, record))
         return documents, scores
+
+    def _may_prepare(self, lane: SearchLane) -> bool:
+        """Return whether what only helps the next search keeps no other one waiting."""
+        return lane.has_idle_worker or self._services.options.speculation == "always"
 
     def _last_search(self, node: Retrieval) -> SearchRecord | None:
         name = node.retriever or DEFAULT_RETRIEVER
@@ -173,14 +178,18 @@ class Stages:
         session = self._context.session_key(name)
         return None if session is None else self._services.sessions.get(session)
 
-    async def _remember(self, lane: SearchLane, name: str, record: SearchRecord) -> None:
+    def _keep(self, name: str, record: SearchRecord) -> None:
         """Keep what a search has found for the next one of the run, or of its session."""
+        self._records[name] = record
+        session = self._context.session_key(name)
+        if session is not None:
+            self._services.sessions.put(session, record)
+
+    async def _add_vectors(self, lane: SearchLane, name: str, record: SearchRecord) -> None:
+        """Have the next search know at once what of a record is nearest to it."""
         complete = await lane.with_vectors(record)
         if self._records[name] is record:  # else a later search has ended meanwhile
-            self._records[name] = complete
-            session = self._context.session_key(name)
-            if session is not None:
-                self._services.sessions.put(session, complete)
+            self._keep(name, complete)
 
 
 def _in_this_context(consider: Callable[[PendingSearch], None]) -> Callable[[PendingSearch], None]:
