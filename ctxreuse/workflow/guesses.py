@@ -47,7 +47,7 @@ class Guesses:
             lane: Where it will be run.
             record: The last search.
         """
-        if len(lane) >= self._services.options.max_retrievals or not lane.has_idle_worker:
+        if len(lane) >= self._services.options.max_retrievals or not lane.has_time:
             return
         try:
             text = node.query.render_text(state)

@@ -2,7 +2,7 @@
 
 A search is a query and the clusters that it has to scan. Its nodes are split (HedraRAG, section
 4.2): what one call to the index scans is a batch of (query, cluster) pairs that fits a time budget,
-and searches join and leave between batches. Three rules make up a batch:
+and searches join and leave between batches. Four rules make up a batch:
 
 - who is due first chooses: its next clusters, in its own order, as far as the budget goes. What
   ends it is a batch of its own, for results come with whole batches: with equal searches that is
@@ -11,6 +11,7 @@ and searches join and leave between batches. Three rules make up a batch:
 - whoever needs a chosen cluster, too, scans it now: a cluster is read from memory once and then
   compared with all of them, at a third of the cost. Beyond some queries that gains nothing more, so
   only the most urgent ones join;
+- searches that nobody waits for yet take part only where there are no others;
 - pairs of one cluster stand together.
 
 The result does not depend on any of this: it is the best k over all clusters of a search, by score
@@ -55,6 +56,7 @@ class Search:
     Attributes:
         scanned: How many clusters have been scanned.
         changed_at: How many had been when the best k changed last.
+        looked_at: How many had been when its owner was told last.
         pause_at: After how many of its clusters a batch should end, so that its owner can look;
             0 for none.
         is_done: Whether all have been.
@@ -67,6 +69,7 @@ class Search:
     kept: int = 0
     scanned: int = field(default=0, init=False)
     changed_at: int = field(default=0, init=False)
+    looked_at: int = field(default=-1, init=False)
     pause_at: int = field(default=0, init=False)
     is_done: bool = field(default=False, init=False)
     slot: int = field(default=-1, init=False)
@@ -75,6 +78,11 @@ class Search:
 
     def __post_init__(self) -> None:
         self.kept = max(self.kept, self.k)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for it: else it is never due."""
+        return not math.isinf(self.due)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,27 +236,35 @@ class ScanQueue:
         lacking = self._lacking[search.slot, search.clusters]
         return int(lacking.argmax()) if lacking.any() else len(lacking)
 
-    def next_batch(self, budget_s: float, overhead_s: float = 0.0) -> ScanBatch | None:
+    def next_batch(
+        self, budget_s: float, overhead_s: float = 0.0, *, only_awaited: bool = False
+    ) -> ScanBatch | None:
         """Return what to scan next, or None if there is nothing that is not being scanned.
 
         Args:
             budget_s: How long it should take, in seconds; one cluster, and what ends a search, may
                 take longer.
             overhead_s: What a batch takes beside its scan, in seconds.
+            only_awaited: Whether searches that are never due are left alone.
         """
         if not self._waiting:
             return None
         searches = sorted(self._waiting, key=_due)
-        if math.isinf(searches[0].due):  # nobody waits for it; somebody may come any moment
-            budget_s = min(budget_s, _UNAWAITED_SCANS * overhead_s)
+        awaited = sum(search.is_awaited for search in searches)
+        searches, others = searches[:awaited], searches[awaited:]
         chosen = self._chosen_clusters(searches, budget_s, overhead_s)
+        if not len(chosen) and not only_awaited:
+            searches = others
+            budget_s = min(budget_s, _UNAWAITED_SCANS * overhead_s)  # somebody may come any moment
+            chosen = self._chosen_clusters(searches, budget_s, overhead_s)
         if not len(chosen):
             return None
         slots = np.array([search.slot for search in searches])
         needs = self._needed[chosen].take(slots, axis=1)
-        counts = np.minimum(self._demand[chosen], self._shared_by)
-        if (counts == self._shared_by).any():
+        counts = np.count_nonzero(needs, axis=1)
+        if counts.max() > self._shared_by:
             needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= self._shared_by
+            counts = np.minimum(counts, self._shared_by)
         scans = np.count_nonzero(needs, axis=0)
         used = np.flatnonzero(scans)
         slots, scans = slots[used], scans[used]
@@ -306,9 +322,14 @@ class ScanQueue:
                 self._needed[cluster, search.slot] = True
                 self._demand[cluster] += 1
 
-    @property
-    def has_unscanned(self) -> bool:
-        """Whether there is anything that is not being scanned."""
+    def has_unscanned(self, only_awaited: bool) -> bool:
+        """Return whether there is anything that is not being scanned.
+
+        Args:
+            only_awaited: Whether searches that are never due do not count.
+        """
+        if only_awaited and not any(search.is_awaited for search in self._waiting):
+            return False
         return bool(self._demand.any())
 
     def work_s(self) -> float:

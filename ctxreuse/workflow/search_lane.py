@@ -48,7 +48,6 @@ class SearchLane:
         self._retriever = retriever
         self._execute = execute
         self._threads = threads
-        self._workers = workers
         self._work = SearchWork(retriever, workers=workers, reorder=reorder, clock=clock)
         self._at_work: set[Future[None] | asyncio.Task[None]] = set()
         self._rebuilding: asyncio.Task[None] | None = None
@@ -66,9 +65,9 @@ class SearchLane:
         return len(self._work)
 
     @property
-    def has_idle_worker(self) -> bool:
-        """Whether a search that nobody waits for would keep no other from being scanned."""
-        return len(self._work) < self._workers
+    def has_time(self) -> bool:
+        """Whether a search that nobody waits for yet would keep hardly any other waiting."""
+        return self._work.has_time
 
     def begin(
         self,

@@ -7,6 +7,7 @@ even the event loop: it would be asked for each, and be busy with other things.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
@@ -71,12 +72,18 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scan:
-    """Clusters to scan together, and when somebody began to choose them."""
+    """Clusters to scan together.
+
+    Attributes:
+        began_s: When somebody began to choose them.
+        is_ahead: Whether nobody waits for any of them.
+    """
 
     batch: ScanBatch
     index: IVFIndex
     clock: Callable[[], float]
     began_s: float
+    is_ahead: bool
 
     def outcome(self) -> Scanned | Exception:
         """Do it; in any thread."""
@@ -85,6 +92,9 @@ class Scan:
         except Exception as error:
             return error
 
+
+_MOSTLY_IDLE = 0.4
+"""Workers that are busy for no more of their time have some for what is only expected."""
 
 Job: TypeAlias = Embedding | Scan
 Outcome: TypeAlias = Embedded | Scanned | Exception
@@ -137,16 +147,25 @@ class SearchWork:
         self._unembedded: list[PendingSearch] = []
         self._is_embedding = False
         self._alone: list[PendingSearch] = []
-        self._at_work = 0
+        self._at_work = self._at_work_ahead = 0
 
     def __len__(self) -> int:
         """Return how many searches are under way."""
         return len(self._open)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether a search that nobody waits for yet would keep hardly any other waiting."""
+        counters = self.counters
+        usual_s = counters.scan_s / counters.searches if counters.searches else 0.0
+        busy = self._arrivals.per_s(self._clock()) * usual_s / self._workers
+        return len(self._open) < self._workers and busy < _MOSTLY_IDLE
+
     def add(self, pending: PendingSearch) -> None:
         """Take in a search; somebody must then see whether to `hire` a worker for it."""
         with self._lock:
-            self._arrivals.note(self._clock())
+            if not math.isinf(pending.due):
+                self._arrivals.note(self._clock())
             self._open.add(pending)
             self._unembedded.append(pending)
 
@@ -194,7 +213,8 @@ class SearchWork:
         """Return whether one more worker is to begin now; it counts as at work from now on."""
         with self._lock:
             has_texts = bool(self._unembedded or self._alone) and not self._is_embedding
-            if self._at_work >= self._workers or not (has_texts or self._queue.has_unscanned):
+            is_all_taken = self._at_work >= self._workers
+            if is_all_taken or not (has_texts or self._queue.has_unscanned(self._is_one_kept)):
                 return False
             self._at_work += 1
             return True
@@ -206,21 +226,24 @@ class SearchWork:
             if not self._is_embedding and (texts := self._next_texts()):
                 self._is_embedding = True
                 return Embedding(texts, self._retriever)
-            batch = self._queue.next_batch(self._budget_s(began), self._overhead_s.value)
+            batch = self._queue.next_batch(
+                self._budget_s(began), self._overhead_s.value, only_awaited=self._is_one_kept
+            )
             if batch is None:
                 self._at_work -= 1
                 return None
+            job = Scan(batch, self._retriever.index, self._clock, began, self._is_ahead(batch))
+            self._at_work_ahead += job.is_ahead
             self.counters.scheduling_s += self._clock() - began
-            return Scan(batch, self._retriever.index, self._clock, began)
+            return job
 
     def finish(self, job: Job, outcome: Outcome) -> list[News]:
         """Take in what has come of a job, and return who is to hear of it."""
         with self._lock:
-            if isinstance(job, Embedding):
-                self._is_embedding = False
-                if isinstance(outcome, Embedded):
-                    return self._take_in_vectors(job, outcome)
-            elif isinstance(outcome, Scanned):
+            self._let_go(job)
+            if isinstance(job, Embedding) and isinstance(outcome, Embedded):
+                return self._take_in_vectors(job, outcome)
+            if isinstance(job, Scan) and isinstance(outcome, Scanned):
                 return self._take_in_scanned(job, outcome)
             assert isinstance(outcome, Exception), "a job's outcome is its own"
             return self._take_in_fault(job, outcome)
@@ -229,8 +252,8 @@ class SearchWork:
         """Take back a job that was not done; its worker ends."""
         with self._lock:
             self._at_work -= 1
+            self._let_go(job)
             if isinstance(job, Embedding):
-                self._is_embedding = False
                 self._alone += [pending for pending in job.batch if pending in self._open]
             else:
                 self._queue.return_unscanned(job.batch)
@@ -243,6 +266,21 @@ class SearchWork:
             self._unembedded.clear()
             self._alone.clear()
             return self._fail(list(self._open), error)
+
+    @property
+    def _is_one_kept(self) -> bool:
+        """Whether a worker has to be kept from what is only expected, for who may come."""
+        return 0 < self._at_work_ahead >= self._workers - 1
+
+    @staticmethod
+    def _is_ahead(batch: ScanBatch) -> bool:
+        return not any(search.is_awaited for search in batch.searches)
+
+    def _let_go(self, job: Job) -> None:
+        if isinstance(job, Embedding):
+            self._is_embedding = False
+        else:
+            self._at_work_ahead -= job.is_ahead
 
     def _budget_s(self, now_s: float) -> float:
         searches, overhead_s = len(self._queue), self._overhead_s.value
@@ -303,7 +341,11 @@ class SearchWork:
         if self._retriever.hot is not None:
             self._retriever.hot.note(batch.clusters)
         present = self._queue.take_in(batch, scanned.found)
-        news = [self._news_of(search) for search in present if search in self._of_search]
+        news = [
+            self._news_of(search)
+            for search in present
+            if search in self._of_search and (search.is_done or self._is_worth_a_look(search))
+        ]
         self._overhead_s.add(self._clock() - job.began_s - scanned.seconds)
         counters = self.counters
         counters.batches += 1
@@ -312,8 +354,16 @@ class SearchWork:
         counters.scan_s += scanned.seconds
         return news
 
+    def _is_worth_a_look(self, search: Search) -> bool:
+        """Return whether its owner should look: where it wished to, and when its best change."""
+        is_news = search.looked_at < max(search.pause_at, search.changed_at) <= search.scanned
+        if not is_news or self._of_search[search].on_progress is None:
+            return False
+        return self._queue.prefix(search) >= search.pause_at
+
     def _news_of(self, search: Search) -> News:
         if not search.is_done:
+            search.looked_at = search.scanned
             return News(self._of_search[search], None)
         pending = self._of_search.pop(search)
         self._open.discard(pending)

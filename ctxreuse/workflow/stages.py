@@ -169,7 +169,7 @@ class Stages:
 
     def _may_prepare(self, lane: SearchLane) -> bool:
         """Return whether what only helps the next search keeps no other one waiting."""
-        return lane.has_idle_worker or self._services.options.speculation == "always"
+        return lane.has_time or self._services.options.speculation == "always"
 
     def _last_search(self, node: Retrieval) -> SearchRecord | None:
         name = node.retriever or DEFAULT_RETRIEVER
