@@ -61,8 +61,8 @@ POLICIES: dict[str, EngineOptions | None] = {
     "as RAGCache": replace(OFF, speculation="stable"),
     "all": EngineOptions(),
 }
-"""Sub-stages alone, and each other technique alone beside them. Two speculate by fixed rules: always,
-from what the last search found (RaLMSpec); once a preview stays the same (RAGCache)."""
+"""Sub-stages alone, and each other technique alone beside them. Two speculate by fixed rules:
+always, from what the last search found (RaLMSpec); once a preview stays the same (RAGCache)."""
 
 TIER_SHARE = 0.2
 """How much of the index the hot tier holds. The rest is in memory, too, here; `workflow_tier.py`
