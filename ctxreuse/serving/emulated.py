@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from threading import Lock
 from types import ModuleType
@@ -51,7 +52,12 @@ def word_pieces(text: str) -> list[str]:
 
 def word_tokens(text: str) -> list[int]:
     """Return tokens of a text: a number for each word, the same in every process."""
-    return [zlib.crc32(word.encode("utf-8", "replace")) for word in word_pieces(text)]
+    return list(map(_token, word_pieces(text)))
+
+
+@lru_cache(1 << 16)  # words come again and again
+def _token(word: str) -> int:
+    return zlib.crc32(word.encode("utf-8", "replace"))
 
 
 def chat_markup(messages: Sequence[Mapping[str, Any]], tools: object = None) -> str:
