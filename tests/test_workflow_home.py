@@ -25,6 +25,7 @@ from ctxreuse.workflow import (
     WorkflowGraph,
 )
 from ctxreuse.workflow.linked import context_of, linked_graph
+from ctxreuse.workflow.scan_queue import ScanQueue
 
 
 def corpus(metric="L2"):
@@ -222,3 +223,33 @@ async def test_a_failed_search_says_why():
     engine = WorkflowEngine(retriever=CallableRetriever(fail))
     with pytest.raises(StageError, match="the store is down"):
         await engine.retrieve("red")
+
+
+async def test_a_worker_that_fails_fails_who_waits_and_the_next_one_goes_on(monkeypatch):
+    engine = WorkflowEngine(retriever=corpus())
+    with monkeypatch.context() as broken:
+        broken.setattr(ScanQueue, "next_batch", lambda *_, **__: 1 / 0)
+        failed = await asyncio.gather(
+            *(engine.retrieve(f"red {number}", 2) for number in range(4)), return_exceptions=True
+        )
+    assert all(isinstance(error, StageError) for error in failed)
+    assert "ZeroDivisionError" in str(failed[0])
+    found = await engine.retrieve("red apples", 4)
+    assert list(found.documents) == plain_search("red apples", 4)
+    await engine.aclose()
+
+
+def test_searches_of_a_loop_that_has_ended_keep_no_worker_from_the_next_loop():
+    engine = WorkflowEngine(retriever=corpus())
+
+    async def leave():
+        asyncio.ensure_future(engine.retrieve("green pears", 4))  # noqa: RUF006  # left alone
+        await asyncio.sleep(0)
+
+    async def search():
+        return await engine.retrieve("red apples", 4)
+
+    for _ in range(20):
+        asyncio.run(leave())
+        assert list(asyncio.run(search()).documents) == plain_search("red apples", 4)
+    asyncio.run(engine.aclose())
