@@ -112,10 +112,13 @@ class SearchLane:
 
     async def drain(self) -> None:
         """Wait until nothing runs in other threads."""
-        while self._at_work or self._rebuilding:
-            rebuilding = {self._rebuilding} if self._rebuilding else set()
-            workers = {asyncio.wrap_future(worker) for worker in tuple(self._at_work)}
-            await asyncio.wait(workers | rebuilding)
+        while running := self._running():
+            await asyncio.wait(running)
+
+    def _running(self) -> set[asyncio.Future[None]]:
+        # workers end at any moment: looked at once
+        running = {asyncio.wrap_future(worker) for worker in tuple(self._at_work)}
+        return running | {self._rebuilding} if self._rebuilding else running
 
     async def close(self) -> None:
         """Wait until nothing runs, and let the threads go; they start again if they are needed."""
