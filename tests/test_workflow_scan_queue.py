@@ -340,3 +340,18 @@ def test_a_batch_ends_where_its_search_wants_to_be_looked_at() -> None:
     while (batch := queue.next_batch(budget_s=100.0)) is not None:
         sizes.append(len(batch.clusters))
     assert sizes == [2, len(FULL) - 2]
+
+
+def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits() -> None:
+    queue = Corpus(0, False).queue()
+    awaited, ahead = search_for(1, FULL, due=1.0), search_for(2, FULL, due=float("inf"))
+    queue.add(ahead)
+    queue.add(awaited)
+    batch = queue.next_batch(100.0)
+    assert batch is not None
+    assert batch.searches == (awaited,)
+    assert queue.next_batch(100.0, only_awaited=True) is None
+    following = queue.next_batch(100.0)
+    assert following is not None
+    assert following.searches == (ahead,)
+    assert len(following.clusters) == 1  # somebody may come any moment
