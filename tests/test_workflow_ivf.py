@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,33 @@ def test_scanned_clusters_merge_to_what_stock_faiss_finds(metric: str, k: int, t
     clusters = searched.nearest_clusters(QUERIES, 8)
     expected = stock_search(shared_index(metric), QUERIES, k, 8)
     assert_same(scan_all(searched, QUERIES, clusters, k), *expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts a thread's switches")
+def test_a_scan_does_not_wait_for_python_at_each_row():
+    import resource
+
+    searched = IVFIndex(shared_index("L2"))
+    rows, clusters = np.zeros(400, dtype=np.int64), np.arange(400) % NLIST
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while not may_end.is_set():
+            has_begun.set()
+            sum(range(1_000))
+
+    beside = threading.Thread(target=compute)
+    beside.start()
+    try:
+        has_begun.wait()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        for _ in range(20):
+            searched.scan(QUERIES, rows, clusters, 5)
+        switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    finally:
+        may_end.set()
+        beside.join()
+    assert switches < 20 * 10
 
 
 @metrics
