@@ -21,6 +21,7 @@ and then by id.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -83,6 +84,11 @@ class Search:
     def is_awaited(self) -> bool:
         """Whether anybody waits for it: else it is never due."""
         return not math.isinf(self.due)
+
+    @property
+    def is_all_begun(self) -> bool:
+        """Whether each of its clusters has been scanned, or is being scanned."""
+        return self.scanned + self.in_flight == len(self.clusters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +256,7 @@ class ScanQueue:
         if not self._waiting:
             return None
         searches = sorted(self._waiting, key=_due)
-        awaited = sum(search.is_awaited for search in searches)
+        awaited = bisect_left(searches, math.inf, key=_due)
         searches, others = searches[:awaited], searches[awaited:]
         chosen = self._chosen_clusters(searches, budget_s, overhead_s)
         if not len(chosen) and not only_awaited:
@@ -344,14 +350,15 @@ class ScanQueue:
         chosen: list[Integers] = []
         is_chosen = np.zeros(len(self._sizes), dtype=bool)
         ended = 0
-        sharing = np.minimum(self._demand, self._shared_by)
-        each_s = self._costs.seconds_of_clusters(self._sizes, sharing)
         for search in searches:
+            if search.is_all_begun:
+                continue
             rest = search.clusters[self._needed[search.clusters, search.slot]]
             rest = rest[~is_chosen[rest]]
             if not len(rest):
                 continue
-            seconds = np.cumsum(each_s[rest])
+            sharing = np.minimum(self._demand[rest], self._shared_by)
+            seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
             if not chosen:
                 fitting = self._fitting(search, seconds, budget_s)
             elif self._is_worth_ending(ended, float(seconds[-1]), overhead_s):

@@ -8,6 +8,7 @@ even the event loop: it would be asked for each, and be busy with other things.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
@@ -93,6 +94,10 @@ class Scan:
             return error
 
 
+_SEARCHES_A_BATCH = 16
+_MOST_BATCHES = 4
+"""So many batches are chosen at a time where so many searches wait for each."""
+
 _MOSTLY_IDLE = 0.4
 """Workers that are busy for no more of their time have some for what is only expected."""
 
@@ -147,6 +152,7 @@ class SearchWork:
         self._unembedded: list[PendingSearch] = []
         self._is_embedding = False
         self._alone: list[PendingSearch] = []
+        self._chosen: deque[ScanBatch] = deque()
         self._at_work = self._at_work_ahead = 0
 
     def __len__(self) -> int:
@@ -214,7 +220,8 @@ class SearchWork:
         with self._lock:
             has_texts = bool(self._unembedded or self._alone) and not self._is_embedding
             is_all_taken = self._at_work >= self._workers
-            if is_all_taken or not (has_texts or self._queue.has_unscanned(self._is_one_kept)):
+            has_scans = bool(self._chosen) or self._queue.has_unscanned(self._is_one_kept)
+            if is_all_taken or not (has_texts or has_scans):
                 return False
             self._at_work += 1
             return True
@@ -226,12 +233,12 @@ class SearchWork:
             if not self._is_embedding and (texts := self._next_texts()):
                 self._is_embedding = True
                 return Embedding(texts, self._retriever)
-            batch = self._queue.next_batch(
-                self._budget_s(began), self._overhead_s.value, only_awaited=self._is_one_kept
-            )
-            if batch is None:
+            if not self._chosen:
+                self._choose(began)
+            if not self._chosen:
                 self._at_work -= 1
                 return None
+            batch = self._chosen.popleft()
             job = Scan(batch, self._retriever.index, self._clock, began, self._is_ahead(batch))
             self._at_work_ahead += job.is_ahead
             self.counters.scheduling_s += self._clock() - began
@@ -265,6 +272,8 @@ class SearchWork:
             self._is_embedding = False
             self._unembedded.clear()
             self._alone.clear()
+            while self._chosen:
+                self._queue.return_unscanned(self._chosen.popleft())
             return self._fail(list(self._open), error)
 
     @property
@@ -281,6 +290,21 @@ class SearchWork:
             self._is_embedding = False
         else:
             self._at_work_ahead -= job.is_ahead
+
+    def _choose(self, now_s: float) -> None:
+        """Choose what to scan next.
+
+        Where many wait, several batches are chosen at a time: the first one brings the queue back
+        into the processor's caches, from which scans drive it out, the others cost a third.
+        """
+        budget_s, overhead_s = self._budget_s(now_s), self._overhead_s.value
+        for _ in range(max(1, min(len(self._queue) // _SEARCHES_A_BATCH, _MOST_BATCHES))):
+            batch = self._queue.next_batch(
+                budget_s, overhead_s, only_awaited=self._is_one_kept or bool(self._chosen)
+            )
+            if batch is None:
+                return
+            self._chosen.append(batch)
 
     def _budget_s(self, now_s: float) -> float:
         searches, overhead_s = len(self._queue), self._overhead_s.value

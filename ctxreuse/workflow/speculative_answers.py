@@ -25,6 +25,9 @@ from ctxreuse.workflow.timeline import Outcome, Span
 _STABLE_SHARE = 0.125
 """The rule "stable" launches once a preview has stayed the same for this part of a search."""
 
+_LOOK_AGAIN = 0.125
+"""After which part of a search to look again when it was too early."""
+
 _MOST_LAUNCHES = 2
 """Launches of a generation from one retrieval: each wrong one has its prompt computed in vain."""
 
@@ -223,6 +226,7 @@ class SpeculativeFollower:
         if ids is None or preview is None or self._launches == _MOST_LAUNCHES:
             return
         if not self._is_time(pending):
+            pending.pause_at = max(pending.pause_at, self._lane.progress(pending) + _LOOK_AGAIN)
             return
         documents = Documents(self._lane.blocks_of(ids))
         state = self._state.overlay({self._node.output: documents})
@@ -255,7 +259,6 @@ class SpeculativeFollower:
         assert pending.search is not None, "there is a preview of it"
         if self._rule == "stable":
             unchanged = pending.search.scanned - pending.search.changed_at
-            pending.pause_at = self._lane.progress(pending) + _STABLE_SHARE
             return unchanged >= _STABLE_SHARE * len(pending.search.clusters)
         finality = self._finality(pending.record)
         if not pending.search.scanned:
