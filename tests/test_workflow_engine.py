@@ -387,6 +387,18 @@ def test_a_timeline_shows_each_stage_and_what_became_of_speculation() -> None:
     in_virtual_time(main())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> None:
+    async def main() -> None:
+        options = EngineOptions(speculation="stable", workers=workers)
+        async with engine_over(options=options) as engine:
+            for number in range(10):
+                await engine.run(rag(k=1), f"q {number}")
+            assert engine.metrics().speculation.committed > 0
+
+    in_virtual_time(main())
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_speculation_that_is_right_makes_the_run_faster() -> None:
     async def seconds(options: EngineOptions) -> list[float]:

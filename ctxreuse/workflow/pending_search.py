@@ -5,12 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ctxreuse.workflow.history import Integers, SearchRecord
 from ctxreuse.workflow.scan_queue import Best, Search
 
 NEVER = float("inf")
 """When the result of a search is due that only prepares another one."""
+
+
+class Looks(NamedTuple):
+    """When the owner of a search wishes to look at what has been found.
+
+    Attributes:
+        first: After which part of it, from 0 to 1.
+        every: After which further part each time; 0 leaves it to the batches.
+    """
+
+    first: float = 0.0
+    every: float = 0.0
+
+
+ANY_TIME = Looks()
+"""Whenever a batch of it has ended anyway."""
 
 
 class PendingSearch:
@@ -23,7 +40,7 @@ class PendingSearch:
         record: The last search of its session.
         on_progress: Called when a part of it has been done, but not all.
         kept: How many results are kept, for its record.
-        pause_at: As the attribute.
+        looks: When `on_progress` should be called: a sub-stage ends there.
 
     Attributes:
         local: What of the last search's results is nearest to the new query, best first: a guess
@@ -38,7 +55,7 @@ class PendingSearch:
         record: SearchRecord | None,
         on_progress: Callable[[PendingSearch], None] | None,
         kept: int,
-        pause_at: float = 0.0,
+        looks: Looks = ANY_TIME,
     ) -> None:
         self.text = text
         self.k = k
@@ -51,7 +68,7 @@ class PendingSearch:
         self.search: Search | None = None
         self.local: Integers | None = None
         self._due = due
-        self._pause_at = pause_at
+        self._looks = looks
 
     @property
     def due(self) -> float:
@@ -65,19 +82,21 @@ class PendingSearch:
             self.search.due = due
 
     @property
-    def pause_at(self) -> float:
-        """After which part of it, from 0 to 1, a sub-stage ends, so that its owner can look."""
-        return self._pause_at
+    def looks(self) -> Looks:
+        """When its owner wishes to look: a sub-stage ends there."""
+        return self._looks
 
-    @pause_at.setter
-    def pause_at(self, pause_at: float) -> None:
-        self._pause_at = pause_at
+    @looks.setter
+    def looks(self, looks: Looks) -> None:
+        self._looks = looks
         if self.search is not None:
-            self.search.pause_at = self.clusters_before_pause(self.search)
+            self.set_pauses(self.search)
 
-    def clusters_before_pause(self, search: Search) -> int:
-        """Return how many clusters of a search that is, rounded up."""
-        return math.ceil(self._pause_at * len(search.clusters))
+    def set_pauses(self, search: Search) -> None:
+        """Have the batches of its search end where its owner wishes to look."""
+        clusters = len(search.clusters)
+        search.pause_at = math.ceil(self._looks.first * clusters)
+        search.pause_every = math.ceil(self._looks.every * clusters)
 
     @property
     def has_failed(self) -> bool:

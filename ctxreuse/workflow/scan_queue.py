@@ -60,6 +60,7 @@ class Search:
         looked_at: How many had been when its owner was told last.
         pause_at: After how many of its clusters a batch should end, so that its owner can look;
             0 for none.
+        pause_every: After how many more each later one should; 0 lets them take what fits.
         is_done: Whether all have been.
     """
 
@@ -72,6 +73,7 @@ class Search:
     changed_at: int = field(default=0, init=False)
     looked_at: int = field(default=-1, init=False)
     pause_at: int = field(default=0, init=False)
+    pause_every: int = field(default=0, init=False)
     is_done: bool = field(default=False, init=False)
     slot: int = field(default=-1, init=False)
     in_flight: int = field(default=0, init=False)
@@ -267,15 +269,14 @@ class ScanQueue:
             return None
         slots = np.array([search.slot for search in searches])
         needs = self._needed[chosen].take(slots, axis=1)
-        counts = np.count_nonzero(needs, axis=1)
-        if counts.max() > self._shared_by:
+        if self._demand[chosen].max() > self._shared_by:
             needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= self._shared_by
-            counts = np.minimum(counts, self._shared_by)
-        scans = np.count_nonzero(needs, axis=0)
+        of_cluster, numbers = np.nonzero(needs)
+        counts = np.bincount(of_cluster, minlength=len(chosen))
+        scans = np.bincount(numbers, minlength=len(searches))
         used = np.flatnonzero(scans)
-        slots, scans = slots[used], scans[used]
-        of_cluster, rows = np.nonzero(needs[:, used])
-        clusters = chosen[of_cluster]
+        rows = (np.cumsum(scans > 0) - 1)[numbers]
+        slots, scans, clusters = slots[used], scans[used], chosen[of_cluster]
         self._needed[clusters, slots[rows]] = False
         self._demand[chosen] -= counts
         taking_part = tuple(searches[number] for number in used.tolist())
@@ -385,7 +386,8 @@ class ScanQueue:
         if seconds[-1] <= _STRETCH * budget_s:
             fitting = len(seconds)
         begun = len(search.clusters) - len(seconds)
-        return min(fitting, search.pause_at - begun) if begun < search.pause_at else fitting
+        until_pause = search.pause_at - begun if begun < search.pause_at else search.pause_every
+        return min(fitting, until_pause or fitting)
 
     def _is_worth_ending(self, ended: int, seconds: float, overhead_s: float) -> bool:
         """Return whether a batch that ends m searches should end one more, which takes w seconds.

@@ -15,7 +15,7 @@ from typing import Any
 from ctxreuse.blocks import ContextBlock
 from ctxreuse.fail_open import FailOpen
 from ctxreuse.workflow.history import KEPT, Integers, SearchRecord, Vectors
-from ctxreuse.workflow.pending_search import PendingSearch
+from ctxreuse.workflow.pending_search import ANY_TIME, Looks, PendingSearch
 from ctxreuse.workflow.scan_queue import Best
 from ctxreuse.workflow.search_work import LaneCounters, News, SearchWork
 from ctxreuse.workflow.threads import Execute, Threads
@@ -78,7 +78,7 @@ class SearchLane:
         on_progress: Callable[[PendingSearch], None] | None = None,
         *,
         is_remembered: bool = True,
-        pause_at: float = 0.0,
+        looks: Looks = ANY_TIME,
     ) -> PendingSearch:
         """Begin a search; its `ended` will hold the best k, or what went wrong.
 
@@ -89,10 +89,10 @@ class SearchLane:
             record: The last search of its session.
             on_progress: Called when a part of it has been done, but not all.
             is_remembered: Whether more of its results are kept, for the next search.
-            pause_at: After which part of it, from 0 to 1, a sub-stage ends, for `on_progress`.
+            looks: When `on_progress` should be called: a sub-stage ends there.
         """
         kept = KEPT if is_remembered else k
-        pending = PendingSearch(text, k, due, record, on_progress, kept, pause_at)
+        pending = PendingSearch(text, k, due, record, on_progress, kept, looks)
         self._work.add(pending)
         self._hire()
         return pending

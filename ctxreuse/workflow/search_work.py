@@ -354,7 +354,7 @@ class SearchWork:
                 clusters = reordered(clusters, record)
         k, kept = min(pending.k, index.size), min(pending.kept, index.size)
         pending.search = search = Search(vector, clusters, k, pending.due, kept)
-        search.pause_at = pending.clusters_before_pause(search)
+        pending.set_pauses(search)
         self._queue.add(search)
         self._of_search[search] = pending
         return self._news_of(search)

@@ -13,7 +13,7 @@ from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.generations import Answer, GenerationRequest
 from ctxreuse.workflow.history import Integers, SearchRecord
 from ctxreuse.workflow.nodes import Generation, Retrieval
-from ctxreuse.workflow.pending_search import PendingSearch
+from ctxreuse.workflow.pending_search import Looks, PendingSearch
 from ctxreuse.workflow.run_context import RunContext
 from ctxreuse.workflow.scan_queue import Best
 from ctxreuse.workflow.search_lane import SearchLane
@@ -199,13 +199,15 @@ class SpeculativeFollower:
         self._arrived = services.clock()
         self._launches = 0
 
-    def first_look(self, record: SearchRecord | None) -> float:
-        """Return after which part of a search, from 0 to 1, to look at it first.
+    def looks(self, record: SearchRecord | None) -> Looks:
+        """Return when to look at a search.
 
         Args:
             record: The last search, if it has one.
         """
-        return _STABLE_SHARE if self._rule == "stable" else self._finality(record).launch_at()
+        if self._rule == "stable":
+            return Looks(_STABLE_SHARE, every=_STABLE_SHARE)
+        return Looks(self._finality(record).launch_at())
 
     def consider(self, pending: PendingSearch) -> None:
         """Launch from what has been found so far, or drop what was launched from something else.
@@ -226,7 +228,9 @@ class SpeculativeFollower:
         if ids is None or preview is None or self._launches == _MOST_LAUNCHES:
             return
         if not self._is_time(pending):
-            pending.pause_at = max(pending.pause_at, self._lane.progress(pending) + _LOOK_AGAIN)
+            looks = pending.looks
+            again = self._lane.progress(pending) + (looks.every or _LOOK_AGAIN)
+            pending.looks = looks._replace(first=max(looks.first, again))
             return
         documents = Documents(self._lane.blocks_of(ids))
         state = self._state.overlay({self._node.output: documents})

@@ -18,7 +18,7 @@ from ctxreuse.workflow.generations import GenerationRequest
 from ctxreuse.workflow.guesses import Guesses
 from ctxreuse.workflow.history import SearchRecord
 from ctxreuse.workflow.nodes import Generation, Retrieval
-from ctxreuse.workflow.pending_search import PendingSearch
+from ctxreuse.workflow.pending_search import ANY_TIME, PendingSearch
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.run_context import RunContext
 from ctxreuse.workflow.search_lane import SearchLane
@@ -143,12 +143,12 @@ class Stages:
                 record,
                 on_progress,
                 is_remembered=self._remembers and self._may_prepare(lane),
-                pause_at=0.0 if follower is None else follower.first_look(record),
+                looks=ANY_TIME if follower is None else follower.looks(record),
             )
         else:
             pending.due, pending.on_progress = due, on_progress
             if follower is not None and not pending.ended.done():
-                pending.pause_at = follower.first_look(pending.record)
+                pending.looks = follower.looks(pending.record)
                 follower.consider(pending)
         try:
             best = await pending.ended
