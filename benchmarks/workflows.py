@@ -226,7 +226,12 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nprobe", type=int, action="append", help="128 unless given")
-    parser.add_argument("--workflow", choices=[*GRAPHS, "mix"], action="append")
+    parser.add_argument(
+        "--workflow",
+        type=mix_of,
+        action="append",
+        help=f"{', '.join(GRAPHS)}, or some in equal parts: hyde+irg, mix (all)",
+    )
     parser.add_argument("--policy", choices=POLICIES, action="append")
     parser.add_argument("--requests", type=int, default=100, help="a quarter below a rate of 1")
     parser.add_argument("--repeats", type=int, default=3)
@@ -246,16 +251,25 @@ def main() -> None:
         )
         rates = sorted(options.rate or RATES)
         policies = options.policy or list(POLICIES)
-        for name in options.workflow or [*GRAPHS, "mix"]:
-            names = list(GRAPHS) if name == "mix" else [name]
+        for names in options.workflow or [*map(mix_of, GRAPHS), mix_of("mix")]:
             jobs = [
                 (GRAPHS[names[number % len(names)]](), question.text)
                 for number, question in enumerate(questions)
             ]
             alone_s = asyncio.run(bench.alone_s(jobs[:40]))
             sweeps = sweep(bench, policies, jobs, alone_s, rates, options.repeats)
-            console.print(latencies(f"{name}, nprobe {nprobe}", sweeps, alone_s))
+            title = f"{'+'.join(names)}, nprobe {nprobe}"
+            console.print(latencies(title, sweeps, alone_s))
             console.print(techniques(sweeps))
+
+
+def mix_of(text: str) -> tuple[str, ...]:
+    """Return the workflows that a text names."""
+    names = tuple(GRAPHS) if text == "mix" else tuple(text.split("+"))
+    for name in names:
+        if name not in GRAPHS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(GRAPHS)}, mix")
+    return names
 
 
 def sweep(
