@@ -66,6 +66,14 @@ class StrategyName(StrEnum):
     none = "none"
 
 
+class SourceName(StrEnum):
+    """Where blocks are seen."""
+
+    langchain = "langchain"
+    llamaindex = "llamaindex"
+    openai = "openai"
+
+
 CorpusPath = Annotated[
     str,
     typer.Option("--corpus", help="Blocks: a JSON object a line with id, text, tokens (optional)."),
@@ -247,6 +255,53 @@ def demo(
     from ctxreuse.demo.run import run_demo
 
     run_demo(output, _output_console())
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def record(
+    program: Annotated[str, typer.Argument(help="A Python script, or with --module a module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the program is given; behind its name.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for corpus.jsonl and trace.jsonl.")
+    ] = Path("recording"),
+    hash_only: Annotated[
+        bool,
+        typer.Option("--hash-only", help="Store no text: token counts and salted hashes only."),
+    ] = False,
+    source: Annotated[
+        list[SourceName] | None,
+        typer.Option(
+            help="What to listen to; several may be given. Without it, the retrievers of LangChain "
+            "and LlamaIndex. openai reads paragraphs of prompts as blocks."
+        ),
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
+) -> None:
+    """Run a program as it is, and write down what it retrieves or sends.
+
+    `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
+    """
+    from ctxreuse.evaluation.recorded_program import run_recorded
+    from ctxreuse.evaluation.recording import TraceRecorder
+
+    with TraceRecorder(output, hash_only=hash_only) as recorder:
+        try:
+            run_recorded(
+                program,
+                arguments or [],
+                recorder,
+                [one.value for one in source or []],
+                is_module=module,
+            )
+        finally:
+            _say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
+
+
+def _say(text: str) -> None:
+    """Print on standard error, where no output of a command goes."""
+    print(text, file=sys.stderr)
 
 
 def _only_one_from_standard_input(*paths: str) -> None:

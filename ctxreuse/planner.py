@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from threading import RLock
 from typing import Any, Literal, TypeAlias, get_args
@@ -27,11 +27,15 @@ from ctxreuse.overlaps import replace_overlaps
 from ctxreuse.path_search import heaviest_path, sent_prefix
 from ctxreuse.plans import BatchPlan, Plan
 from ctxreuse.prompts import Part, Reference, SentBlock
+from ctxreuse.shadow_mode import Arrived, Savings, Shadow
 from ctxreuse.tenants import Tenants, TenantState
 from ctxreuse.tokens import as_token_counter, estimate_tokens
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
+
+Mode: TypeAlias = Literal["active", "shadow"]
+"""Whether plans are carried out, or only counted."""
 
 _REMEMBERED_COUNTS = 100_000
 
@@ -54,6 +58,8 @@ class ReusePlanner:
         annotate: Whether a changed order is told to the model, by an order annotation.
         trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
             of a block before it, as splitters with an overlap make them. Blocks stay whole.
+        mode: "active", or "shadow": everything is sent as it was retrieved, and `savings` says what
+            planning would have saved.
 
     Raises:
         InvalidRequestError: If an argument is of the wrong kind.
@@ -75,7 +81,12 @@ class ReusePlanner:
         deduplicate: bool = True,
         annotate: bool = True,
         trim_overlaps: bool = False,
+        mode: Mode = "active",
     ) -> None:
+        if mode not in get_args(Mode):
+            raise InvalidRequestError(
+                f"there is no mode {describe(mode)}; choose 'active' or 'shadow'"
+            )
         if not isinstance(alpha, (int, float)) or not 0 <= alpha < float("inf"):
             raise InvalidRequestError(f"alpha must be a number from 0, not {describe(alpha)}")
         if capacity_tokens is not None and (
@@ -101,6 +112,21 @@ class ReusePlanner:
         self._request_number = count()
         self._clock = count(1)
         self._lock = RLock()
+        self._shadow = Shadow(self._with_mode("active")) if mode == "shadow" else None
+
+    @property
+    def savings(self) -> Savings:
+        """What planning would have saved so far.
+
+        Raises:
+            InvalidRequestError: If the planner's mode is not "shadow".
+        """
+        if self._shadow is None:
+            raise InvalidRequestError(
+                "only a planner in shadow mode counts what planning would save; "
+                'make it with ReusePlanner(mode="shadow")'
+            )
+        return self._shadow.savings
 
     @property
     def templates(self) -> Templates:
@@ -136,6 +162,8 @@ class ReusePlanner:
         """
         check_strategy(strategy)
         _check_request(request)
+        if self._shadow is not None:
+            return self._send_in_order([request], strategy, deduplicate)[0]
         with self._lock:
             turn = self._open_turn(request, deduplicate)
             return self._send(turn, self._order(turn, strategy))
@@ -174,11 +202,9 @@ class ReusePlanner:
             _check_request(request, position)
         with self._lock:  # counts all tokens too, before anything is recorded
             contexts = [self._batch_context(request) for request in batch]
-        if strategy == "none":
-            return BatchPlan(
-                tuple(self.plan(request, strategy, deduplicate=deduplicate) for request in batch),
-                tuple(range(len(batch))),
-            )
+        if strategy == "none" or self._shadow is not None:
+            plans = self._send_in_order(batch, strategy, deduplicate)
+            return BatchPlan(tuple(plans), tuple(range(len(batch))))
         # without the lock: a large batch takes seconds, and others only add to what is cached
         arrangement = arrange(contexts, strategy, self._alpha)
         plans = []
@@ -205,7 +231,10 @@ class ReusePlanner:
                     f"a request id must be a string or an integer, not {describe(request_id)}"
                 )
         with self._lock:
-            return self._tenants.evict(ids)
+            evicted = self._tenants.evict(ids)
+        if self._shadow is not None:
+            self._shadow.planner.evict(ids)
+        return evicted
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many tokens, the least recently used.
@@ -216,7 +245,10 @@ class ReusePlanner:
         if not isinstance(tokens, int) or tokens < 0:
             raise InvalidRequestError(f"tokens must be an integer from 0, not {describe(tokens)}")
         with self._lock:
-            return self._tenants.evict_tokens(tokens)
+            evicted = self._tenants.evict_tokens(tokens)
+        if self._shadow is not None:
+            self._shadow.planner.evict_tokens(tokens)
+        return evicted
 
     def trim(self, request_id: str | int, blocks: int) -> Evicted:
         """Tell the planner that the engine holds only the beginning of a request's prompt.
@@ -232,7 +264,10 @@ class ReusePlanner:
         if not isinstance(blocks, int) or blocks < 0:
             raise InvalidRequestError(f"blocks must be an integer from 0, not {describe(blocks)}")
         with self._lock:
-            return self._tenants.trim(request_id, blocks)
+            evicted = self._tenants.trim(request_id, blocks)
+        if self._shadow is not None:
+            self._shadow.planner.trim(request_id, blocks)
+        return evicted
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens, counted or estimated as blocks are."""
@@ -264,13 +299,16 @@ class ReusePlanner:
             if state is None:
                 return 0
             root = state.index.root(request.system)
-            if not in_order:
+            if not in_order and self._shadow is None:
                 return heaviest_path(root, weights).weight
             sent = sent_prefix(root, list(weights))
             return sum(list(weights.values())[:sent])
 
     def sibling(self) -> ReusePlanner:
         """Return a planner with the same settings that has seen nothing yet."""
+        return self._with_mode("active" if self._shadow is None else "shadow")
+
+    def _with_mode(self, mode: Mode) -> ReusePlanner:
         return ReusePlanner(
             self._alpha,
             self._count_tokens if self.counts_tokens else None,
@@ -279,6 +317,7 @@ class ReusePlanner:
             deduplicate=self._deduplicate,
             annotate=self._annotate,
             trim_overlaps=self._trim_overlaps,
+            mode=mode,
         )
 
     def conversation(
@@ -327,6 +366,23 @@ class ReusePlanner:
         turn.state.online.learn(turn.weights, turn.request.system)
         return order
 
+    def _send_in_order(
+        self, requests: list[ContextRequest], strategy: Strategy, deduplicate: bool | None
+    ) -> list[Plan]:
+        """Return plans with the retriever's order; in shadow mode nothing is left out either."""
+        plans, arrived = [], []
+        for request in requests:
+            with self._lock:
+                turn = self._open_turn(request, deduplicate)
+                shown = turn.shown if self._shadow is None else {}
+                plan = self._send(replace(turn, shown=shown), list(turn.blocks))
+                left_out = sum(turn.weights[key] for key in turn.blocks if key in turn.shown)
+                plans.append(plan)
+                arrived.append(Arrived(plan, sum(turn.weights.values()), left_out))
+        if self._shadow is not None:
+            self._shadow.note(arrived, strategy)
+        return plans
+
     def _batch_context(self, request: ContextRequest) -> BatchContext:
         weights = self._weights(request.unique_blocks)
         cached: tuple[BlockKey, ...] = ()
@@ -362,7 +418,7 @@ class ReusePlanner:
             else:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
-        if self._trim_overlaps:
+        if self._trim_overlaps and self._shadow is None:
             parts = replace_overlaps(parts, turn.history.texts)
         logged, cached = self._record(turn, request_id, parts, ordinals)
         return Plan(

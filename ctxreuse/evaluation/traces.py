@@ -1,8 +1,8 @@
 """Corpora and retrieval traces, as JSON lines.
 
-A corpus line is a block: `id`, `text`, optionally `tokens`. A trace line is a retrieval, in arrival
-order: `request_id`, `query`, `blocks` (ids, best first), and optionally `conversation_id`, `turn`,
-`tenant`, `system`. Further fields are passed over.
+A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing. A
+trace line is a retrieval, in arrival order: `request_id`, `query`, `blocks` (ids, best first), and
+optionally `conversation_id`, `turn`, `tenant`, `system`. Further fields are passed over.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
     corpus: dict[BlockId, ContextBlock] = {}
     for line in read_lines(path):
         block_id = line.get("id", (str, int))
-        text = line.get("text", (str,))
         tokens = line.get("tokens", (int,), None)
+        text = line.get("text", (str,), ... if tokens is None else "")
         try:
             block = ContextBlock(id=block_id, text=text, tokens=tokens)
         except InvalidBlockError as error:

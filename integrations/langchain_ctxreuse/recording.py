@@ -1,0 +1,150 @@
+"""Writing down what a LangChain application retrieves, without changing any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.tracers.context import register_configure_hook
+
+from ctxreuse.evaluation.recording import TraceRecorder
+from ctxreuse.request_scope import RequestScope, current_scope
+from langchain_ctxreuse.documents import marked_document
+
+_CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
+
+
+class TraceCallbackHandler(BaseCallbackHandler):
+    """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
+
+    Of retrievers inside a retriever (compression, ensembles, several queries) the outermost counts.
+    The conversation is the run's `thread_id`, `conversation_id` or `session_id` in its metadata, as
+    LangGraph and LangSmith users have it, or what `ctxreuse.request_context` says.
+
+    Args:
+        recorder: Where to.
+    """
+
+    run_inline = True  # in the order in which it happens, and in the caller's context
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        self._recorder = recorder
+        self._lock = Lock()
+        self._asked: dict[UUID, tuple[str, RequestScope]] = {}
+        self._inside: set[UUID] = set()
+        self._has_ended = False
+
+    @property
+    def ignore_retriever(self) -> bool:
+        """Whether LangChain need not call it any more."""
+        return self._has_ended
+
+    @property
+    def ignore_chain(self) -> bool:
+        """Whether LangChain need not call it any more."""
+        return self._has_ended
+
+    def ends(self) -> None:
+        """Record nothing from now on."""
+        self._has_ended = True
+
+    def on_retriever_start(
+        self,
+        serialized: dict[str, Any],
+        query: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note the query."""
+        if not self._note_inside(run_id, parent_run_id):
+            with self._lock:
+                self._asked[run_id] = (query, _scope(metadata or {}))
+
+    def on_retriever_end(
+        self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Record what was found."""
+        with self._lock:
+            asked = self._asked.pop(run_id, None)
+        self._forget(run_id)
+        if asked is None:
+            return
+        query, scope = asked
+        found = [marked_document(document) for document in documents]
+        self._recorder.record(
+            [one.block for one in found if not one.is_annotation],
+            query,
+            conversation_id=scope.conversation_id,
+            tenant=scope.tenant or "",
+        )
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the query."""
+        with self._lock:
+            self._asked.pop(run_id, None)
+        self._forget(run_id)
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note whether it is part of a retriever."""
+        self._note_inside(run_id, parent_run_id)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget it."""
+        self._forget(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget it."""
+        self._forget(run_id)
+
+    def _note_inside(self, run_id: UUID, parent_run_id: UUID | None) -> bool:
+        with self._lock:
+            is_inside = parent_run_id in self._asked or parent_run_id in self._inside
+            if is_inside:
+                self._inside.add(run_id)
+            return is_inside
+
+    def _forget(self, run_id: UUID) -> None:
+        with self._lock:
+            self._inside.discard(run_id)
+
+
+def _scope(metadata: Mapping[str, Any]) -> RequestScope:
+    said = [metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None]
+    conversation = said[0] if said else None
+    if conversation is not None and not isinstance(conversation, int):
+        conversation = str(conversation)
+    return current_scope().inside(conversation_id=conversation)
+
+
+@contextmanager
+def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
+    """Record what any retriever of this process returns meanwhile, in any thread or task.
+
+    Afterwards a handler that does nothing stays with LangChain, which has no way to take it back.
+
+    Args:
+        recorder: Where to.
+    """
+    handler = TraceCallbackHandler(recorder)
+    register_configure_hook(ContextVar("ctxreuse_recording", default=handler), inheritable=True)
+    try:
+        yield handler
+    finally:
+        handler.ends()

@@ -1,0 +1,105 @@
+"""Shadow mode: everything goes out as it came, and what planning would have saved is counted."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import (
+    STRATEGIES,
+    assistant,
+    big_request,
+    first_turns,
+    odd_contexts,
+    plan_everything,
+    queries,
+    user,
+)
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+
+later_turns = st.builds(
+    ContextRequest,
+    odd_contexts,
+    queries,
+    history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
+    conversation_id=st.sampled_from((None, 1)),
+)
+requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
+strategies = st.sampled_from(STRATEGIES)
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests_of_any_kind, strategies, st.booleans())
+def test_a_shadow_planner_sends_what_a_planner_without_strategy_sends(requests, strategy, batch):
+    shadow, plain = ReusePlanner(mode="shadow"), ReusePlanner(deduplicate=False)
+    sent = plan_everything(shadow, requests, strategy, batch=batch)
+    assert sent == plan_everything(plain, requests, "none", batch=batch)
+    assert shadow.statistics() == plain.statistics()
+    assert shadow.savings.requests == len(requests)
+    assert shadow.savings.cached_as_sent <= shadow.savings.block_tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(first_turns, max_size=8), strategies, st.booleans(), st.sampled_from((None, 60)))
+def test_what_it_counts_is_what_a_planner_reaches(requests, strategy, batch, capacity):
+    shadow = ReusePlanner(capacity_tokens=capacity, mode="shadow")
+    active = ReusePlanner(capacity_tokens=capacity)
+    sent = plan_everything(shadow, requests, strategy, batch=batch)
+    plans = plan_everything(active, requests, strategy, batch=batch)
+    savings = shadow.savings
+    assert savings.cached_as_sent == sum(plan.expected_cached_tokens for plan in sent)
+    assert savings.cached_if_planned == sum(plan.expected_cached_tokens for plan in plans)
+    assert savings.changed == sum(
+        plan.blocks != was.blocks for plan, was in zip(plans, sent, strict=True)
+    )
+
+
+def test_the_second_of_two_orders_would_have_been_served_from_the_cache():
+    planner = ReusePlanner(mode="shadow")
+    planner.plan(big_request((1, 2, 3)))
+    plan = planner.plan(big_request((3, 1, 2)))
+    assert [block.id for block in plan.blocks] == [3, 1, 2]
+    assert plan.order_annotation is None
+    savings = planner.savings
+    assert (savings.requests, savings.changed) == (2, 1)
+    assert (savings.prefilled_as_sent, savings.prefilled_if_planned) == (600, 300)
+    assert savings.saved_share == 0.5
+
+
+def test_blocks_that_a_conversation_shows_stay_and_are_counted():
+    planner = ReusePlanner(mode="shadow")
+    first = planner.plan(big_request((1, 2), "First?", history=[], conversation_id="c"))
+    history = [*first.messages(), assistant("Yes.")]
+    again = planner.plan(big_request((2, 4), "Then?", history=history, conversation_id="c"))
+    assert [block.id for block in again.blocks] == [2, 4]
+    assert again.references == ()
+    assert planner.savings.left_out == 100
+    assert planner.savings.changed == 1
+    assert planner.savings.prefilled_if_planned == 300
+
+
+def test_what_the_engine_drops_would_not_have_been_served_either():
+    planner = ReusePlanner(mode="shadow")
+    planner.plan(dataclasses.replace(big_request((1, 2, 3)), request_id="first"))
+    assert planner.evict(["first"]).requests == 1
+    planner.plan(big_request((3, 1, 2)))
+    assert planner.savings.cached_if_planned == 0
+
+
+def test_a_sibling_is_a_shadow_too_and_only_a_shadow_counts():
+    planner = ReusePlanner(mode="shadow")
+    planner.plan(big_request((1, 2)))
+    assert planner.sibling().savings.requests == 0
+    with pytest.raises(InvalidRequestError, match=r'ReusePlanner\(mode="shadow"\)'):
+        _ = ReusePlanner().savings
+    with pytest.raises(InvalidRequestError, match="there is no mode 'quiet'"):
+        ReusePlanner(mode="quiet")
+
+
+def test_a_router_expects_what_will_be_sent():
+    planner = ReusePlanner(mode="shadow")
+    planner.plan(big_request((1, 2, 3)))
+    assert planner.cached_tokens(big_request((3, 2, 1))) == 0
+    assert planner.cached_tokens(big_request((1, 2, 9))) == 200
