@@ -27,6 +27,7 @@ from ctxreuse.evaluation.explain import (
 )
 from ctxreuse.evaluation.jsonl import STANDARD_STREAM, write_lines
 from ctxreuse.evaluation.planfile import read_plan
+from ctxreuse.evaluation.policies import Replay
 from ctxreuse.evaluation.replay import plan_trace
 from ctxreuse.evaluation.traces import read_corpus, read_trace
 
@@ -43,6 +44,12 @@ app = typer.Typer(
     `ctxreuse simulate --plan OUT.jsonl --corpus C.jsonl`
 
     `ctxreuse explain --plan OUT.jsonl --corpus C.jsonl`
+
+    To see what your own application would save, write down what it retrieves, and replay that:
+
+    `ctxreuse record -o recording app.py`
+
+    `ctxreuse estimate recording`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -240,6 +247,61 @@ def explain(
     else:
         for table in explanation_tables(explained, worst):
             _output_console().print(table)
+
+
+@app.command()
+def estimate(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="A folder that `ctxreuse record` wrote, or a trace: a JSON object a line with "
+            "request_id, query, blocks."
+        ),
+    ],
+    corpus: Annotated[
+        str | None,
+        typer.Option("--corpus", help="Its blocks; corpus.jsonl beside the trace if not given."),
+    ] = None,
+    capacity_tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Tokens that the engine's cache holds; several may be given. Without it, some "
+            "sizes that suit the trace.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer.json: count whole prompts token by token. Without it, each block "
+            "counts as its tokens, and questions and annotations as none."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what ordering would save of a trace: as retrieved, papers' order, ctxreuse.
+
+    Conversations are replayed, each turn answered "OK.", with and without de-duplication; an
+    unlimited cache and smaller ones.
+    """
+    from ctxreuse.evaluation import estimate as estimating
+    from ctxreuse.evaluation import estimate_tables
+
+    trace_path, corpus_path = estimating.files_of(trace, corpus)
+    blocks = read_corpus(corpus_path)
+    requests = read_trace(trace_path, blocks)
+    summary = estimating.TraceSummary.of(requests)
+    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
+    capacities = [None, *capacity_tokens] if capacity_tokens else summary.cache_sizes()
+    runs = estimating.runs_of(requests) * len(capacities)
+    with _progress("replaying", 2 * runs * len(requests)) as advance:
+        replay = Replay(requests, blocks, encoder, advance)
+        outcomes = list(estimating.estimate(replay, capacities))
+    if as_json:
+        typer.echo(json.dumps(estimate_tables.as_json(summary, outcomes)))
+        return
+    for shown in estimate_tables.renderables(summary, outcomes, capacities):
+        _output_console().print(shown)
 
 
 @app.command()

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.planfile import PlannedRequest
 from ctxreuse.evaluation.traces import Corpus, TraceRequest
 
 if TYPE_CHECKING:
-    from ctxreuse.demo.run import Outcome
+    from ctxreuse.demo.run import Compared
 
 _COLOURS = ("#8c8c8c", "#e0a030", "#b06000", "#3f8fd2", "#1b4f8a")
 
@@ -32,7 +31,7 @@ def print_setting(console: Console, corpus: Corpus, trace: Sequence[TraceRequest
     )
 
 
-def print_table(console: Console, outcomes: Sequence[Outcome], small_cache_tokens: int) -> None:
+def print_table(console: Console, outcomes: Sequence[Compared], small_cache_tokens: int) -> None:
     """Print hit ratios, prefilled tokens and planning time of all policies."""
     table = Table(title="What the engine's prefix cache serves")
     table.add_column("order of the blocks")
@@ -42,25 +41,26 @@ def print_table(console: Console, outcomes: Sequence[Outcome], small_cache_token
         table.add_column("to as\nretrieved", justify="right")
     table.add_column("planning\nms", justify="right")
     baselines = [
-        sum(usages, CacheUsage()).prefilled_tokens
-        for usages in (outcomes[0].unlimited, outcomes[0].small)
+        outcome.total.prefilled_tokens for outcome in (outcomes[0].unlimited, outcomes[0].small)
     ]
     deduplicated: bool | None = None
-    for outcome in outcomes:
-        if outcome.deduplicated != deduplicated:
-            deduplicated = outcome.deduplicated
+    for compared in outcomes:
+        if compared.unlimited.deduplicated != deduplicated:
+            deduplicated = compared.unlimited.deduplicated
             table.add_section()
             words = "with" if deduplicated else "without"
             table.add_row(f"[italic]{words} de-duplication[/]")
         figures = []
-        for usages, baseline in zip((outcome.unlimited, outcome.small), baselines, strict=True):
-            total = sum(usages, CacheUsage())
+        both = (compared.unlimited, compared.small)
+        for outcome, baseline in zip(both, baselines, strict=True):
+            total = outcome.total
             figures += [
                 f"{total.hit_ratio:.3f}",
                 f"{total.prefilled_tokens:,}",
                 f"{total.prefilled_tokens / baseline:.2f}",
             ]
-        table.add_row(outcome.policy.name, *figures, f"{outcome.planning_ms:.3f}")
+        figures.append(f"{compared.unlimited.planning_ms:.3f}")
+        table.add_row(compared.unlimited.policy.name, *figures)
     console.print(table)
     console.print(
         "hit ratio: prompt tokens served from the cache / prompt tokens\n"
@@ -70,22 +70,22 @@ def print_table(console: Console, outcomes: Sequence[Outcome], small_cache_token
     )
 
 
-def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome]) -> None:
+def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Compared]) -> None:
     """Show one request as retrieved and as planned online: the one that gains most."""
     retrieved, planned = (
         next(
-            outcome
-            for outcome in outcomes
-            if outcome.policy.strategy == strategy
-            and outcome.policy.mode == "online"
-            and not outcome.deduplicated
+            compared.unlimited
+            for compared in outcomes
+            if compared.unlimited.policy.strategy == strategy
+            and compared.unlimited.policy.mode == "online"
+            and not compared.unlimited.deduplicated
         )
         for strategy in ("none", "reuse")
     )
     gains = [
         after.cached_tokens - before.cached_tokens if plan.order_annotation else -1
         for before, after, plan in zip(
-            retrieved.unlimited, planned.unlimited, planned.planned, strict=True
+            retrieved.usages, planned.usages, planned.planned, strict=True
         )
     ]
     position = gains.index(max(gains))
@@ -93,7 +93,7 @@ def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome])
     console.print(f"\n[bold]One request before and after[/]: “{after.query}”\n")
     table = Table(box=None)
     for outcome in (retrieved, planned):
-        usage = outcome.unlimited[position]
+        usage = outcome.usages[position]
         table.add_column(
             f"{outcome.policy.name}\n"
             f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} tokens cached"
@@ -109,7 +109,7 @@ def print_example(console: Console, corpus: Corpus, outcomes: Sequence[Outcome])
     console.print(f"annotation: {after.order_annotation}", markup=False)
 
 
-def plot_hit_ratio(path: Path, outcomes: Sequence[Outcome], small_cache_tokens: int) -> None:
+def plot_hit_ratio(path: Path, outcomes: Sequence[Compared], small_cache_tokens: int) -> None:
     """Plot the hit ratio over the run, for both caches, with repeated blocks left out.
 
     Args:
@@ -129,11 +129,12 @@ def plot_hit_ratio(path: Path, outcomes: Sequence[Outcome], small_cache_tokens: 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharey=True)
-    shown = [outcome for outcome in outcomes if outcome.deduplicated]
+    shown = [compared for compared in outcomes if compared.unlimited.deduplicated]
     titles = ("unlimited cache", f"cache of {small_cache_tokens:,} tokens")
-    for panel, title, field in zip(panels, titles, ("unlimited", "small"), strict=True):
-        for outcome, colour in zip(shown, _COLOURS, strict=True):
-            ratios = [usage.hit_ratio for usage in accumulate(getattr(outcome, field))]
+    sides = ([one.unlimited for one in shown], [one.small for one in shown])
+    for panel, title, side in zip(panels, titles, sides, strict=True):
+        for outcome, colour in zip(side, _COLOURS, strict=True):
+            ratios = [usage.hit_ratio for usage in accumulate(outcome.usages)]
             panel.plot(
                 range(1, len(ratios) + 1),
                 ratios,

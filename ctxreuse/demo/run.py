@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,17 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ctxreuse.blocks import ContextBlock
-from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
 from ctxreuse.demo import report
 from ctxreuse.demo.corpus import python_reference_blocks
 from ctxreuse.demo.questions import QUESTIONS
 from ctxreuse.demo.retrieval import retrieve
 from ctxreuse.demo.words import WordTokenizer
-from ctxreuse.evaluation.planfile import PlannedRequest
-from ctxreuse.evaluation.replay import Mode, plan_trace
-from ctxreuse.evaluation.simulate import simulate_tokens
+from ctxreuse.evaluation.policies import POLICIES, Outcome, Replay
 from ctxreuse.evaluation.traces import Corpus, TraceRequest
-from ctxreuse.planner import ReusePlanner, Strategy
 
 BLOCKS_PER_QUESTION = 10
 SMALL_CACHE_TOKENS = 20_000
@@ -30,42 +24,11 @@ SYSTEM = "You answer questions about the Python language from the documents give
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """One way to order the requests' blocks."""
+class Compared:
+    """What one policy reached with an unlimited cache, and with one of `SMALL_CACHE_TOKENS`."""
 
-    name: str
-    strategy: Strategy
-    mode: Mode
-
-
-POLICIES = (
-    Policy("as retrieved", "none", "online"),
-    Policy("papers' order, online", "paper", "online"),
-    Policy("papers' order, batch", "paper", "offline"),
-    Policy("ctxreuse, online", "reuse", "online"),
-    Policy("ctxreuse, batch", "reuse", "offline"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one policy reached.
-
-    Attributes:
-        policy: How the blocks were ordered.
-        deduplicated: Whether blocks that a conversation shows already were left out.
-        planned: The plans in execution order, for an unlimited cache.
-        unlimited: Usage of each request with an unlimited cache.
-        small: Usage of each request with a cache of `SMALL_CACHE_TOKENS`, which the planner knows.
-        planning_ms: Planning time a request, in milliseconds.
-    """
-
-    policy: Policy
-    deduplicated: bool
-    planned: list[PlannedRequest]
-    unlimited: list[CacheUsage]
-    small: list[CacheUsage]
-    planning_ms: float
+    unlimited: Outcome
+    small: Outcome
 
 
 def run_demo(output: Path, console: Console) -> None:
@@ -93,9 +56,13 @@ def run_demo(output: Path, console: Console) -> None:
         replaying = progress.add_task(
             "planning and replaying", total=2 * len(POLICIES) * 4 * len(trace)
         )
+        replay = Replay(trace, corpus, tokenizer, lambda: progress.advance(replaying))
         outcomes = [
-            _replay(
-                policy, deduplicate, corpus, trace, tokenizer, lambda: progress.advance(replaying)
+            Compared(
+                *(
+                    replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
+                    for capacity in (None, SMALL_CACHE_TOKENS)
+                )
             )
             for deduplicate in (False, True)
             for policy in POLICIES
@@ -135,58 +102,23 @@ def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
     return {block.id: block for block in blocks}, trace
 
 
-def _replay(
-    policy: Policy,
-    deduplicate: bool,
-    corpus: Corpus,
-    trace: list[TraceRequest],
-    tokenizer: WordTokenizer,
-    advance: Callable[[], object],
-) -> Outcome:
-    def planned(capacity: int | None) -> list[PlannedRequest]:
-        planner = ReusePlanner(capacity_tokens=capacity, deduplicate=deduplicate)
-        return plan_trace(
-            trace, planner, policy.mode, policy.strategy, conversations=True, advance=advance
-        )
-
-    def served(plans: list[PlannedRequest], capacity: int | None) -> list[CacheUsage]:
-        usages = []
-        for usage in simulate_tokens(plans, corpus, PrefixCacheSimulator(capacity), tokenizer):
-            usages.append(usage)
-            advance()
-        return usages
-
-    started = time.perf_counter()
-    for_unlimited = planned(None)
-    planning_ms = (time.perf_counter() - started) * 1000 / len(trace)
-    for_small = planned(SMALL_CACHE_TOKENS)
-    return Outcome(
-        policy=policy,
-        deduplicated=deduplicate,
-        planned=for_unlimited,
-        unlimited=served(for_unlimited, None),
-        small=served(for_small, SMALL_CACHE_TOKENS),
-        planning_ms=planning_ms,
-    )
-
-
-def _results(outcomes: list[Outcome]) -> list[dict[str, object]]:
+def _results(outcomes: list[Compared]) -> list[dict[str, object]]:
     return [
         {
-            "policy": asdict(outcome.policy),
-            "deduplicated": outcome.deduplicated,
-            "planning_ms_per_request": round(outcome.planning_ms, 4),
+            "policy": asdict(compared.unlimited.policy),
+            "deduplicated": compared.unlimited.deduplicated,
+            "planning_ms_per_request": round(compared.unlimited.planning_ms, 4),
             **{
                 name: {
-                    "prompt_tokens": total.prompt_tokens,
-                    "cached_tokens": total.cached_tokens,
-                    "hit_ratio": round(total.hit_ratio, 4),
+                    "prompt_tokens": outcome.total.prompt_tokens,
+                    "cached_tokens": outcome.total.cached_tokens,
+                    "hit_ratio": round(outcome.total.hit_ratio, 4),
                 }
-                for name, total in (
-                    ("unlimited_cache", sum(outcome.unlimited, CacheUsage())),
-                    ("small_cache", sum(outcome.small, CacheUsage())),
+                for name, outcome in (
+                    ("unlimited_cache", compared.unlimited),
+                    ("small_cache", compared.small),
                 )
             },
         }
-        for outcome in outcomes
+        for compared in outcomes
     ]

@@ -162,12 +162,21 @@ def load_tokenizer(path: str) -> Any:
 
 def _content(request: PlannedRequest, corpus: Corpus) -> str:
     parts = [
-        SentBlock(label, corpus_block(corpus, block_id, request))
+        SentBlock(label, _readable(corpus_block(corpus, block_id, request), request))
         if annotation is None
         else Reference(label, block_id, annotation)
         for label, block_id, annotation in request.parts
     ]
     return render_turn(parts, request.order_annotation, request.query, DEFAULT_TEMPLATES)
+
+
+def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
+    if block.tokens and not block.text:
+        raise InputFileError(
+            f"{request.place}: block {describe(block.id)}: the corpus has no text of it, only its "
+            "length; leave out --tokenizer"
+        )
+    return block
 
 
 def corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
