@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -30,6 +30,9 @@ from ctxreuse.evaluation.planfile import read_plan
 from ctxreuse.evaluation.policies import Replay
 from ctxreuse.evaluation.replay import plan_trace
 from ctxreuse.evaluation.traces import read_corpus, read_trace
+
+if TYPE_CHECKING:
+    from ctxreuse.evaluation.results import Results
 
 app = typer.Typer(
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
@@ -277,6 +280,12 @@ def estimate(
             "counts as its tokens, and questions and annotations as none."
         ),
     ] = None,
+    html: Annotated[
+        str | None, typer.Option(help="Write a report, one HTML file that needs no network, too.")
+    ] = None,
+    results: Annotated[
+        str | None, typer.Option(help="Write what a report shows, as JSON, too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say what ordering would save of a trace: as retrieved, papers' order, ctxreuse.
@@ -286,6 +295,7 @@ def estimate(
     """
     from ctxreuse.evaluation import estimate as estimating
     from ctxreuse.evaluation import estimate_tables
+    from ctxreuse.evaluation.results import Results
 
     trace_path, corpus_path = estimating.files_of(trace, corpus)
     blocks = read_corpus(corpus_path)
@@ -297,11 +307,47 @@ def estimate(
     with _progress("replaying", 2 * runs * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance)
         outcomes = list(estimating.estimate(replay, capacities))
+    if html is not None or results is not None:
+        level = "blocks" if tokenizer is None else "tokens"
+        measured = Results.of(Path(trace).name, level, summary, outcomes, blocks)
+        if results is not None:
+            measured.write(results)
+        if html is not None:
+            _write_report(measured, html)
     if as_json:
         typer.echo(json.dumps(estimate_tables.as_json(summary, outcomes)))
         return
     for shown in estimate_tables.renderables(summary, outcomes, capacities):
         _output_console().print(shown)
+
+
+@app.command()
+def report(
+    results: Annotated[str, typer.Argument(help="What `ctxreuse estimate --results` wrote.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The HTML file; it needs no network.")
+    ] = "report.html",
+    pictures: Annotated[
+        Path | None, typer.Option(help="A folder for the charts as PNG files, too.")
+    ] = None,
+) -> None:
+    """Make a page of results that people can look at."""
+    from ctxreuse.evaluation.results import Results
+
+    measured = Results.read(results)
+    _write_report(measured, output)
+    if pictures is not None:
+        from ctxreuse.report import write_pictures
+
+        for path in write_pictures(measured, pictures):
+            _say(f"ctxreuse: wrote {path}")
+
+
+def _write_report(results: Results, path: str) -> None:
+    from ctxreuse.report import write_report
+
+    write_report(results, path)
+    _say(f"ctxreuse: wrote {path}")
 
 
 @app.command()

@@ -1,0 +1,268 @@
+"""The charts of a report, drawn with matplotlib: as SVG for its page, and as PNG files.
+
+In the page a chart takes the colours of the page (light, dark or print): text and lines are drawn
+in one colour that stands for the page's own.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.evaluation.results import Results, Run
+from ctxreuse.evaluation.sent_tree import TreeNode
+from ctxreuse.serving.rates import COMMON_RATES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INK = "#123456"
+"""Stands for the page's colour of text."""
+
+_COLOURS = {
+    ("none", "online"): "#8c8c8c",
+    ("paper", "online"): "#e0a030",
+    ("paper", "offline"): "#b06000",
+    ("reuse", "online"): "#3f8fd2",
+    ("reuse", "offline"): "#2a9d5c",
+}
+_SIZES = {False: (4.6, 3.1), True: (9.4, 3.2)}
+"""In inches, of usual and of wide charts."""
+
+_DEEPEST = 5
+_LETTERS = 130
+"""How many letters fit the width of the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of some results.
+
+    Attributes:
+        name: Of its PNG file, and its place in the page.
+        title: What it shows.
+        words: How to read it.
+        draw: Draws it.
+        is_wide: Whether it needs all the width of a page.
+    """
+
+    name: str
+    title: str
+    words: str
+    draw: Callable[[Axes], None]
+    is_wide: bool = False
+
+    def figure(self, ink: str = "black") -> Figure:
+        """Return it as a figure.
+
+        Args:
+            ink: The colour of text and lines.
+
+        Raises:
+            MissingExtraError: If matplotlib is not installed.
+        """
+        try:
+            from matplotlib import rc_context
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingExtraError("a report's charts", "report") from error
+        with rc_context(dict.fromkeys(_INKED, ink) | {"font.size": 9.0}):
+            figure = Figure(figsize=_SIZES[self.is_wide], layout="constrained")
+            FigureCanvasAgg(figure)
+            self.draw(figure.add_subplot())
+        return figure
+
+    def svg(self) -> str:
+        """Return it as SVG for a page, in the page's colours.
+
+        Raises:
+            MissingExtraError: If matplotlib is not installed.
+        """
+        figure = self.figure(_INK)
+        from matplotlib import rc_context
+
+        file = io.StringIO()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.name}):
+            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        svg = file.getvalue()
+        svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+        svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+        # ids are the same in every chart
+        svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
+        return svg.replace("<svg", f'<svg role="img" aria-label="{self.title}"', 1)
+
+
+_INKED = (
+    "text.color",
+    "axes.edgecolor",
+    "axes.labelcolor",
+    "xtick.color",
+    "ytick.color",
+    "grid.color",
+)
+
+
+def charts(results: Results) -> list[Chart]:
+    """Return the charts that results have something for."""
+    unlimited = _shown([run for run in results.runs if run.capacity_tokens is None])
+    several = len({run.capacity_tokens for run in results.runs}) > 1
+    drawn = [
+        Chart(
+            "hit-ratio",
+            "Hit ratio over the run",
+            "Prompt tokens served from an unlimited prefix cache, of all so far.",
+            lambda axes: _draw_hit_ratio(axes, unlimited),
+        ),
+        Chart(
+            "prefilled",
+            "Tokens computed so far",
+            "What is left for the engine to compute: the lower, the better.",
+            lambda axes: _draw_prefilled(axes, unlimited),
+        ),
+        Chart(
+            "first-token",
+            "Time to first token",
+            f"Share of the requests that need no more time, at "
+            f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second and without waiting.",
+            lambda axes: _draw_first_token(axes, unlimited),
+        ),
+    ]
+    if several:
+        drawn.append(
+            Chart(
+                "cache-size",
+                "Hit ratio and cache size",
+                "An engine's cache is never unlimited; vLLM says at its start how many tokens it "
+                "holds.",
+                lambda axes: _draw_cache_sizes(axes, _shown(results.runs)),
+            )
+        )
+    drawn.append(
+        Chart(
+            "tree",
+            "What was sent, as a prefix tree",
+            "Each row is a block further into the prompt. The width is the share of all block "
+            "tokens whose prompts begin like this; the number says how many these are. The darker, "
+            "the more often served after it was computed once; pale boxes are many small ones.",
+            lambda axes: _draw_tree(axes, results.tree),
+            is_wide=True,
+        )
+    )
+    return drawn
+
+
+def _shown(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with de-duplication, where there are any."""
+    deduplicated = [run for run in runs if run.deduplicated]
+    return deduplicated or list(runs)
+
+
+def _style(run: Run) -> dict[str, Any]:
+    return {
+        "label": run.policy,
+        "color": _COLOURS.get((run.strategy, run.mode)),
+        "linestyle": "--" if run.mode == "offline" else "-",
+    }
+
+
+def _draw_hit_ratio(axes: Axes, runs: Sequence[Run]) -> None:
+    for run in runs:
+        ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
+        axes.plot(range(1, len(ratios) + 1), ratios, **_style(run))
+    axes.set(xlabel="requests, in the order in which they ran", ylabel="hit ratio", ylim=(0, 1))
+    _finish(axes)
+
+
+def _draw_prefilled(axes: Axes, runs: Sequence[Run]) -> None:
+    for run in runs:
+        prefilled = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]
+        axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run))
+    axes.set(xlabel="requests, in the order in which they ran", ylabel="thousand tokens")
+    axes.set_ylim(bottom=0)
+    _finish(axes)
+
+
+def _draw_first_token(axes: Axes, runs: Sequence[Run]) -> None:
+    for run in runs:
+        seconds = sorted(COMMON_RATES.step_s(usage.prefilled_tokens, 1) for usage in run.usages)
+        shares = [(number + 1) / len(seconds) for number in range(len(seconds))]
+        axes.step(seconds, shares, where="post", **_style(run))
+    axes.set(xlabel="seconds", ylabel="share of the requests", ylim=(0, 1))
+    axes.set_xlim(left=0)
+    _finish(axes)
+
+
+def _draw_cache_sizes(axes: Axes, runs: Sequence[Run]) -> None:
+    sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
+    places: dict[int | None, int] = {size: place for place, size in enumerate(sizes)}
+    places[None] = len(sizes)
+    by_policy: dict[str, list[Run]] = {}
+    for run in runs:
+        by_policy.setdefault(run.policy, []).append(run)
+    for of_policy in by_policy.values():
+        of_policy.sort(key=lambda run: places[run.capacity_tokens])
+        axes.plot(
+            [places[run.capacity_tokens] for run in of_policy],
+            [run.total.hit_ratio for run in of_policy],
+            marker="o",
+            markersize=3,
+            **_style(of_policy[0]),
+        )
+    axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
+    axes.set(xlabel="tokens that the cache holds", ylabel="hit ratio", ylim=(0, 1))
+    _finish(axes)
+
+
+def _draw_tree(axes: Axes, root: TreeNode) -> None:
+    total = max(1, root.sent_tokens)
+
+    def box(left: float, width: float, depth: int, shade: float) -> None:
+        axes.barh(-depth, width, left=left, height=0.92, color=(*_BLUE, shade), linewidth=0)
+
+    def draw(node: TreeNode, left: float, depth: int) -> None:
+        end = left + node.sent_tokens / total
+        for child in node.children:
+            width = child.sent_tokens / total
+            gap = min(0.0008, width / 4)
+            box(left, width - gap, depth, 1 - 0.8 / child.requests)
+            fitting = int(_LETTERS * width)
+            if fitting >= 5:
+                name = child.name if len(child.name) <= fitting else f"{child.name[: fitting - 1]}…"
+                words = f"{name}\n{child.requests:,}"
+                axes.text(left + width / 2, -depth, words, ha="center", va="center", fontsize=6)
+            draw(child, left, depth + 1)
+            left += width
+        if depth < _DEEPEST and end - left > 0.0005:
+            box(left, end - left, depth, 0.1)  # what is too light to be shown one by one
+
+    draw(root, 0.0, 0)
+    axes.set(xlim=(0, 1), ylim=(-_DEEPEST + 0.5, 0.5), xlabel="share of the block tokens")
+    axes.set_yticks([-depth for depth in range(_DEEPEST)], [str(n + 1) for n in range(_DEEPEST)])
+    axes.set_ylabel("block of the prompt")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+_BLUE = (0.25, 0.56, 0.82)
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=7, framealpha=0.0)
+
+
+def _short(tokens: int) -> str:
+    for unit, name in ((1_000_000, "M"), (1_000, "k")):
+        if tokens >= unit:
+            return f"{tokens / unit:g}{name}"
+    return str(tokens)
