@@ -235,9 +235,16 @@ def _draw_tree(axes: Axes, root: TreeNode) -> None:
             box(left, width - gap, depth, 1 - 0.8 / child.requests)
             fitting = int(_LETTERS * width)
             if fitting >= 5:
-                name = child.name if len(child.name) <= fitting else f"{child.name[: fitting - 1]}…"
-                words = f"{name}\n{child.requests:,}"
-                axes.text(left + width / 2, -depth, words, ha="center", va="center", fontsize=6)
+                words = f"{_printable(child.name, fitting)}\n{child.requests:,}"
+                axes.text(
+                    left + width / 2,
+                    -depth,
+                    words,
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    parse_math=False,
+                )
             draw(child, left, depth + 1)
             left += width
         if depth < _DEEPEST and end - left > 0.0005:
@@ -259,6 +266,11 @@ def _finish(axes: Axes) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(fontsize=7, framealpha=0.0)
+
+
+def _printable(name: str, most: int) -> str:
+    name = "".join(letter if letter.isprintable() else "?" for letter in name[: most + 1])
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _short(tokens: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.evaluation.results import Results, Run
 from ctxreuse.report.charts import charts
+from ctxreuse.tokens import well_formed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,10 @@ def page(results: Results) -> str:
         }
         for one in charts(results)
     ]
-    return environment.get_template("report.html.j2").render(
+    text = environment.get_template("report.html.j2").render(
         results=results, charts=drawn, cards=list(_cards(results)), rows=list(_rows(results))
     )
+    return well_formed(text)
 
 
 def write_report(results: Results, path: str | Path) -> None:

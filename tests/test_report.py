@@ -1,0 +1,156 @@
+"""Reports: results as JSON, as a page, and as pictures."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from cli_helpers import run
+from test_estimate import replay
+
+from ctxreuse import ContextBlock
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.estimate import TraceSummary, estimate
+from ctxreuse.evaluation.results import Results
+from ctxreuse.evaluation.traces import TraceRequest
+from ctxreuse.report import page, write_pictures, write_report
+
+__all__ = ["run"]
+
+HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
+
+
+def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
+    blocks = [ContextBlock(id=one, text=f"text of {one}", tokens=5_000) for one in ids]
+    trace = [
+        TraceRequest(
+            request_id=f"{ids[0]} {number}",
+            query="Why?",
+            blocks=tuple(blocks[number % 3 :] + blocks[: number % 3]),
+            conversation_id=number % 2 if turns else None,
+            turn=number // 2,
+        )
+        for number in range(8)
+    ]
+    again = replay(trace)
+    outcomes = list(estimate(again, capacities))
+    return Results.of("Some <trace>", "blocks", TraceSummary.of(trace), outcomes, again.corpus)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return results()
+
+
+class Page(HTMLParser):
+    """What a page holds: its elements, and the marks of each chart."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.addresses, self.marks = [], [], {}
+        self._figure = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        fields = dict(attrs)
+        self.elements.append(tag)
+        self.addresses += [fields[name] for name in ("src", "href", "xlink:href") if name in fields]
+        if tag == "figure":
+            self._figure = fields["id"]
+        elif tag in ("path", "use", "text") and self._figure:
+            self.marks[self._figure] = self.marks.get(self._figure, 0) + 1
+
+
+def test_results_survive_their_file(measured, tmp_path):
+    measured.write(tmp_path / "results.json")
+    assert Results.read(tmp_path / "results.json") == measured
+
+
+def test_a_page_holds_all_it_shows(measured):
+    text = page(measured)
+    found = Page(text)
+    assert "script" not in found.elements
+    assert all(address.startswith("#") for address in found.addresses)
+    assert "url(http" not in text
+    assert set(found.marks) == {"hit-ratio", "prefilled", "first-token", "cache-size", "tree"}
+    assert all(marks > 15 for marks in found.marks.values())
+    assert "Some &lt;trace&gt;" in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+def test_a_page_is_the_same_each_time(measured):
+    assert page(measured) == page(measured)
+
+
+def test_what_a_corpus_is_called_cannot_act_in_a_page(tmp_path):
+    write_report(results((HOSTILE, "b", "c", "d")), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_one_cache_size_needs_no_chart_of_sizes():
+    found = Page(page(results(turns=False, capacities=(None,))))
+    assert "cache-size" not in found.marks
+
+
+def test_pictures_are_written(measured, tmp_path):
+    paths = write_pictures(measured, tmp_path / "pictures")
+    assert len(paths) == 5
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "no JSON"),
+        ("[]", "no results in format 1"),
+        ('{"format": 7}', "no results in format 1"),
+        ('{"format": 1, "trace": {}}', "missing or broken"),
+    ],
+)
+def test_other_files_are_no_results(tmp_path, content, problem):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputFileError, match=problem):
+        Results.read(tmp_path / "results.json")
+
+
+def test_the_commands_write_the_same_page(run, measured, tmp_path):
+    corpus, trace = tmp_path / "corpus.jsonl", tmp_path / "trace.jsonl"
+    corpus.write_text("".join(json.dumps({"id": n, "tokens": 9_000}) + "\n" for n in range(4)))
+    trace.write_text(
+        "".join(
+            json.dumps({"request_id": n, "blocks": [n % 4, (n + 1) % 4, (n + 2) % 4]}) + "\n"
+            for n in range(12)
+        )
+    )
+    html, again, saved = (tmp_path / name for name in ("one.html", "two.html", "results.json"))
+    code, _, err = run("estimate", trace, "--html", html, "--results", saved)
+    assert (code, err) == (0, f"ctxreuse: wrote {html}\n")
+    code, _, err = run("report", saved, "-o", again, "--pictures", tmp_path / "pictures")
+    assert code == 0
+    assert f"ctxreuse: wrote {tmp_path / 'pictures' / 'tree.png'}" in err
+    assert html.read_text() == again.read_text()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("ids", [("a", "b", "c", "d"), (HOSTILE, "b", "c", "d")])
+def test_a_browser_opens_it_without_complaint(tmp_path, ids):
+    write_report(results(ids), tmp_path / "report.html")
+    opened = subprocess.run(
+        [
+            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", (tmp_path / "report.html").as_uri(),
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "CONSOLE" not in opened.stderr
+    found = Page(opened.stdout)
+    assert all(marks > 15 for marks in found.marks.values())
+    assert len(found.marks) == 5
