@@ -25,14 +25,13 @@ from ctxreuse.index import Evicted, IndexStatistics
 from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
 from ctxreuse.overlaps import replace_overlaps
 from ctxreuse.path_search import heaviest_path, sent_prefix
-from ctxreuse.plans import BatchPlan, Plan
+from ctxreuse.plans import BatchPlan, Plan, Strategy
 from ctxreuse.prompts import Part, Reference, SentBlock
 from ctxreuse.shadow_mode import Arrived, Savings, Shadow
 from ctxreuse.tenants import Tenants, TenantState
 from ctxreuse.tokens import as_token_counter, estimate_tokens
 
-Strategy: TypeAlias = Literal["reuse", "paper", "none"]
-"""This package's order, the papers' order, or the retriever's."""
+__all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
 Mode: TypeAlias = Literal["active", "shadow"]
 """Whether plans are carried out, or only counted."""

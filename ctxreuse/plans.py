@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ctxreuse.annotations import Templates
 from ctxreuse.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.explanations import Explanation, LoggedPrompt, explain
 from ctxreuse.prompts import Part, Reference, SentBlock, render_messages, render_turn
+
+Strategy: TypeAlias = Literal["reuse", "paper", "none"]
+"""This package's order, the papers' order, or the retriever's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ctxreuse.blocks import ContextRequest
-from ctxreuse.plans import Plan
+from ctxreuse.plans import BatchPlan, Plan, Strategy
 
-if TYPE_CHECKING:
-    from ctxreuse.planner import ReusePlanner, Strategy
+
+class Planning(Protocol):
+    """What a shadow needs of a planner."""
+
+    def plan(self, request: ContextRequest, strategy: Strategy) -> Plan:
+        """Plan one request."""
+        ...
+
+    def plan_batch(self, requests: list[ContextRequest], strategy: Strategy) -> BatchPlan:
+        """Plan requests that are known together."""
+        ...
+
+    def evict(self, request_ids: list[str | int]) -> object:
+        """Forget requests."""
+        ...
+
+    def evict_tokens(self, tokens: int) -> object:
+        """Forget so many tokens."""
+        ...
+
+    def trim(self, request_id: str | int, blocks: int) -> object:
+        """Forget the end of a request."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +92,7 @@ class Shadow:
         planner: A planner of its own, which sees what would have been sent.
     """
 
-    def __init__(self, planner: ReusePlanner) -> None:
+    def __init__(self, planner: Planning) -> None:
         self.planner = planner
         self.savings = Savings()
         self._lock = Lock()

@@ -73,7 +73,8 @@ class Chart:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise MissingExtraError("a report's charts", "report") from error
-        with rc_context(dict.fromkeys(_INKED, ink) | {"font.size": 9.0}):
+        style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
+        with rc_context(style | {"font.size": 9.0}):
             figure = Figure(figsize=_SIZES[self.is_wide], layout="constrained")
             FigureCanvasAgg(figure)
             self.draw(figure.add_subplot())
