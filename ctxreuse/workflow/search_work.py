@@ -94,8 +94,8 @@ class Scan:
             return error
 
 
-_SEARCHES_A_BATCH = 16
-_MOST_BATCHES = 4
+_SEARCHES_A_BATCH = 12
+_MOST_BATCHES = 6
 """So many batches are chosen at a time where so many searches wait for each."""
 
 _MOSTLY_IDLE = 0.4
