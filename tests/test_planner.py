@@ -912,6 +912,7 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "_deduplicate": False,
         "_annotate": False,
         "_trim_overlaps": True,
+        "_shadow": None,
     }
 
 
