@@ -112,6 +112,11 @@ def test_texts_are_needed_to_count_token_by_token(run, folder, tmp_path):
     assert "the corpus has no text of it, only its length; leave out --tokenizer" in err
 
 
+def test_a_trace_that_is_not_there_is_named(run):
+    code, _, err = run("estimate", "nowhere")
+    assert (code, err) == (2, "ctxreuse: nowhere: there is no such file or folder\n")
+
+
 def test_without_requests_there_is_nothing_to_save(run, tmp_path):
     write_jsonl(tmp_path / "corpus.jsonl")
     code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.evaluation.policies import POLICIES, Outcome, Policy, Replay
 from ctxreuse.evaluation.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces import TraceRequest
@@ -112,8 +112,13 @@ def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
     Args:
         trace: A trace, or a folder that holds a recording.
         corpus: Its corpus; None is the `corpus.jsonl` beside it.
+
+    Raises:
+        InputFileError: If there is no such trace.
     """
     path = Path(trace)
+    if not path.exists():
+        raise InputFileError(f"{trace}: there is no such file or folder")
     if path.is_dir():
         path /= TRACE
     return str(path), str(path.parent / CORPUS) if corpus is None else corpus
