@@ -373,11 +373,12 @@ class ReusePlanner:
         for request in requests:
             with self._lock:
                 turn = self._open_turn(request, deduplicate)
-                shown = turn.shown if self._shadow is None else {}
-                plan = self._send(replace(turn, shown=shown), list(turn.blocks))
+                if self._shadow is None:
+                    plans.append(self._send(turn, list(turn.blocks)))
+                    continue
+                plans.append(self._send(replace(turn, shown={}), list(turn.blocks)))
                 left_out = sum(turn.weights[key] for key in turn.blocks if key in turn.shown)
-                plans.append(plan)
-                arrived.append(Arrived(plan, sum(turn.weights.values()), left_out))
+                arrived.append(Arrived(plans[-1], sum(turn.weights.values()), left_out))
         if self._shadow is not None:
             self._shadow.note(arrived, strategy)
         return plans

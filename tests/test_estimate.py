@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
 from ctxreuse import ContextBlock
+from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.estimate import TraceSummary, estimate
 from ctxreuse.evaluation.policies import POLICIES, Replay
 from ctxreuse.evaluation.recording import TraceRecorder
@@ -110,6 +111,20 @@ def test_texts_are_needed_to_count_token_by_token(run, folder, tmp_path):
     code, _, err = run("estimate", folder, "--tokenizer", path)
     assert code == 2
     assert "the corpus has no text of it, only its length; leave out --tokenizer" in err
+
+
+def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
+    whole = Replay.run
+
+    def some(self, policy, **options):
+        if (policy.strategy, policy.mode) == ("paper", "offline"):
+            raise BatchTooLargeError("too large")
+        return whole(self, policy, **options)
+
+    monkeypatch.setattr(Replay, "run", some)
+    code, out, _ = run("estimate", folder)
+    assert code == 0
+    assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)
 
 
 def test_a_trace_that_is_not_there_is_named(run):

@@ -180,13 +180,15 @@ def test_prompts_of_a_client_are_read(tmp_path):
         said = {"role": "assistant", "content": answer.choices[0].message.content}
         again = [*SENT, said, {"role": "user", "content": "blue plums\n\nAnd blue?"}]
         client.chat.completions.create(model="emulated", messages=again, max_tokens=3)
+        client.chat.completions.create(model="emulated", messages=SENT, max_tokens=3)
         client.close()
-    _, (first, second) = recorded(tmp_path)
+    _, (first, second, third) = recorded(tmp_path)
     assert [block.text for block in first.blocks] == ["red apples", "green pears"]
     assert (first.query, first.system) == ("Which are red?", "Be brief.")
     assert [block.text for block in second.blocks] == ["blue plums"]
     assert first.conversation_id == second.conversation_id
     assert (first.turn, second.turn) == (0, 1)
+    assert (third.conversation_id != first.conversation_id, third.turn) == (True, 0)
 
 
 def test_async_clients_made_inside_are_read(tmp_path):

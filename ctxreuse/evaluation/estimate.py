@@ -29,8 +29,8 @@ class TraceSummary:
         blocks: Different blocks that are sent.
         distinct_tokens: Tokens of these.
         block_tokens: Tokens of all blocks of all requests.
-        repeated_tokens: Those of blocks that an earlier request of the tenant had, too. No prefix
-            cache reaches so many, for it takes a block only behind the same ones.
+        repeated_tokens: Those of blocks that an earlier request of the tenant had, too. Hardly any
+            order has so many served, for a prefix cache has a block only behind the same ones.
     """
 
     requests: int

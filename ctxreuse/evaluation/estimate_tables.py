@@ -10,8 +10,10 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ctxreuse.evaluation.estimate import TraceSummary
-from ctxreuse.evaluation.policies import Outcome
+from ctxreuse.evaluation.policies import POLICIES, Outcome
 from ctxreuse.serving.rates import COMMON_RATES
+
+_HISTORIES = "; the histories of conversations come on top"
 
 
 def as_json(summary: TraceSummary, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -64,7 +66,11 @@ def renderables(
                 for size in capacities
             ]
             table.add_row(name, *cells, f"{row[capacities[0]].planning_ms:.3f}")
-    return [_summary(summary), table, *_advice(list(rows.values()), base, capacities[0])]
+    names = {name for _, name in rows}
+    too_large = [policy.name for policy in POLICIES if policy.name not in names]
+    missing = [f"Left out, for the trace is too large for it: {'; '.join(too_large)}."]
+    advice = _advice(list(rows.values()), base, capacities[0])
+    return [_summary(summary), table, *(missing if too_large else []), *advice]
 
 
 def _summary(summary: TraceSummary) -> str:
@@ -74,7 +80,7 @@ def _summary(summary: TraceSummary) -> str:
     return (
         f"{summary.requests:,} requests{turns} with {summary.blocks:,} different blocks and "
         f"{summary.block_tokens:,} block tokens in all. {summary.reuse_bound:.0%} of them had been "
-        "sent before: no prefix cache can serve more."
+        f"sent before: no order can have more of them served{_HISTORIES if turns else ''}."
     )
 
 

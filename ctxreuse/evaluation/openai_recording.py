@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.blocks import ContextBlock, text_digest
@@ -21,6 +23,10 @@ _LABEL = re.compile(
         ) \s+""",
     re.VERBOSE | re.IGNORECASE,
 )
+
+
+_CONVERSATIONS = 10_000
+"""Beginnings of conversations that are remembered."""
 
 
 class SentContext(NamedTuple):
@@ -54,7 +60,8 @@ def paragraphs(text: str) -> SentContext:
 class PromptRecorder:
     """Records chat prompts: their system message, and the blocks of their last user message.
 
-    A prompt with earlier turns belongs to the conversation that began with the same messages.
+    A prompt with earlier turns belongs to the latest conversation that began with the same
+    messages; one without begins a conversation, even if another began with the same.
 
     Args:
         recorder: Where to.
@@ -64,6 +71,8 @@ class PromptRecorder:
     def __init__(self, recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> None:
         self._recorder = recorder
         self._read_context = read_context
+        self._begun: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
     def note(self, messages: Any) -> None:
@@ -86,8 +95,18 @@ class PromptRecorder:
             context.blocks,
             context.query,
             system=system or None,
-            conversation_id=text_digest(f"{system}\n{first}").hex(),
+            conversation_id=self._conversation(f"{system}\n{first}", is_first=len(asked) == 1),
         )
+
+    def _conversation(self, beginning: str, *, is_first: bool) -> str:
+        """Return the name of the latest conversation that began so, or of a new one."""
+        digest = text_digest(beginning).hex()
+        with self._lock:
+            number = self._begun.pop(digest, 0) + is_first
+            self._begun[digest] = number
+            if len(self._begun) > _CONVERSATIONS:
+                self._begun.popitem(last=False)
+        return f"{digest}-{number}"
 
 
 def record_client(

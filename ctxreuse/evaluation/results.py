@@ -89,8 +89,8 @@ class Results:
         level: "blocks", where a block counts as its tokens, or "tokens", for whole prompts.
         trace: What was replayed.
         runs: Each policy with each cache; as retrieved first.
-        tree: What the last policy sent, as a prefix tree: its top levels.
-        misses: The requests of the last policy that lost most.
+        tree: What this package's online order sent, as a prefix tree: its top levels.
+        misses: The requests that lost most with it.
         version: Of the package that measured.
     """
 
