@@ -20,7 +20,8 @@ from rich.table import Table
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.evaluation.replay import Mode, plan_trace
+from ctxreuse.evaluation.policies import Mode
+from ctxreuse.evaluation.replay import plan_trace
 from ctxreuse.evaluation.simulate import simulate_blocks, total_usage
 from ctxreuse.evaluation.traces import Corpus, TraceRequest, read_corpus, read_trace
 from ctxreuse.planner import Strategy

@@ -26,8 +26,8 @@ from ctxreuse.evaluation.explain import (
     in_words,
 )
 from ctxreuse.evaluation.jsonl import STANDARD_STREAM, write_lines
+from ctxreuse.evaluation.outcomes import Replay
 from ctxreuse.evaluation.planfile import read_plan
-from ctxreuse.evaluation.policies import Replay
 from ctxreuse.evaluation.replay import plan_trace
 from ctxreuse.evaluation.traces import read_corpus, read_trace
 

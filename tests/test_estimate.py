@@ -11,7 +11,8 @@ from planning_helpers import block, write_jsonl
 from ctxreuse import ContextBlock
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.estimate import TraceSummary, estimate
-from ctxreuse.evaluation.policies import POLICIES, Replay
+from ctxreuse.evaluation.outcomes import Replay
+from ctxreuse.evaluation.policies import POLICIES
 from ctxreuse.evaluation.recording import TraceRecorder
 from ctxreuse.evaluation.traces import TraceRequest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -14,9 +14,10 @@ from ctxreuse.demo import report
 from ctxreuse.demo.corpus import python_reference_blocks
 from ctxreuse.demo.questions import QUESTIONS
 from ctxreuse.demo.retrieval import retrieve
-from ctxreuse.demo.words import WordTokenizer
-from ctxreuse.evaluation.policies import POLICIES, Outcome, Replay
+from ctxreuse.evaluation.outcomes import Outcome, Replay
+from ctxreuse.evaluation.policies import POLICIES
 from ctxreuse.evaluation.traces import Corpus, TraceRequest
+from ctxreuse.evaluation.words import WordTokenizer
 
 BLOCKS_PER_QUESTION = 10
 SMALL_CACHE_TOKENS = 20_000
@@ -105,7 +106,10 @@ def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
 def _results(outcomes: list[Compared]) -> list[dict[str, object]]:
     return [
         {
-            "policy": asdict(compared.unlimited.policy),
+            "policy": {
+                name: getattr(compared.unlimited.policy, name)
+                for name in ("name", "strategy", "mode")
+            },
             "deduplicated": compared.unlimited.deduplicated,
             "planning_ms_per_request": round(compared.unlimited.planning_ms, 4),
             **{

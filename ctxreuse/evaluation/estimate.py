@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxreuse.errors import BatchTooLargeError, InputFileError
-from ctxreuse.evaluation.policies import POLICIES, Outcome, Policy, Replay
+from ctxreuse.evaluation.outcomes import Outcome, Replay
+from ctxreuse.evaluation.policies import POLICIES, Policy
 from ctxreuse.evaluation.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces import TraceRequest
 from ctxreuse.tokens import estimate_tokens

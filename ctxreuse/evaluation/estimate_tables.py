@@ -10,7 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ctxreuse.evaluation.estimate import TraceSummary
-from ctxreuse.evaluation.policies import POLICIES, Outcome
+from ctxreuse.evaluation.outcomes import Outcome
+from ctxreuse.evaluation.policies import POLICIES
 from ctxreuse.serving.rates import COMMON_RATES
 
 _HISTORIES = "; the histories of conversations come on top"

@@ -1,17 +1,17 @@
-"""Ways to order the blocks of a trace, run through a simulated prefix cache."""
+"""Ways to plan the requests of a trace, side by side."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
-from ctxreuse.evaluation.planfile import PlannedRequest
-from ctxreuse.evaluation.replay import Mode, plan_trace
-from ctxreuse.evaluation.simulate import Tokenizer, simulate_blocks, simulate_tokens
-from ctxreuse.evaluation.traces import Corpus, TraceRequest
-from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.blocks import ContextBlock
+from ctxreuse.planner import Strategy
+
+Mode: TypeAlias = Literal["online", "offline"]
+Arrange: TypeAlias = Callable[[Sequence[ContextBlock]], Sequence[ContextBlock]]
+"""From blocks, best first, to the same blocks in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,100 +22,23 @@ class Policy:
         name: What tables call it.
         strategy: The planner's strategy.
         mode: Whether requests are planned as they arrive, or all of them as one batch.
+        arrange: Somebody else's order, which the planner is given as the retriever's.
+        is_scheduled: Whether a batch runs in the order that the planner says; else as it arrived.
+        is_annotated: Whether prompts say how the retriever ranked blocks that were moved.
     """
 
     name: str
     strategy: Strategy
     mode: Mode
+    arrange: Arrange | None = None
+    is_scheduled: bool = True
+    is_annotated: bool = True
 
 
 AS_SENT = Policy("as retrieved", "none", "online")
-POLICIES = (
-    AS_SENT,
-    Policy("papers' order, online", "paper", "online"),
-    Policy("papers' order, batch", "paper", "offline"),
-    Policy("ctxreuse, online", "reuse", "online"),
-    Policy("ctxreuse, batch", "reuse", "offline"),
-)
+PAPERS_ONLINE = Policy("papers' order, online", "paper", "online")
+PAPERS_BATCH = Policy("papers' order, batch", "paper", "offline")
+OURS_ONLINE = Policy("ctxreuse, online", "reuse", "online")
+OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
+POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 """As it is, as the papers (RAGBoost, ContextPilot) have it, and as this package has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a policy reached with a cache.
-
-    Attributes:
-        policy: How the blocks were ordered.
-        deduplicated: Whether blocks that a conversation shows already were left out.
-        capacity_tokens: What the cache holds, which the planner knows; None is unlimited.
-        planned: The plans in execution order.
-        usages: What each of them found in the cache.
-        planning_ms: Planning time a request, in milliseconds.
-    """
-
-    policy: Policy
-    deduplicated: bool
-    capacity_tokens: int | None
-    planned: list[PlannedRequest]
-    usages: list[CacheUsage]
-    planning_ms: float
-
-    @property
-    def total(self) -> CacheUsage:
-        """The usage of all requests together."""
-        return sum(self.usages, CacheUsage())
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A trace that is replayed under one policy after the other.
-
-    Conversations are replayed, each turn answered "OK.".
-
-    Attributes:
-        trace: The requests in arrival order.
-        corpus: Their blocks.
-        tokenizer: Simulates whole prompts, token by token; None counts blocks by their tokens.
-        advance: Called twice a request and run, for progress bars.
-    """
-
-    trace: Sequence[TraceRequest]
-    corpus: Corpus
-    tokenizer: Tokenizer | None = None
-    advance: Callable[[], object] = lambda: None
-
-    def run(
-        self, policy: Policy, *, deduplicate: bool = True, capacity_tokens: int | None = None
-    ) -> Outcome:
-        """Plan the trace, and serve it from a cache.
-
-        Args:
-            policy: How the blocks are ordered.
-            deduplicate: Whether blocks that a conversation shows already are left out.
-            capacity_tokens: What the cache holds; None is unlimited.
-
-        Raises:
-            BatchTooLargeError: If the papers' algorithm cannot hold the batch.
-        """
-        planner = ReusePlanner(capacity_tokens=capacity_tokens, deduplicate=deduplicate)
-        started = time.perf_counter()
-        planned = plan_trace(
-            self.trace,
-            planner,
-            policy.mode,
-            policy.strategy,
-            conversations=True,
-            advance=self.advance,
-        )
-        planning_s = time.perf_counter() - started
-        if self.tokenizer is None:
-            served = simulate_blocks(planned, self.corpus, BlockLevelCache(capacity_tokens))
-        else:
-            cache = PrefixCacheSimulator(capacity_tokens)
-            served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
-        usages = []
-        for usage in served:
-            usages.append(usage)
-            self.advance()
-        planning_ms = 1e3 * planning_s / max(1, len(planned))
-        return Outcome(policy, deduplicate, capacity_tokens, planned, usages, planning_ms)

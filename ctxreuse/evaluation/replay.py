@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from ctxreuse.blocks import ContextRequest
 from ctxreuse.evaluation.planfile import PlannedRequest
+from ctxreuse.evaluation.policies import Mode, Policy
 from ctxreuse.evaluation.traces import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.plans import Plan
 
-Mode: TypeAlias = Literal["online", "offline"]
+Replayed: TypeAlias = Generator[tuple[TraceRequest, Plan], str | None, None]
+"""Yields each request with its plan when it is its turn, and is sent what it was answered."""
+
 ANSWER = "OK."
-"""What every turn of a replayed conversation is answered."""
+"""What every turn of a replayed conversation is answered where there is no model."""
 
 
 def plan_trace(
@@ -40,32 +44,78 @@ def plan_trace(
         The planned requests in execution order. Offline, the first turns are one batch and each
         conversation runs to its end behind its first turn.
     """
-    if mode == "offline" and strategy != "none":
-        planned = _offline(trace, planner, strategy, conversations)
-    else:
-        planned = _online(trace, planner, strategy, conversations)
-    result = []
-    for request in planned:
+    policy = Policy(strategy, strategy, mode)
+    return plan_under(policy, trace, planner, conversations=conversations, advance=advance)
+
+
+def plan_under(
+    policy: Policy,
+    trace: Sequence[TraceRequest],
+    planner: ReusePlanner,
+    *,
+    conversations: bool = False,
+    advance: Callable[[], object] = lambda: None,
+) -> list[PlannedRequest]:
+    """Plan the requests of a trace under a policy; see `plan_trace`."""
+    last: dict[object, str | int] = {}
+    planned: list[PlannedRequest] = []
+    for traced, plan in _answered(replayed(policy, trace, planner, conversations=conversations)):
+        key = _conversation(traced) if conversations else None
+        planned.append(PlannedRequest.of(plan, traced.turn, last.get(key)))
+        if key is not None:
+            last[key] = traced.request_id
         advance()
-        result.append(request)
-    return result
+    return planned
 
 
-class _Replay:
+def replayed(
+    policy: Policy,
+    trace: Sequence[TraceRequest],
+    planner: ReusePlanner,
+    *,
+    conversations: bool = False,
+) -> Replayed:
+    """Yield each request of a trace with its plan, in execution order.
+
+    Each is answered before the next is planned: what is sent to the generator stands in the history
+    of the conversation's next turn. None says that there is no answer; the conversation ends there.
+
+    Args:
+        policy: How they are planned.
+        trace: The requests in arrival order.
+        planner: Plans them; a fresh one for a fresh cache.
+        conversations: Whether turns stand behind the history of their conversation.
+    """
+    if policy.arrange is not None:
+        arrange = policy.arrange
+        trace = [replace(traced, blocks=tuple(arrange(traced.blocks))) for traced in trace]
+    histories = _Histories(conversations)
+    is_batch = policy.mode == "offline" and policy.strategy != "none"
+    steps = (_offline if is_batch else _online)(policy, trace, planner, histories)
+    for traced, planned in steps:
+        plan = planned if policy.is_annotated else replace(planned, order_annotation=None)
+        answer = yield traced, plan
+        histories.record(traced, plan, answer)
+
+
+class _Histories:
     """The histories of the conversations that are replayed."""
 
     def __init__(self, conversations: bool) -> None:
         self._conversations = conversations
         self._history: dict[object, list[dict[str, Any]]] = {}
-        self._last: dict[object, str | int] = {}
+        self._ended: set[object] = set()
 
     def key(self, traced: TraceRequest) -> object | None:
         """Return the conversation that a request is a turn of, if it counts as one."""
-        if not self._conversations or traced.conversation_id is None:
-            return None
-        return (traced.tenant, traced.conversation_id)
+        return _conversation(traced) if self._conversations else None
+
+    def has_ended(self, traced: TraceRequest) -> bool:
+        """Return whether an earlier turn of the conversation has no answer."""
+        return self.key(traced) in self._ended
 
     def request(self, traced: TraceRequest) -> ContextRequest:
+        """Return a request as it stands behind its history."""
         key = self.key(traced)
         return ContextRequest(
             blocks=traced.blocks,
@@ -77,40 +127,37 @@ class _Replay:
             request_id=traced.request_id,
         )
 
-    def answer(self, traced: TraceRequest, plan: Plan) -> PlannedRequest:
+    def record(self, traced: TraceRequest, plan: Plan, answer: str | None) -> None:
         """Take a plan as sent and answered."""
         key = self.key(traced)
-        after = None if key is None else self._last.get(key)
-        if key is not None:
-            self._last[key] = traced.request_id
-            history = self._history.setdefault(key, [])
-            history.append({"role": "user", "content": plan.content})
-            history.append({"role": "assistant", "content": ANSWER})
-        return PlannedRequest.of(plan, traced.turn, after)
+        if key is None:
+            return
+        if answer is None:
+            self._ended.add(key)
+            return
+        history = self._history.setdefault(key, [])
+        history.append({"role": "user", "content": plan.content})
+        history.append({"role": "assistant", "content": answer})
+
+
+_Steps: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
 
 
 def _online(
-    trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
-    strategy: Strategy,
-    conversations: bool,
-) -> Iterator[PlannedRequest]:
-    replay = _Replay(conversations)
+    policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
+) -> _Steps:
     for traced in trace:
-        yield replay.answer(traced, planner.plan(replay.request(traced), strategy))
+        if not histories.has_ended(traced):
+            yield traced, planner.plan(histories.request(traced), policy.strategy)
 
 
 def _offline(
-    trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
-    strategy: Strategy,
-    conversations: bool,
-) -> Iterator[PlannedRequest]:
-    replay = _Replay(conversations)
+    policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
+) -> _Steps:
     first_turns: list[TraceRequest] = []
     later_turns: dict[object, list[TraceRequest]] = {}
     for traced in trace:
-        key = replay.key(traced)
+        key = histories.key(traced)
         if key is None:
             first_turns.append(traced)
         elif key in later_turns:
@@ -118,9 +165,36 @@ def _offline(
         else:
             first_turns.append(traced)
             later_turns[key] = []
-    batch = planner.plan_batch([replay.request(traced) for traced in first_turns], strategy)
-    for position, plan in zip(batch.order, batch.plans, strict=True):
-        first = first_turns[position]
-        yield replay.answer(first, plan)
-        for traced in later_turns.get(replay.key(first), ()):
-            yield replay.answer(traced, planner.plan(replay.request(traced), strategy))
+    requests = [histories.request(traced) for traced in first_turns]
+    batch = planner.plan_batch(requests, policy.strategy)
+    if policy.is_scheduled:
+        for position, plan in zip(batch.order, batch.plans, strict=True):
+            first = first_turns[position]
+            yield first, plan
+            yield from _online(
+                policy, later_turns.get(histories.key(first), ()), planner, histories
+            )
+        return
+    firsts = iter(batch.in_input_order())
+    later = {id(traced) for turns in later_turns.values() for traced in turns}
+    for traced in trace:
+        if id(traced) in later:
+            yield from _online(policy, (traced,), planner, histories)
+        else:
+            yield traced, next(firsts)
+
+
+def _answered(plans: Replayed) -> _Steps:
+    try:
+        one = next(plans)
+        while True:
+            yield one
+            one = plans.send(ANSWER)
+    except StopIteration:
+        return
+
+
+def _conversation(traced: TraceRequest) -> object | None:
+    if traced.conversation_id is None:
+        return None
+    return (traced.tenant, traced.conversation_id)

@@ -13,7 +13,7 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.estimate import TraceSummary
 from ctxreuse.evaluation.explain import explain_plan
-from ctxreuse.evaluation.policies import Outcome
+from ctxreuse.evaluation.outcomes import Outcome
 from ctxreuse.evaluation.sent_tree import TreeNode, sent_tree
 from ctxreuse.evaluation.traces import Corpus
 
