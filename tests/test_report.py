@@ -12,13 +12,21 @@ from test_estimate import replay
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.estimate import TraceSummary, estimate
+from ctxreuse.evaluation.estimate import (
+    TraceSummary,
+    estimate,
+    estimate_over_k,
+    reuse_bounds,
+    shown,
+)
 from ctxreuse.evaluation.results import Results
+from ctxreuse.evaluation.runs import K_PART, Run
 from ctxreuse.evaluation.traces import TraceRequest
 from ctxreuse.report import page, write_pictures, write_report
 
 __all__ = ["run"]
 
+CHARTS = {"hit-ratio", "prefilled", "first-token", "cache-size", "blocks", "tree"}
 HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
 
 
@@ -36,7 +44,16 @@ def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
     ]
     again = replay(trace)
     outcomes = list(estimate(again, capacities))
-    return Results.of("Some <trace>", "blocks", TraceSummary.of(trace), outcomes, again.corpus)
+    over_k = estimate_over_k(again, (1, 4))
+    return Results.of(
+        "Some <trace>",
+        "blocks",
+        TraceSummary.of(trace),
+        [*map(Run.of, outcomes), *(Run.of(one, part=K_PART, k=k) for k, one in over_k)],
+        shown(outcomes).planned,
+        again.corpus,
+        bounds=reuse_bounds(trace, (1, 4)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +91,14 @@ def test_a_page_holds_all_it_shows(measured):
     assert "script" not in found.elements
     assert all(address.startswith("#") for address in found.addresses)
     assert "url(http" not in text
-    assert set(found.marks) == {"hit-ratio", "prefilled", "first-token", "cache-size", "tree"}
+    assert set(found.marks) == {
+        "hit-ratio",
+        "prefilled",
+        "first-token",
+        "cache-size",
+        "blocks",
+        "tree",
+    }
     assert all(marks > 15 for marks in found.marks.values())
     assert "Some &lt;trace&gt;" in text
     ids = re.findall(r' id="([^"]+)"', text)
@@ -100,7 +124,7 @@ def test_one_cache_size_needs_no_chart_of_sizes():
 
 def test_pictures_are_written(measured, tmp_path):
     paths = write_pictures(measured, tmp_path / "pictures")
-    assert len(paths) == 5
+    assert len(paths) == 6
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
@@ -153,4 +177,4 @@ def test_a_browser_opens_it_without_complaint(tmp_path, ids):
     assert "CONSOLE" not in opened.stderr
     found = Page(opened.stdout)
     assert all(marks > 15 for marks in found.marks.values())
-    assert len(found.marks) == 5
+    assert set(found.marks) == CHARTS

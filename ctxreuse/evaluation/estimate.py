@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.evaluation.outcomes import Outcome, Replay
-from ctxreuse.evaluation.policies import POLICIES, Policy
+from ctxreuse.evaluation.policies import OURS_ONLINE, POLICIES, Policy
 from ctxreuse.evaluation.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces import TraceRequest
 from ctxreuse.tokens import estimate_tokens
@@ -17,6 +18,9 @@ _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 """Tokens that caches of usual engines hold, from a small GPU beside a large model on."""
 
 _MOST_SIZES = 4
+
+_KS = (3, 5, 10, 15)
+"""Blocks a request at most, as retrievers are usually set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,17 @@ class TraceSummary:
         return [None, *less[-_MOST_SIZES:]]
 
 
+def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
+    """Return a trace as it were with a retriever that finds k blocks a request."""
+    return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
+
+
+def usual_ks(trace: Sequence[TraceRequest]) -> list[int]:
+    """Return numbers of blocks a request to try: usual ones, and the most that one has."""
+    most = max((len(traced.blocks) for traced in trace), default=0)
+    return [*(k for k in _KS if k < most), *([most] if most else [])]
+
+
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
 ) -> Iterator[Outcome]:
@@ -94,7 +109,7 @@ def estimate(
         policies: What to try.
     """
     for policy in policies:
-        for deduplicate in _deduplications(replay.trace):
+        for deduplicate in deduplications(replay.trace):
             for capacity in capacities:
                 try:
                     yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
@@ -102,9 +117,47 @@ def estimate(
                     break
 
 
+def estimate_over_k(
+    replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
+) -> Iterator[tuple[int, Outcome]]:
+    """Yield what each policy reaches with an unlimited cache and k blocks a request, with k.
+
+    Blocks that a conversation shows already are left out. A policy that cannot hold the trace as
+    one batch is left out.
+
+    Args:
+        replay: The trace.
+        ks: Numbers of blocks to try.
+        policies: What to try.
+    """
+    for k in ks:
+        shorter = replay.of(cut(replay.trace, k))
+        for policy in policies:
+            with suppress(BatchTooLargeError):
+                yield k, shorter.run(policy)
+
+
+def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Return for each k the share of the block tokens that had been sent before."""
+    return tuple((k, TraceSummary.of(cut(trace, k)).reuse_bound) for k in ks)
+
+
+def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
+    """Return what to try of de-duplication: where there are conversations, without and with it."""
+    has_turns = any(request.conversation_id is not None for request in trace)
+    return (False, True) if has_turns else (False,)
+
+
+def shown(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome whose prompts a report shows: this package's, online, no cache limit."""
+    return [one for one in outcomes if one.policy == OURS_ONLINE and one.capacity_tokens is None][
+        -1
+    ]
+
+
 def runs_of(trace: Sequence[TraceRequest], policies: Sequence[Policy] = POLICIES) -> int:
     """Return how often `estimate` replays a trace for each cache size, at most."""
-    return len(policies) * len(_deduplications(trace))
+    return len(policies) * len(deduplications(trace))
 
 
 def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
@@ -123,8 +176,3 @@ def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
     if path.is_dir():
         path /= TRACE
     return str(path), str(path.parent / CORPUS) if corpus is None else corpus
-
-
-def _deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
-    has_turns = any(request.conversation_id is not None for request in trace)
-    return (False, True) if has_turns else (False,)

@@ -12,7 +12,6 @@ from ctxreuse.evaluation.policies import Policy
 from ctxreuse.evaluation.replay import plan_under
 from ctxreuse.evaluation.simulate import Tokenizer, simulate_blocks, simulate_tokens
 from ctxreuse.evaluation.traces import Corpus, TraceRequest
-from ctxreuse.planner import ReusePlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Replay:
         Raises:
             BatchTooLargeError: If the papers' algorithm cannot hold the batch.
         """
-        planner = ReusePlanner(capacity_tokens=capacity_tokens, deduplicate=deduplicate)
+        planner = policy.planner(deduplicate=deduplicate, capacity_tokens=capacity_tokens)
         started = time.perf_counter()
         planned = plan_under(policy, self.trace, planner, conversations=True, advance=self.advance)
         planning_ms = 1e3 * (time.perf_counter() - started) / max(1, len(planned))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ctxreuse.blocks import ContextBlock
-from ctxreuse.planner import Strategy
+from ctxreuse.planner import ReusePlanner, Strategy
 
 Mode: TypeAlias = Literal["online", "offline"]
-Arrange: TypeAlias = Callable[[Sequence[ContextBlock]], Sequence[ContextBlock]]
-"""From blocks, best first, to the same blocks in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +18,6 @@ class Policy:
         name: What tables call it.
         strategy: The planner's strategy.
         mode: Whether requests are planned as they arrive, or all of them as one batch.
-        arrange: Somebody else's order, which the planner is given as the retriever's.
         is_scheduled: Whether a batch runs in the order that the planner says; else as it arrived.
         is_annotated: Whether prompts say how the retriever ranked blocks that were moved.
     """
@@ -30,9 +25,19 @@ class Policy:
     name: str
     strategy: Strategy
     mode: Mode
-    arrange: Arrange | None = None
     is_scheduled: bool = True
     is_annotated: bool = True
+
+    def planner(self, *, deduplicate: bool, capacity_tokens: int | None) -> ReusePlanner:
+        """Return a planner for an engine whose cache is empty.
+
+        Args:
+            deduplicate: Whether blocks that a conversation shows already are left out.
+            capacity_tokens: What the engine's cache holds; None is unlimited.
+        """
+        return ReusePlanner(
+            annotate=self.is_annotated, deduplicate=deduplicate, capacity_tokens=capacity_tokens
+        )
 
 
 AS_SENT = Policy("as retrieved", "none", "online")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from ctxreuse.blocks import ContextRequest
+from ctxreuse.blocks import ContextBlock, ContextRequest
 from ctxreuse.evaluation.planfile import PlannedRequest
 from ctxreuse.evaluation.policies import Mode, Policy
 from ctxreuse.evaluation.traces import TraceRequest
@@ -86,16 +86,22 @@ def replayed(
         planner: Plans them; a fresh one for a fresh cache.
         conversations: Whether turns stand behind the history of their conversation.
     """
-    if policy.arrange is not None:
-        arrange = policy.arrange
-        trace = [replace(traced, blocks=tuple(arrange(traced.blocks))) for traced in trace]
     histories = _Histories(conversations)
     is_batch = policy.mode == "offline" and policy.strategy != "none"
-    steps = (_offline if is_batch else _online)(policy, trace, planner, histories)
-    for traced, planned in steps:
-        plan = planned if policy.is_annotated else replace(planned, order_annotation=None)
+    for traced, planned in (_offline if is_batch else _online)(policy, trace, planner, histories):
+        plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
         answer = yield traced, plan
         histories.record(traced, plan, answer)
+
+
+def _annotated(plan: Plan, ranked: Sequence[ContextBlock]) -> Plan:
+    """Return a plan that tells the retriever's ranking of blocks that stand in another order."""
+    keys = list(dict.fromkeys(block.key for block in ranked))
+    if plan.request.history or keys == list(plan.request.unique_blocks):
+        return plan
+    label_of = plan.label_of
+    words = plan.templates.order_annotation([label_of[key] for key in keys])
+    return replace(plan, order_annotation=words)
 
 
 class _Histories:

@@ -9,65 +9,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
-from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.estimate import TraceSummary
 from ctxreuse.evaluation.explain import explain_plan
-from ctxreuse.evaluation.outcomes import Outcome
+from ctxreuse.evaluation.planfile import PlannedRequest
+from ctxreuse.evaluation.runs import POLICIES_PART, Run
 from ctxreuse.evaluation.sent_tree import TreeNode, sent_tree
 from ctxreuse.evaluation.traces import Corpus
 
 _FORMAT = 1
 _WORST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One policy, once through the requests.
-
-    Attributes:
-        policy: Its name.
-        strategy: The planner's strategy.
-        mode: "online" or "offline".
-        deduplicated: Whether blocks that a conversation shows already were left out.
-        capacity_tokens: What the cache held; None is unlimited.
-        planning_ms: Planning time a request, in milliseconds.
-        prompt_tokens: Tokens of each request, in the order in which they ran.
-        cached_tokens: Those of them that came from the cache.
-    """
-
-    policy: str
-    strategy: str
-    mode: str
-    deduplicated: bool
-    capacity_tokens: int | None
-    planning_ms: float
-    prompt_tokens: tuple[int, ...]
-    cached_tokens: tuple[int, ...]
-
-    @classmethod
-    def of(cls, outcome: Outcome) -> Self:
-        """Return the result of a simulated run."""
-        return cls(
-            policy=outcome.policy.name,
-            strategy=outcome.policy.strategy,
-            mode=outcome.policy.mode,
-            deduplicated=outcome.deduplicated,
-            capacity_tokens=outcome.capacity_tokens,
-            planning_ms=round(outcome.planning_ms, 4),
-            prompt_tokens=tuple(usage.prompt_tokens for usage in outcome.usages),
-            cached_tokens=tuple(usage.cached_tokens for usage in outcome.usages),
-        )
-
-    @property
-    def usages(self) -> list[CacheUsage]:
-        """What each request found in the cache."""
-        return list(map(CacheUsage, self.prompt_tokens, self.cached_tokens))
-
-    @property
-    def total(self) -> CacheUsage:
-        """The usage of all requests together."""
-        return CacheUsage(sum(self.prompt_tokens), sum(self.cached_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +42,10 @@ class Results:
         runs: Each policy with each cache; as retrieved first.
         tree: What this package's online order sent, as a prefix tree: its top levels.
         misses: The requests that lost most with it.
+        bounds: For numbers of blocks a request: the share of the block tokens that had been sent
+            before.
+        settings: How it was measured, in words.
+        notes: What a reader has to know.
         version: Of the package that measured.
     """
 
@@ -100,6 +55,9 @@ class Results:
     runs: tuple[Run, ...]
     tree: TreeNode
     misses: tuple[Miss, ...]
+    bounds: tuple[tuple[int, float], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
     version: str = ctxreuse.__version__
 
     @classmethod
@@ -108,33 +66,41 @@ class Results:
         title: str,
         level: str,
         trace: TraceSummary,
-        outcomes: Sequence[Outcome],
+        runs: Sequence[Run],
+        shown: Sequence[PlannedRequest],
         corpus: Corpus,
+        **more: Any,
     ) -> Self:
-        """Return the results of an estimate.
+        """Return results, with the tree and the misses of what one policy sent.
 
-        The tree and the misses are those of this package's online order with an unlimited cache.
+        Args:
+            title: What was measured.
+            level: "blocks" or "tokens".
+            trace: What was replayed.
+            runs: What came of it.
+            shown: What the policy sent.
+            corpus: The blocks.
+            **more: Attributes that these do not say.
         """
-        shown = [
-            one
-            for one in outcomes
-            if (one.policy.strategy, one.policy.mode) == ("reuse", "online")
-            and one.capacity_tokens is None
-        ][-1]
-        explained = [one.explanation for one in explain_plan(shown.planned, corpus)]
+        explained = [one.explanation for one in explain_plan(shown, corpus)]
         explained.sort(key=lambda one: -one.lost_tokens)
         return cls(
             title=title,
             level=level,
             trace=trace,
-            runs=tuple(map(Run.of, outcomes)),
-            tree=sent_tree(shown.planned, corpus),
+            runs=tuple(runs),
+            tree=sent_tree(shown, corpus),
             misses=tuple(
                 Miss(str(one.request_id), one.cause.value, one.lost_tokens, one.words)
                 for one in explained[:_WORST]
                 if one.lost_tokens
             ),
+            **more,
         )
+
+    def part(self, name: str = POLICIES_PART) -> list[Run]:
+        """Return the runs of a part of a benchmark."""
+        return [run for run in self.runs if run.part == name]
 
     def write(self, path: str | Path) -> None:
         """Write them as JSON.
@@ -165,24 +131,22 @@ class Results:
         if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
             raise InputFileError(
                 f"{path}: no results in format {_FORMAT}; write them with "
-                "`ctxreuse estimate TRACE --results FILE`"
+                "`ctxreuse estimate TRACE --results FILE` or `ctxreuse bench`"
             )
         try:
             return cls(
                 **fields
                 | {
                     "trace": TraceSummary(**fields["trace"]),
-                    "runs": tuple(map(_run, fields["runs"])),
+                    "runs": tuple(map(Run.from_json, fields["runs"])),
                     "tree": TreeNode.from_json(fields["tree"]),
                     "misses": tuple(Miss(**miss) for miss in fields["misses"]),
+                    "bounds": tuple((int(k), float(share)) for k, share in fields["bounds"]),
+                    "settings": tuple((str(name), str(it)) for name, it in fields["settings"]),
+                    "notes": tuple(map(str, fields["notes"])),
                 }
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputFileError(
                 f"{path}: results with a part missing or broken: {error}"
             ) from error
-
-
-def _run(fields: dict[str, Any]) -> Run:
-    tokens = {name: tuple(fields[name]) for name in ("prompt_tokens", "cached_tokens")}
-    return Run(**fields | tokens)

@@ -19,7 +19,18 @@ Corpus = Mapping[BlockId, ContextBlock]
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One retrieval of a trace."""
+    """One retrieval of a trace.
+
+    Attributes:
+        request_id: Its id.
+        query: What was asked.
+        blocks: What was found, best first, or as somebody else put it.
+        conversation_id: The conversation that it is a turn of; None if it stands alone.
+        turn: Which one, from 0.
+        tenant: Whose it is.
+        system: The system message.
+        ranked: The retriever's order where `blocks` is another one that prompts should tell.
+    """
 
     request_id: str | int
     query: str
@@ -28,6 +39,7 @@ class TraceRequest:
     turn: int = 0
     tenant: str = ""
     system: str | None = None
+    ranked: tuple[ContextBlock, ...] | None = None
 
 
 def read_corpus(path: str) -> dict[BlockId, ContextBlock]:

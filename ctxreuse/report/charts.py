@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.evaluation.results import Results, Run
+from ctxreuse.evaluation.results import Results
+from ctxreuse.evaluation.runs import K_PART, SESSIONS_PART, Run
 from ctxreuse.evaluation.sent_tree import TreeNode
 from ctxreuse.serving.rates import COMMON_RATES
 
@@ -26,14 +28,19 @@ _INK = "#123456"
 """Stands for the page's colour of text."""
 
 _COLOURS = {
-    ("none", "online"): "#8c8c8c",
-    ("paper", "online"): "#e0a030",
-    ("paper", "offline"): "#b06000",
-    ("reuse", "online"): "#3f8fd2",
-    ("reuse", "offline"): "#2a9d5c",
+    "as retrieved": "#8c8c8c",
+    "papers' order, online": "#e0a030",
+    "papers' order, batch": "#b06000",
+    "ctxreuse, online": "#3f8fd2",
+    "ctxreuse, batch": "#2a9d5c",
 }
+_OTHERS = ("#a06ab4", "#c9607b", "#5b8c8c", "#9c8b4a")
+"""For policies that not every report has, in turn."""
+
 _SIZES = {False: (4.6, 3.1), True: (9.4, 3.2)}
 """In inches, of usual and of wide charts."""
+
+_MARKED: dict[str, Any] = {"marker": "o", "markersize": 3}
 
 _DEEPEST = 5
 _LETTERS = 130
@@ -113,8 +120,11 @@ _INKED = (
 
 def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
-    unlimited = _shown([run for run in results.runs if run.capacity_tokens is None])
-    several = len({run.capacity_tokens for run in results.runs}) > 1
+    runs = results.part()
+    over_k, over_sessions = _shown(results.part(K_PART)), results.part(SESSIONS_PART)
+    unlimited = _shown([run for run in runs if run.capacity_tokens is None])
+    several = len({run.capacity_tokens for run in runs}) > 1
+    is_measured = all(run.first_token_s for run in unlimited)
     drawn = [
         Chart(
             "hit-ratio",
@@ -131,7 +141,9 @@ def charts(results: Results) -> list[Chart]:
         Chart(
             "first-token",
             "Time to first token",
-            f"Share of the requests that need no more time, at "
+            "Share of the requests that needed no more time, as measured."
+            if is_measured
+            else f"Share of the requests that need no more time, at "
             f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second and without waiting.",
             lambda axes: _draw_first_token(axes, unlimited),
         ),
@@ -143,7 +155,27 @@ def charts(results: Results) -> list[Chart]:
                 "Hit ratio and cache size",
                 "An engine's cache is never unlimited; vLLM says at its start how many tokens it "
                 "holds.",
-                lambda axes: _draw_cache_sizes(axes, _shown(results.runs)),
+                lambda axes: _draw_cache_sizes(axes, _shown(runs)),
+            )
+        )
+    if over_k:
+        drawn.append(
+            Chart(
+                "blocks",
+                "Hit ratio and blocks a request",
+                "With an unlimited cache. The dotted line is the reuse bound: the share of the "
+                "block tokens that had been sent before, in whatever place.",
+                lambda axes: _draw_ks(axes, over_k, results.bounds),
+            )
+        )
+    if over_sessions:
+        drawn.append(
+            Chart(
+                "sessions",
+                "Hit ratio and conversations at a time",
+                "The more take turns, the longer until one's history is needed again: a cache that "
+                "is too small for all of them has lost it by then.",
+                lambda axes: _draw_sessions(axes, over_sessions),
             )
         )
     drawn.append(
@@ -166,36 +198,36 @@ def _shown(runs: Sequence[Run]) -> list[Run]:
     return deduplicated or list(runs)
 
 
-def _style(run: Run) -> dict[str, Any]:
+def _style(run: Run, number: int) -> dict[str, Any]:
     return {
         "label": run.policy,
-        "color": _COLOURS.get((run.strategy, run.mode)),
+        "color": _COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
         "linestyle": "--" if run.mode == "offline" else "-",
     }
 
 
 def _draw_hit_ratio(axes: Axes, runs: Sequence[Run]) -> None:
-    for run in runs:
+    for number, run in enumerate(runs):
         ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
-        axes.plot(range(1, len(ratios) + 1), ratios, **_style(run))
+        axes.plot(range(1, len(ratios) + 1), ratios, **_style(run, number))
     axes.set(xlabel="requests, in the order in which they ran", ylabel="hit ratio", ylim=(0, 1))
     _finish(axes)
 
 
 def _draw_prefilled(axes: Axes, runs: Sequence[Run]) -> None:
-    for run in runs:
+    for number, run in enumerate(runs):
         prefilled = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]
-        axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run))
+        axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run, number))
     axes.set(xlabel="requests, in the order in which they ran", ylabel="thousand tokens")
     axes.set_ylim(bottom=0)
     _finish(axes)
 
 
 def _draw_first_token(axes: Axes, runs: Sequence[Run]) -> None:
-    for run in runs:
-        seconds = sorted(COMMON_RATES.step_s(usage.prefilled_tokens, 1) for usage in run.usages)
-        shares = [(number + 1) / len(seconds) for number in range(len(seconds))]
-        axes.step(seconds, shares, where="post", **_style(run))
+    for number, run in enumerate(runs):
+        seconds = sorted(run.first_token_s or map(_first_token_s, run.usages))
+        shares = [place / len(seconds) for place in range(1, len(seconds) + 1)]
+        axes.step(seconds, shares, where="post", **_style(run, number))
     axes.set(xlabel="seconds", ylabel="share of the requests", ylim=(0, 1))
     axes.set_xlim(left=0)
     _finish(axes)
@@ -205,21 +237,62 @@ def _draw_cache_sizes(axes: Axes, runs: Sequence[Run]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
     places: dict[int | None, int] = {size: place for place, size in enumerate(sizes)}
     places[None] = len(sizes)
-    by_policy: dict[str, list[Run]] = {}
-    for run in runs:
-        by_policy.setdefault(run.policy, []).append(run)
-    for of_policy in by_policy.values():
+    for number, of_policy in enumerate(_by_policy(runs)):
         of_policy.sort(key=lambda run: places[run.capacity_tokens])
         axes.plot(
             [places[run.capacity_tokens] for run in of_policy],
             [run.total.hit_ratio for run in of_policy],
-            marker="o",
-            markersize=3,
-            **_style(of_policy[0]),
+            **_MARKED,
+            **_style(of_policy[0], number),
         )
     axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
     axes.set(xlabel="tokens that the cache holds", ylabel="hit ratio", ylim=(0, 1))
     _finish(axes)
+
+
+def _draw_ks(axes: Axes, runs: Sequence[Run], bounds: Sequence[tuple[int, float]]) -> None:
+    ks = sorted({run.k for run in runs if run.k is not None})
+    axes.plot(
+        [k for k, _ in bounds],
+        [share for _, share in bounds],
+        color="#8c8c8c",
+        linestyle=":",
+        label="reuse bound",
+    )
+    for number, of_policy in enumerate(_by_policy(runs)):
+        axes.plot(
+            [run.k for run in of_policy],
+            [run.total.hit_ratio for run in of_policy],
+            **_MARKED,
+            **_style(of_policy[0], number),
+        )
+    axes.set_xticks(ks)
+    axes.set(xlabel="blocks a request at most", ylabel="hit ratio", ylim=(0, 1))
+    _finish(axes)
+
+
+def _draw_sessions(axes: Axes, runs: Sequence[Run]) -> None:
+    counts = sorted({run.sessions for run in runs if run.sessions is not None})
+    for number, of_policy in enumerate(_by_policy(runs)):
+        ratios = {run.sessions: run.total.hit_ratio for run in of_policy}
+        axes.plot(
+            counts, [ratios[count] for count in counts], **_MARKED, **_style(of_policy[0], number)
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set(xlabel="conversations at a time", ylabel="hit ratio", ylim=(0, 1))
+    _finish(axes)
+
+
+def _by_policy(runs: Sequence[Run]) -> list[list[Run]]:
+    by_policy: dict[str, list[Run]] = {}
+    for run in runs:
+        by_policy.setdefault(run.policy, []).append(run)
+    return list(by_policy.values())
+
+
+def _first_token_s(usage: CacheUsage) -> float:
+    return COMMON_RATES.step_s(usage.prefilled_tokens, 1)
 
 
 def _draw_tree(axes: Axes, root: TreeNode) -> None:

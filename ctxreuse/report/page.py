@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxreuse.errors import InputFileError, MissingExtraError
-from ctxreuse.evaluation.results import Results, Run
+from ctxreuse.evaluation.results import Results
+from ctxreuse.evaluation.runs import Run
 from ctxreuse.report.charts import charts
 from ctxreuse.tokens import well_formed
 
@@ -101,7 +102,7 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
 
 
 def _cards(results: Results) -> Iterator[_Card]:
-    unlimited = [run for run in results.runs if run.capacity_tokens is None]
+    unlimited = [run for run in results.part() if run.capacity_tokens is None]
     base = unlimited[0]
     before = base.total.prefilled_tokens
     yield _Card(
@@ -125,11 +126,11 @@ def _cards(results: Results) -> Iterator[_Card]:
 def _rows(results: Results) -> Iterator[_Row]:
     base: dict[int | None, Run] = {}
     best: dict[int | None, int] = {}
-    for run in results.runs:
+    for run in results.part():
         base.setdefault(run.capacity_tokens, run)
         prefilled = run.total.prefilled_tokens
         best[run.capacity_tokens] = min(prefilled, best.get(run.capacity_tokens, prefilled))
-    for run in results.runs:
+    for run in results.part():
         size, prefilled = run.capacity_tokens, run.total.prefilled_tokens
         before = base[size].total.prefilled_tokens
         yield _Row(
