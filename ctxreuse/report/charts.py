@@ -261,7 +261,7 @@ def _draw_ks(axes: Axes, runs: Sequence[Run], bounds: Sequence[tuple[int, float]
     )
     for number, of_policy in enumerate(_by_policy(runs)):
         axes.plot(
-            [run.k for run in of_policy],
+            [run.k or 0 for run in of_policy],
             [run.total.hit_ratio for run in of_policy],
             **_MARKED,
             **_style(of_policy[0], number),

@@ -1,0 +1,1 @@
+"""`ctxreuse bench`: ways to order blocks, side by side on public data and on your own."""

@@ -1,0 +1,155 @@
+"""What a benchmark tries: policies, cache sizes, blocks a request, sessions, and ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ctxreuse.bench.contenders import Contender
+from ctxreuse.bench.workload import USUAL_SESSIONS, Workload
+from ctxreuse.evaluation.estimate import cut, deduplications
+from ctxreuse.evaluation.policies import (
+    AS_SENT,
+    OURS_BATCH,
+    OURS_ONLINE,
+    PAPERS_BATCH,
+    Policy,
+)
+from ctxreuse.evaluation.runs import ABLATIONS_PART, K_PART, POLICIES_PART, SESSIONS_PART
+from ctxreuse.evaluation.traces import TraceRequest
+
+
+class Part(StrEnum):
+    """A part of a benchmark."""
+
+    policies = POLICIES_PART
+    k = K_PART
+    sessions = SESSIONS_PART
+    ablations = ABLATIONS_PART
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One contender, once through the requests.
+
+    Attributes:
+        part: What it belongs to.
+        contender: Who orders.
+        trace: The requests in arrival order.
+        deduplicate: Whether blocks that a conversation shows already are left out.
+        capacity_tokens: What the cache holds; None is unlimited.
+        k: Blocks a request at most.
+        sessions: Conversations at a time; None where all questions stand alone.
+    """
+
+    part: Part
+    contender: Contender
+    trace: Sequence[TraceRequest]
+    deduplicate: bool
+    capacity_tokens: int | None
+    k: int
+    sessions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What is tried.
+
+    Attributes:
+        workload: What is sent.
+        contenders: Who takes part; as retrieved first.
+        capacities: Tokens that the cache holds; None is unlimited, and first.
+        k: Blocks a request, where nothing else is said.
+        ks: Numbers of blocks of the part that tries several.
+        sessions: Numbers of sessions of the part that tries several.
+        seed: Of the order of arrival.
+    """
+
+    workload: Workload
+    contenders: Sequence[Contender]
+    capacities: Sequence[int | None]
+    k: int
+    ks: Sequence[int]
+    sessions: Sequence[int]
+    seed: int
+
+    @property
+    def trace(self) -> list[TraceRequest]:
+        """The requests in the usual order of arrival, with the usual number of blocks."""
+        return cut(self.workload.trace(USUAL_SESSIONS, self.seed), self.k)
+
+    def trials(self, parts: Sequence[Part]) -> list[Trial]:
+        """Return what is tried in some parts."""
+        makers: dict[Part, Callable[[], Iterator[Trial]]] = {
+            Part.policies: self._policies,
+            Part.k: self._ks,
+            Part.sessions: self._sessions,
+            Part.ablations: self._ablations,
+        }
+        return [trial for part in parts for trial in makers[part]()]
+
+    def _trial(self, part: Part, contender: Contender, trace: Sequence[TraceRequest]) -> Trial:
+        usual = USUAL_SESSIONS if self.workload.has_turns else None
+        return Trial(part, contender, trace, self.workload.has_turns, None, self.k, usual)
+
+    def _policies(self) -> Iterator[Trial]:
+        trace = self.trace
+        for contender in self.contenders:
+            trial = self._trial(Part.policies, contender, trace)
+            for deduplicate in deduplications(trace):
+                for capacity in self.capacities:
+                    yield replace(trial, deduplicate=deduplicate, capacity_tokens=capacity)
+
+    def _ks(self) -> Iterator[Trial]:
+        for k in self.ks:
+            trace = cut(self.workload.trace(USUAL_SESSIONS, self.seed), k)
+            for contender in self.contenders:
+                yield replace(self._trial(Part.k, contender, trace), k=k)
+
+    def _sessions(self) -> Iterator[Trial]:
+        """Yield what takes turns: with a cache that loses something, where there is one."""
+        if not self.workload.has_turns:
+            return
+        for sessions in self.sessions:
+            trace = cut(self.workload.trace(sessions, self.seed), self.k)
+            for name, policy, deduplicate in (
+                (AS_SENT.name, AS_SENT, False),
+                (f"{OURS_ONLINE.name}, not de-duplicated", OURS_ONLINE, False),
+                (OURS_ONLINE.name, OURS_ONLINE, True),
+            ):
+                trial = self._trial(Part.sessions, Contender(replace(policy, name=name)), trace)
+                yield replace(
+                    trial,
+                    deduplicate=deduplicate,
+                    capacity_tokens=self._small,
+                    sessions=sessions,
+                )
+
+    def _ablations(self) -> Iterator[Trial]:
+        """Yield the batch and the online order with one idea less each; section 7.3, Table 5."""
+        trace = self.trace
+        for policy in (PAPERS_BATCH, OURS_BATCH, OURS_ONLINE):
+            ways = [policy]
+            if policy.mode == "offline":
+                name = f"{policy.name}, ordered but not scheduled"
+                ways.append(replace(policy, name=name, is_scheduled=False))
+            name = f"{policy.name}, not annotated"
+            ways.append(replace(policy, name=name, is_annotated=False))
+            for way in ways:
+                yield from self._in_both_caches(way, self.workload.has_turns, trace)
+            if self.workload.has_turns:
+                whole = replace(policy, name=f"{policy.name}, not de-duplicated")
+                yield from self._in_both_caches(whole, False, trace)
+
+    def _in_both_caches(
+        self, policy: Policy, deduplicate: bool, trace: Sequence[TraceRequest]
+    ) -> Iterator[Trial]:
+        trial = self._trial(Part.ablations, Contender(policy), trace)
+        for capacity in dict.fromkeys((None, self._small)):
+            yield replace(trial, deduplicate=deduplicate, capacity_tokens=capacity)
+
+    @property
+    def _small(self) -> int | None:
+        """The smallest cache that is tried; None where all are unlimited."""
+        return min((size for size in self.capacities if size is not None), default=None)
