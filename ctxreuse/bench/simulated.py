@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ctxreuse.bench.trials import Trial
 from ctxreuse.errors import BatchTooLargeError
@@ -22,12 +22,14 @@ class Tried:
         run: What came of it; None if the policy cannot hold the trace as one batch.
         outcome: What was sent and found; None if nothing was simulated.
         wrong: Requests for which a contender returned other blocks than it was given.
+        failures: Why an engine did not answer requests, and how many each time.
     """
 
     trial: Trial
     run: Run | None
     outcome: Outcome | None = None
     wrong: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 def simulate(

@@ -20,6 +20,13 @@ from ctxreuse.evaluation.runs import ABLATIONS_PART, K_PART, POLICIES_PART, SESS
 from ctxreuse.evaluation.traces import TraceRequest
 
 
+KS = (3, 5, 10, 15)
+"""Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
+
+SESSIONS = (2, 4, 8, 16, 32)
+"""Conversations at a time, as in RAGBoost's Table 2 (b)."""
+
+
 class Part(StrEnum):
     """A part of a benchmark."""
 

@@ -10,6 +10,7 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import savings, traces
+from ctxreuse.cli.bench import bench
 from ctxreuse.cli.common import output_console
 from ctxreuse.errors import CtxreuseError
 
@@ -34,6 +35,8 @@ app = typer.Typer(
     `ctxreuse record -o recording app.py`
 
     `ctxreuse estimate recording`
+
+    To compare ways to order blocks on public data or on yours: `ctxreuse bench --help`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -69,6 +72,7 @@ app.command("demo")(_demo)
 app.command("record", context_settings={"allow_interspersed_args": False})(savings.record)
 app.command("estimate")(savings.estimate)
 app.command("report")(savings.report)
+app.command("bench")(bench)
 app.command("plan")(traces.plan)
 app.command("simulate")(traces.simulate)
 app.command("explain")(traces.explain)

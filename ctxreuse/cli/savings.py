@@ -109,7 +109,7 @@ def estimate(
     unlimited cache and smaller ones.
     """
     from ctxreuse.evaluation import estimate as estimating
-    from ctxreuse.evaluation import estimate_tables
+    from ctxreuse.evaluation import tables
     from ctxreuse.evaluation.results import Results
     from ctxreuse.evaluation.runs import K_PART, Run
 
@@ -121,17 +121,18 @@ def estimate(
     capacities = [None, *capacity_tokens] if capacity_tokens else summary.cache_sizes()
     has_report = html is not None or results is not None
     ks = estimating.usual_ks(requests) if has_report else []
-    runs = estimating.runs_of(requests) * len(capacities) + len(POLICIES) * len(ks)
-    with progress("replaying", 2 * runs * len(requests)) as advance:
+    rounds = estimating.runs_of(requests) * len(capacities) + len(POLICIES) * len(ks)
+    with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance)
         outcomes = list(estimating.estimate(replay, capacities))
+        policy_runs = list(map(Run.of, outcomes))
         over_k = list(estimating.estimate_over_k(replay, ks))
     if has_report:
         measured = Results.of(
             Path(trace).name,
             "blocks" if tokenizer is None else "tokens",
             summary,
-            [*map(Run.of, outcomes), *(Run.of(one, part=K_PART, k=k) for k, one in over_k)],
+            [*policy_runs, *(Run.of(one, part=K_PART, k=k) for k, one in over_k)],
             estimating.shown(outcomes).planned,
             blocks,
             bounds=estimating.reuse_bounds(requests, ks),
@@ -141,9 +142,9 @@ def estimate(
         if html is not None:
             write_page(measured, html)
     if as_json:
-        typer.echo(json.dumps(estimate_tables.as_json(summary, outcomes)))
+        typer.echo(json.dumps(tables.as_json(summary, policy_runs)))
         return
-    for shown in estimate_tables.renderables(summary, outcomes, capacities):
+    for shown in tables.estimate_renderables(summary, policy_runs):
         output_console().print(shown)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ctxreuse.cache import CacheUsage
@@ -35,6 +36,7 @@ class Run:
         part: The part of a benchmark that it belongs to.
         k: Blocks a request at most; None where the trace says.
         sessions: Conversations at a time; None where the trace says.
+        request_ids: Of the answered requests, where an engine was asked.
         first_token_s: Seconds from sending each request to its first token, where an engine was
             asked.
         scores: F1 and exact match of each answered question with a known right answer, where an
@@ -53,6 +55,7 @@ class Run:
     part: str = POLICIES_PART
     k: int | None = None
     sessions: int | None = None
+    request_ids: tuple[str, ...] = ()
     first_token_s: tuple[float, ...] = ()
     scores: tuple[tuple[str, float, float], ...] = ()
     failures: int = 0
@@ -80,7 +83,7 @@ class Run:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         """Return a run of what `dataclasses.asdict` made of one."""
-        lists = ("prompt_tokens", "cached_tokens", "first_token_s")
+        lists = ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
         tuples: dict[str, Any] = {name: tuple(fields.get(name, ())) for name in lists}
         scores = tuple((str(one), float(f1), float(em)) for one, f1, em in fields.get("scores", ()))
         return cls(**fields | tuples | {"scores": scores})
@@ -94,3 +97,13 @@ class Run:
     def total(self) -> CacheUsage:
         """The usage of all requests together."""
         return CacheUsage(sum(self.prompt_tokens), sum(self.cached_tokens))
+
+    def only(self, request_ids: Set[str]) -> Run:
+        """Return the part of an engine's run that has to do with some requests."""
+        places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
+        parts: dict[str, Any] = {
+            name: tuple(getattr(self, name)[at] for at in places)
+            for name in ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
+        }
+        scores = tuple(score for score in self.scores if score[0] in request_ids)
+        return replace(self, scores=scores, **parts)

@@ -1,4 +1,4 @@
-"""An estimate in words, as a table, and as JSON."""
+"""Estimates in words, as tables, and as JSON."""
 
 from __future__ import annotations
 
@@ -10,46 +10,61 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ctxreuse.evaluation.estimate import TraceSummary
-from ctxreuse.evaluation.outcomes import Outcome
 from ctxreuse.evaluation.policies import POLICIES
+from ctxreuse.evaluation.runs import Run
 from ctxreuse.serving.rates import COMMON_RATES
 
 _HISTORIES = "; the histories of conversations come on top"
 
 
-def as_json(summary: TraceSummary, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def as_json(summary: TraceSummary, runs: Sequence[Run]) -> dict[str, Any]:
     """Return an estimate as a JSON object."""
     return {
         "trace": {**asdict(summary), "reuse_bound": round(summary.reuse_bound, 6)},
         "runs": [
             {
-                "policy": outcome.policy.name,
-                "deduplicated": outcome.deduplicated,
-                "capacity_tokens": outcome.capacity_tokens,
-                "prompt_tokens": outcome.total.prompt_tokens,
-                "cached_tokens": outcome.total.cached_tokens,
-                "hit_ratio": round(outcome.total.hit_ratio, 6),
-                "planning_ms": round(outcome.planning_ms, 4),
+                "policy": run.policy,
+                "deduplicated": run.deduplicated,
+                "capacity_tokens": run.capacity_tokens,
+                "prompt_tokens": run.total.prompt_tokens,
+                "cached_tokens": run.total.cached_tokens,
+                "hit_ratio": round(run.total.hit_ratio, 6),
+                "planning_ms": run.planning_ms,
             }
-            for outcome in outcomes
+            for run in runs
         ],
     }
 
 
-def renderables(
-    summary: TraceSummary, outcomes: Sequence[Outcome], capacities: Sequence[int | None]
-) -> list[RenderableType]:
+def estimate_renderables(summary: TraceSummary, runs: Sequence[Run]) -> list[RenderableType]:
     """Return an estimate for a terminal.
 
     Args:
         summary: What was replayed.
-        outcomes: What came of it, as `estimate` yields it.
-        capacities: Tokens that the caches hold.
+        runs: What came of it; as retrieved first.
     """
-    rows: dict[tuple[bool, str], dict[int | None, Outcome]] = {}
-    for outcome in outcomes:
-        row = rows.setdefault((outcome.deduplicated, outcome.policy.name), {})
-        row[outcome.capacity_tokens] = outcome
+    names = {run.policy for run in runs}
+    too_large = [policy.name for policy in POLICIES if policy.name not in names]
+    missing = [f"Left out, for the trace is too large for it: {'; '.join(too_large)}."]
+    return [
+        in_words(summary),
+        policy_table(runs),
+        *(missing if too_large else []),
+        *_advice([run for run in runs if run.capacity_tokens == runs[0].capacity_tokens]),
+    ]
+
+
+def policy_table(runs: Sequence[Run]) -> Table:
+    """Return a table of policies by cache size.
+
+    Args:
+        runs: Policies with and without de-duplication, each with the same cache sizes; as retrieved
+            first.
+    """
+    capacities = list(dict.fromkeys(run.capacity_tokens for run in runs))
+    rows: dict[tuple[bool, str], dict[int | None, Run]] = {}
+    for run in runs:
+        rows.setdefault((run.deduplicated, run.policy), {})[run.capacity_tokens] = run
     base = next(iter(rows.values()))  # as retrieved, nothing left out
     table = Table(title="Hit ratio; prefilled tokens, as many times as retrieved; by cache size")
     table.add_column("order of the blocks", no_wrap=True)
@@ -63,18 +78,21 @@ def renderables(
             table.add_row("[italic]without what a chat shows[/]")
         for name, row in of_kind:
             cells = [
-                f"{row[size].total.hit_ratio:.3f}  {_times(row[size], base[size]):.2f}"
+                f"{row[size].total.hit_ratio:.3f}  {times(row[size], base[size]):.2f}"
                 for size in capacities
             ]
             table.add_row(name, *cells, f"{row[capacities[0]].planning_ms:.3f}")
-    names = {name for _, name in rows}
-    too_large = [policy.name for policy in POLICIES if policy.name not in names]
-    missing = [f"Left out, for the trace is too large for it: {'; '.join(too_large)}."]
-    advice = _advice(list(rows.values()), base, capacities[0])
-    return [_summary(summary), table, *(missing if too_large else []), *advice]
+    return table
 
 
-def _summary(summary: TraceSummary) -> str:
+def times(run: Run, base: Run) -> float:
+    """Return how many times the tokens of another run had to be computed."""
+    before = base.total.prefilled_tokens
+    return run.total.prefilled_tokens / before if before else 1.0
+
+
+def in_words(summary: TraceSummary) -> str:
+    """Return what was replayed, in words."""
     turns = ""
     if summary.conversations:
         turns = f" ({summary.turns:,} of them turns of {summary.conversations:,} conversations)"
@@ -85,18 +103,12 @@ def _summary(summary: TraceSummary) -> str:
     )
 
 
-def _advice(
-    rows: Sequence[dict[int | None, Outcome]], base: dict[int | None, Outcome], size: int | None
-) -> list[str]:
+def _advice(runs: Sequence[Run]) -> list[str]:
     """Say what the best of this package's ways saves, one by one and as a batch."""
     advice = []
-    before = base[size].total.prefilled_tokens
+    before = runs[0].total.prefilled_tokens
     for mode, when in (("online", "As they arrive"), ("offline", "As one batch")):
-        ways = [
-            row[size]
-            for row in rows
-            if row[size].policy.strategy == "reuse" and row[size].policy.mode == mode
-        ]
+        ways = [run for run in runs if (run.strategy, run.mode) == ("reuse", mode)]
         if not ways or not before:
             continue
         best = min(ways, key=lambda one: one.total.prefilled_tokens)
@@ -108,8 +120,3 @@ def _advice(
             f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, {seconds:,.1f} s less."
         )
     return advice
-
-
-def _times(outcome: Outcome, base: Outcome) -> float:
-    before = base.total.prefilled_tokens
-    return outcome.total.prefilled_tokens / before if before else 1.0
