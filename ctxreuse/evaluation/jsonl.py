@@ -70,11 +70,24 @@ def read_lines(path: str) -> Iterator[Line]:
         # bytes, so that a broken character is this line's fault and not the file's
         stream = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
         with stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield Line(f"{name}:{number}", _parse(f"{name}:{number}", line))
+            yield from lines_of(stream, name)
     except OSError as error:
         raise InputFileError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def lines_of(stream: Iterable[bytes], name: str) -> Iterator[Line]:
+    """Yield the JSON objects of lines that are open already, one a line.
+
+    Args:
+        stream: The lines; blank ones are passed over.
+        name: What they are called in errors.
+
+    Raises:
+        InputFileError: If a line is no JSON object.
+    """
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            yield Line(f"{name}:{number}", _parse(f"{name}:{number}", line))
 
 
 def _parse(place: str, line: bytes) -> Mapping[str, Any]:

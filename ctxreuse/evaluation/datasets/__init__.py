@@ -1,0 +1,81 @@
+"""Public data sets, read as their authors publish them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
+from ctxreuse.evaluation.datasets.jsonl_folder import load_jsonl
+from ctxreuse.evaluation.datasets.locomo import load_locomo
+from ctxreuse.evaluation.datasets.mtrag import load_mtrag
+from ctxreuse.evaluation.datasets.multihop_rag import load_multihop_rag
+from ctxreuse.evaluation.datasets.narrativeqa import load_narrativeqa
+from ctxreuse.evaluation.datasets.qasper import load_qasper
+
+__all__ = ["LOADERS", "Dataset", "Loader", "Passage", "Question", "load"]
+
+Loader: TypeAlias = Callable[[Path, int], Dataset]
+"""From the path of the files, and the length of a passage in tokens, to the data set."""
+
+LOADERS: Mapping[str, Loader] = MappingProxyType(
+    {
+        "multihop-rag": load_multihop_rag,
+        "narrativeqa": load_narrativeqa,
+        "qasper": load_qasper,
+        "mtrag": load_mtrag,
+        "locomo": load_locomo,
+        "jsonl": load_jsonl,
+    }
+)
+
+_Entry = TypeVar("_Entry", Passage, Question)
+
+
+def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
+    """Load a data set.
+
+    Args:
+        name: One of `LOADERS`.
+        path: Where its files are; each loader says which.
+        chunk_tokens: About how long passages are, where a format has whole documents; at least 1.
+
+    Returns:
+        At least one passage and one question, ids unique.
+
+    Raises:
+        InvalidRequestError: If there is no such data set, or `chunk_tokens` is no length.
+        InputFileError: If a file is missing or broken, or holds two things of the same id.
+        MissingExtraError: If documents must be cut and langchain-text-splitters is not installed.
+    """
+    loader = LOADERS.get(name) if isinstance(name, str) else None
+    if loader is None:
+        raise InvalidRequestError(
+            f"there is no data set {describe(name)}; there are {', '.join(LOADERS)}"
+        )
+    if not isinstance(chunk_tokens, int) or isinstance(chunk_tokens, bool) or chunk_tokens < 1:
+        raise InvalidRequestError(
+            f"chunk_tokens is {describe(chunk_tokens)}; it must be an integer from 1"
+        )
+    loaded = loader(Path(path), chunk_tokens)
+    return Dataset(
+        loaded.name,
+        _distinct(path, "passage", loaded.passages),
+        _distinct(path, "question", loaded.questions),
+    )
+
+
+def _distinct(path: str | Path, kind: str, entries: Iterable[_Entry]) -> tuple[_Entry, ...]:
+    distinct: dict[str, _Entry] = {}
+    for entry in entries:
+        if distinct.setdefault(entry.id, entry) != entry:
+            raise InputFileError(
+                f"{path}: {kind} {describe(entry.id)} is there twice, and not the same; "
+                f"give every {kind} its own id"
+            )
+    if not distinct:
+        raise InputFileError(f"{path}: holds no {kind}s; check that its files are complete")
+    return tuple(distinct.values())

@@ -1,0 +1,104 @@
+"""Long texts, cut into passages of about the same length."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.evaluation.datasets.dataset import Passage
+from ctxreuse.tokens import estimate_tokens
+
+_SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
+
+
+class ChunkedDocument:
+    """A document's passages, named `<document>#<number>`.
+
+    Whatever is added is cut where a paragraph, else a line, a sentence or a word ends. Nothing of
+    it is lost but blanks at the cuts, and the order stays.
+
+    Args:
+        document_id: The document.
+        chunk_tokens: About how long a passage may be, its heading included.
+    """
+
+    def __init__(self, document_id: str, chunk_tokens: int) -> None:
+        self.id = document_id
+        self.passages: list[Passage] = []
+        self._chunk_tokens = chunk_tokens
+        self._squeezed: list[str] = []
+
+    def add(self, text: str, heading: str = "") -> None:
+        """Append a text.
+
+        Args:
+            text: May be empty, which adds nothing.
+            heading: What stands in front of each of its passages.
+        """
+        front = f"{heading}\n\n" if heading else ""
+        # a heading of any length leaves half of a passage to the text
+        room = max(self._chunk_tokens - estimate_tokens(front), -(-self._chunk_tokens // 2))
+        for chunk in split_text(text, room):
+            self.passages.append(Passage(f"{self.id}#{len(self.passages)}", front + chunk))
+            self._squeezed.append(squeeze(chunk))
+
+    def holding(self, quote: str) -> frozenset[str]:
+        """Return the ids of the passages that hold a quote or, if it was cut, a part of it.
+
+        Args:
+            quote: Compared without blanks, as the authors of MultiHop-RAG do.
+
+        Returns:
+            Ids; none if the document does not hold it.
+        """
+        wanted = squeeze(quote)
+        if not wanted:
+            return frozenset()
+        whole = "".join(self._squeezed)
+        held: set[str] = set()
+        at = whole.find(wanted)
+        while at >= 0:
+            begin = 0
+            for passage, part in zip(self.passages, self._squeezed, strict=True):
+                end = begin + len(part)
+                if begin < at + len(wanted) and at < end:
+                    held.add(passage.id)
+                begin = end
+            at = whole.find(wanted, at + len(wanted))
+        return frozenset(held)
+
+
+def split_text(text: str, chunk_tokens: int) -> list[str]:
+    """Cut a text into chunks that are not empty.
+
+    Args:
+        text: Any text.
+        chunk_tokens: The longest chunk, in tokens as `estimate_tokens` counts them.
+
+    Returns:
+        The chunks in order, without blanks at their ends.
+
+    Raises:
+        MissingExtraError: If it has to be cut and langchain-text-splitters is not installed.
+    """
+    text = text.strip()
+    if estimate_tokens(text) <= chunk_tokens:
+        return [text] if text else []
+    try:
+        library = import_module("langchain_text_splitters")
+    except ImportError as error:
+        raise MissingExtraError("chunking", "bench") from error
+    splitter = library.RecursiveCharacterTextSplitter(
+        separators=_SEPARATORS,
+        keep_separator="end",
+        chunk_size=chunk_tokens,
+        chunk_overlap=0,
+        length_function=estimate_tokens,
+    )
+    chunks: list[str] = splitter.split_text(text)
+    return chunks
+
+
+def squeeze(text: str) -> str:
+    """Return a text without its blanks."""
+    return "".join(text.split())

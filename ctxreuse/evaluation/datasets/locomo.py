@@ -1,0 +1,117 @@
+"""LoCoMo: questions about conversations of many sessions, whose turns are memories.
+
+Maharana et al., "Evaluating Very Long-Term Conversational Memory of LLM Agents" (2024).
+`locomo10.json` is a list of samples: `sample_id`, `conversation` (`session_<n>`: a list of turns
+with `speaker`, `dia_id`, `text` and perhaps `blip_caption`; `session_<n>_date_time`) and `qa`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ctxreuse.errors import describe
+from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
+from ctxreuse.evaluation.datasets.files import (
+    Source,
+    nested,
+    read_json,
+    record,
+    records,
+    text_of,
+    texts_of,
+)
+from ctxreuse.evaluation.jsonl import Line
+
+_SOURCE = Source(
+    "locomo", "a folder with locomo10.json, or that file", "github.com/snap-research/locomo"
+)
+_SESSION = re.compile(r"session_([0-9]{1,6})")
+_TURN = re.compile(r"D:?([0-9]{1,6}):([0-9]{1,6})")
+
+
+def load_locomo(path: Path, chunk_tokens: int) -> Dataset:
+    """Load LoCoMo.
+
+    Every turn is a passage, `speaker (date): text`, with the caption of the image that it shows.
+    A question's scope and conversation are its sample. Questions about what was never said (the
+    `adversarial_answer` is the wrong one) have no answers and no gold passages.
+
+    Args:
+        path: The file, or its folder, or the repository that has it as `data`.
+        chunk_tokens: Not needed: turns are short.
+
+    Raises:
+        InputFileError: If the file is missing or broken.
+    """
+    file = path
+    if path.is_dir() or not path.exists():
+        file = _SOURCE.find(path / "locomo10.json", path / "data" / "locomo10.json")
+    passages: list[Passage] = []
+    questions: list[Question] = []
+    samples: set[str] = set()
+    for sample in records(read_json(file), str(file)):
+        sample_id = text_of(sample, "sample_id")
+        if sample_id in samples:
+            sample.fail(f"sample_id {describe(sample_id)} was there before; get the file again")
+        samples.add(sample_id)
+        turns = _turns(sample, sample_id)
+        passages += turns
+        known = {passage.id for passage in turns}
+        for number, line in enumerate(nested(sample, "qa")):
+            answers = _answers(line)
+            questions.append(
+                Question(
+                    id=f"{sample_id}-q{number}",
+                    text=text_of(line, "question"),
+                    answers=answers,
+                    gold=_evidence(line, sample_id) & known if answers else frozenset(),
+                    conversation_id=sample_id,
+                    turn=number,
+                    scope=sample_id,
+                )
+            )
+    return Dataset(_SOURCE.name, tuple(passages), tuple(questions))
+
+
+def _turns(sample: Line, sample_id: str) -> list[Passage]:
+    conversation = record(sample.fields.get("conversation"), f"{sample.place}.conversation")
+    sessions = {
+        int(found.group(1)): name
+        for name in conversation.fields
+        if (found := _SESSION.fullmatch(name))
+    }
+    turns: dict[str, Passage] = {}
+    for _, session in sorted(sessions.items()):
+        date = text_of(conversation, f"{session}_date_time", "").strip()
+        for line in nested(conversation, session):
+            dia_id = text_of(line, "dia_id")
+            if dia_id in turns:
+                line.fail(f"dia_id {describe(dia_id)} was there before; get the file again")
+            speaker = text_of(line, "speaker")
+            text = text_of(line, "text", "").strip()
+            caption = text_of(line, "blip_caption", "").strip()
+            parts = (
+                f"{speaker} ({date}):" if date else f"{speaker}:",
+                text,
+                f"[shares {caption}]" if caption else "",
+            )
+            turns[dia_id] = Passage(
+                id=f"{sample_id}/{dia_id}", text=" ".join(filter(None, parts)), scope=sample_id
+            )
+    return list(turns.values())
+
+
+def _answers(line: Line) -> tuple[str, ...]:
+    # years and counts are numbers in the file
+    answer = line.get("answer", (str, int, float), "")
+    return (str(answer),) if answer != "" else ()
+
+
+def _evidence(line: Line, sample_id: str) -> frozenset[str]:
+    # the file also has "D8:6; D9:17", "D9:1 D4:4 D4:6", "D:11:26", "D30:05" and "D"
+    return frozenset(
+        f"{sample_id}/D{int(session)}:{int(turn)}"
+        for entry in texts_of(line, "evidence")
+        for session, turn in _TURN.findall(entry)
+    )

@@ -1,0 +1,325 @@
+"""MT-RAG and its successor MTRAG-UN: conversations about four collections of documents.
+
+Katsis et al., "mtRAG: A Multi-Turn Conversational Benchmark for Evaluating Retrieval-Augmented
+Generation Systems" (2025); Rosenthal et al., "MTRAG-UN" (2026). The repository has the collections
+as `corpora/passage_level/<collection>.jsonl`, zipped, and a folder for each benchmark
+(`mtrag-human`, earlier `human`; `mtragun-human`) with `generation_tasks/reference.jsonl`, and for
+MT-RAG also `generation_tasks/RAG.jsonl` (what the authors retrieved), `conversations` and
+`retrieval_tasks`, the latter two of the same turns.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from ctxreuse.errors import InputFileError, describe
+from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
+from ctxreuse.evaluation.datasets.files import (
+    Source,
+    nested,
+    read_bytes,
+    read_json,
+    record,
+    records,
+    refuse_pointer,
+    text_of,
+)
+from ctxreuse.evaluation.jsonl import Line, lines_of, read_lines
+
+_SOURCE = Source(
+    "mtrag",
+    "the repository's folder with corpora/passage_level/*.jsonl (or .jsonl.zip) and "
+    "mtrag-human/generation_tasks/reference.jsonl, or a benchmark's folder in it such as "
+    "mtragun-human",
+    "github.com/IBM/mt-rag-benchmark",
+)
+_BENCHMARKS = ("mtrag-human", "human", "mtragun-human")
+_PARTS = ("generation_tasks", "conversations", "retrieval_tasks")
+_LEVELS = ("passage_level", "")
+_SEPARATOR = "<::>"
+_LARGEST_CORPUS_BYTES = 2**31
+_LARGEST_RATIO = 100
+"""Of a file's size to its size in the archive: text has 3 to 10."""
+
+
+def load_mtrag(path: Path, chunk_tokens: int) -> Dataset:
+    """Load MT-RAG, or MTRAG-UN if that folder is given.
+
+    Every user turn is a question; its scope is its collection's corpus. A task gives one turn with
+    answer and references; turns before it that are no tasks are questions without. Of a corpus
+    that is not there, the questions are left out. Gold are the references.
+
+    Tasks are read from `generation_tasks`; without it from `conversations`, where a reference is a
+    passage that the last reviewer found relevant; without that from `retrieval_tasks`, which has
+    the answerable turns only, without answers.
+
+    Args:
+        path: The repository, or a benchmark's folder in it.
+        chunk_tokens: Not needed: the authors cut the documents into passages of 512 tokens.
+
+    Raises:
+        InputFileError: If a file is missing or broken, an archive is too large, or no question is
+            about a corpus that is there.
+    """
+    benchmark = _benchmark(path)
+    passages: list[Passage] = []
+    corpora: dict[str, set[str]] = {}
+    for name, file in _corpora(path, benchmark).items():
+        found = [
+            Passage(id=_passage_id(line), text=text_of(line, "text"), scope=name)
+            for line in _corpus_lines(file)
+        ]
+        passages += found
+        corpora[name] = {passage.id for passage in found}
+    turns = _turns(benchmark, corpora)
+    if not turns:
+        raise InputFileError(
+            f"{benchmark}: none of its tasks is about a corpus that is there "
+            f"({', '.join(corpora)}); add the others to corpora/passage_level "
+            f"({_SOURCE.published})"
+        )
+    return Dataset(_SOURCE.name, tuple(passages), tuple(turns))
+
+
+def _benchmark(path: Path) -> Path:
+    for folder in (path, *(path / name for name in _BENCHMARKS)):
+        if any((folder / part).is_dir() for part in _PARTS):
+            return folder
+    raise _SOURCE.missing(path / _BENCHMARKS[0] / "generation_tasks" / "reference.jsonl")
+
+
+def _corpora(path: Path, benchmark: Path) -> Mapping[str, Path]:
+    folders = [parent / "corpora" / part for parent in (path, benchmark.parent) for part in _LEVELS]
+    for folder in folders:
+        files = {
+            file.name.partition(".")[0]: file
+            # an unpacked corpus comes after its archive, and so is the one that is read
+            for ending in (".json.zip", ".jsonl.zip", ".jsonl")
+            for file in sorted(folder.glob(f"[!.]*{ending}"))
+        }
+        if files:
+            return dict(sorted(files.items()))
+    raise _SOURCE.missing(folders[0] / "clapnq.jsonl")
+
+
+def _corpus_lines(path: Path) -> Iterator[Line]:
+    try:
+        with path.open("rb") as stream:
+            refuse_pointer(path, stream.read(100))
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if path.suffix != ".zip":
+        yield from read_lines(str(path))
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = _member(path, archive)
+            with archive.open(member) as lines:
+                yield from lines_of(lines, f"{path}/{member.filename}")
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InputFileError(
+            f"{path}: broken or encrypted archive ({describe(error)}); get it again, or unpack it "
+            "beside it"
+        ) from None
+
+
+def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    members = [
+        info
+        for info in archive.infolist()
+        if info.filename.endswith((".jsonl", ".json")) and not info.filename.startswith("__MACOSX")
+    ]
+    if len(members) != 1:
+        raise InputFileError(
+            f"{path}: holds {len(members)} .jsonl files and not one; unpack it beside it"
+        )
+    # no more is read than an archive says, so that what it says can be relied on
+    size, packed = members[0].file_size, members[0].compress_size
+    if size > _LARGEST_CORPUS_BYTES or size > _LARGEST_RATIO * max(packed, 1):
+        raise InputFileError(
+            f"{path}: unpacks {packed} to {size} bytes, which no corpus does; "
+            "if you trust it, unpack it beside it"
+        )
+    return members[0]
+
+
+def _passage_id(line: Line) -> str:
+    return text_of(line, "_id" if line.fields.get("_id") is not None else "id")
+
+
+def _turns(benchmark: Path, corpora: Mapping[str, Collection[str]]) -> list[Question]:
+    tasks = benchmark / "generation_tasks" / "reference.jsonl"
+    conversations = benchmark / "conversations" / "conversations.json"
+    if tasks.exists():
+        return _of_tasks(tasks, corpora)
+    if conversations.exists():
+        return _of_conversations(conversations, corpora)
+    if (benchmark / "retrieval_tasks").is_dir():
+        return _of_retrieval_tasks(benchmark / "retrieval_tasks", corpora)
+    raise _SOURCE.missing(tasks)
+
+
+def _of_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Question]:
+    retrieved = _retrieved(path.with_name("RAG.jsonl"))
+    conversations: dict[str, dict[int, Question]] = {}
+    seen: set[str] = set()
+    for line in read_lines(str(path)):
+        task_id = text_of(line, "task_id")
+        if task_id in seen:
+            line.fail(f"task_id {describe(task_id)} was there before; get the file again")
+        seen.add(task_id)
+        scope = _corpus_of(_collection(line), corpora)
+        asked = [
+            text_of(entry, "text")
+            for entry in nested(line, "input")
+            if text_of(entry, "speaker") == "user"
+        ]
+        if not asked:
+            line.fail("field 'input' has no user's message; get the file again")
+        if scope is None:
+            continue
+        conversation = text_of(line, "conversation_id")
+        turns = conversations.setdefault(conversation, {})
+        *earlier, last = asked
+        for turn, text in enumerate(earlier):
+            turns.setdefault(
+                turn,
+                Question(
+                    id=f"{conversation}{_SEPARATOR}{turn + 1}",
+                    text=text,
+                    conversation_id=conversation,
+                    turn=turn,
+                    scope=scope,
+                ),
+            )
+        passages = corpora[scope]
+        blocks = [block for block in retrieved.get(task_id, ()) if block in passages]
+        answers = (text_of(target, "text", "") for target in nested(line, "targets"))
+        references = (text_of(entry, "document_id") for entry in nested(line, "contexts"))
+        turns[len(earlier)] = Question(
+            id=task_id,
+            text=last,
+            answers=tuple(answer for answer in answers if answer),
+            gold=frozenset(reference for reference in references if reference in passages),
+            conversation_id=conversation,
+            turn=len(earlier),
+            scope=scope,
+            blocks=tuple(blocks) or None,
+        )
+    return [turn for turns in conversations.values() for _, turn in sorted(turns.items())]
+
+
+def _retrieved(path: Path) -> dict[str, list[str]]:
+    if not path.exists():
+        return {}
+    return {
+        text_of(line, "task_id"): [
+            text_of(entry, "document_id") for entry in nested(line, "contexts")
+        ]
+        for line in read_lines(str(path))
+    }
+
+
+def _of_conversations(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Question]:
+    questions: list[Question] = []
+    for number, line in enumerate(records(read_json(path), str(path))):
+        retriever = record(line.fields.get("retriever"), f"{line.place}.retriever")
+        collection = record(retriever.fields.get("collection"), f"{retriever.place}.collection")
+        scope = _corpus_of(text_of(collection, "name"), corpora)
+        if scope is None:
+            continue
+        # the file names no conversations
+        conversation = f"conversation-{number}"
+        turns: list[Question] = []
+        for message in nested(line, "messages"):
+            text = text_of(message, "text")
+            if text_of(message, "speaker") == "user":
+                turns.append(
+                    Question(
+                        id=f"{conversation}{_SEPARATOR}{len(turns) + 1}",
+                        text=text,
+                        conversation_id=conversation,
+                        turn=len(turns),
+                        scope=scope,
+                    )
+                )
+            elif turns:
+                asked = turns[-1]
+                turns[-1] = Question(
+                    id=asked.id,
+                    text=asked.text,
+                    answers=(text,),
+                    gold=frozenset(one for one in _relevant(message) if one in corpora[scope]),
+                    conversation_id=conversation,
+                    turn=asked.turn,
+                    scope=scope,
+                )
+        questions += turns
+    return questions
+
+
+def _relevant(message: Line) -> Iterator[str]:
+    for context in nested(message, "contexts"):
+        feedback = context.get("feedback", (dict,), {})
+        votes = record(feedback.get("relevant") or {}, f"{context.place}.feedback.relevant")
+        cast = [record(vote, f"{votes.place}.{voter}") for voter, vote in votes.fields.items()]
+        last = max(cast, key=lambda vote: vote.get("timestamp", (int, float), 0), default=None)
+        if last is not None and text_of(last, "value", "") == "yes":
+            yield text_of(context, "document_id")
+
+
+def _of_retrieval_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Question]:
+    questions: list[Question] = []
+    for scope, passages in corpora.items():
+        queries = path / scope / f"{scope}_lastturn.jsonl"
+        if not queries.exists():
+            continue
+        relevant = _qrels(_SOURCE.find(path / scope / "qrels" / "dev.tsv"))
+        for line in read_lines(str(queries)):
+            identity = text_of(line, "_id")
+            conversation, separator, turn = identity.rpartition(_SEPARATOR)
+            if not (separator and turn.isascii() and turn.isdecimal() and len(turn) < 6):
+                line.fail(f"_id {describe(identity)} is not <conversation>{_SEPARATOR}<turn>")
+            questions.append(
+                Question(
+                    id=identity,
+                    text=text_of(line, "text").removeprefix("|user|: "),
+                    gold=frozenset(one for one in relevant.get(identity, ()) if one in passages),
+                    conversation_id=conversation,
+                    turn=max(int(turn) - 1, 0),
+                    scope=scope,
+                )
+            )
+    return questions
+
+
+def _qrels(path: Path) -> dict[str, set[str]]:
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputFileError(f"{path}: not UTF-8 (byte {error.start}); convert the file") from None
+    relevant: dict[str, set[str]] = {}
+    rows = csv.reader(text.splitlines()[1:], delimiter="\t", quoting=csv.QUOTE_NONE)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != 3:
+            raise InputFileError(
+                f"{path}:{number}: has {len(row)} columns; a line must be query-id, corpus-id, "
+                "score, with tabs between"
+            )
+        if row[2].strip() != "0":
+            relevant.setdefault(row[0], set()).add(row[1])
+    return relevant
+
+
+def _collection(line: Line) -> str:
+    # MT-RAG's tasks have one spelling, the evaluation's samples the other
+    return text_of(line, "Collection", "") or text_of(line, "collection")
+
+
+def _corpus_of(collection: str, corpora: Collection[str]) -> str | None:
+    # such as "mt-rag-ibmcloud-elser-512-100-20240502", whose corpus is cloud.jsonl
+    return next((name for name in corpora if name in collection.lower()), None)

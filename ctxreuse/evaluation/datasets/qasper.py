@@ -1,0 +1,106 @@
+"""QASPER: questions about papers on natural language processing, with evidence paragraphs.
+
+Dasigi et al., "A Dataset of Information-Seeking Questions and Answers Anchored in Research Papers"
+(2021). A file maps a paper's id to `title`, `abstract`, `full_text` (a list of `section_name` and
+`paragraphs`) and `qas` (`question`, `question_id`, `answers`: a list of `answer`s).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ctxreuse.errors import InputFileError, describe
+from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
+from ctxreuse.evaluation.datasets.dataset import Dataset, Question
+from ctxreuse.evaluation.datasets.files import Source, nested, read_json, record, text_of, texts_of
+from ctxreuse.evaluation.jsonl import Line
+
+_SOURCE = Source(
+    "qasper",
+    "a file such as qasper-dev-v0.3.json, or a folder with qasper-*.json",
+    "allenai.org/data/qasper",
+)
+_FLOAT = "FLOAT SELECTED"
+
+
+def load_qasper(path: Path, chunk_tokens: int) -> Dataset:
+    """Load QASPER.
+
+    The passages are the abstract and the sections. Paragraphs are short, so those of a section are
+    put together up to `chunk_tokens`; no passage has parts of two sections. Each begins with the
+    paper's title and the section's name. Gold are the passages that hold an evidence paragraph of
+    any annotator; figures and tables, which are no text, are left out.
+
+    Args:
+        path: A file, or a folder whose files are read in the order of their names.
+        chunk_tokens: About how long a passage is.
+
+    Raises:
+        InputFileError: If a file is missing or broken, or two have the same paper.
+    """
+    files = sorted(path.glob("qasper-*.json")) if path.is_dir() else [_SOURCE.find(path)]
+    if not files:
+        raise _SOURCE.missing(path / "qasper-*.json")
+    papers: dict[str, ChunkedDocument] = {}
+    questions: list[Question] = []
+    for file in files:
+        for paper_id, fields in record(read_json(file), str(file)).fields.items():
+            if paper_id in papers:
+                raise InputFileError(
+                    f"{file}: paper {describe(paper_id)} is in another file, too; "
+                    "leave only one release in the folder"
+                )
+            line = record(fields, f"{file}: {paper_id}")
+            papers[paper_id] = _paper(paper_id, line, chunk_tokens)
+            questions += [_question(entry, papers[paper_id]) for entry in nested(line, "qas")]
+    passages = tuple(passage for paper in papers.values() for passage in paper.passages)
+    return Dataset(_SOURCE.name, passages, tuple(questions))
+
+
+def _paper(paper_id: str, line: Line, chunk_tokens: int) -> ChunkedDocument:
+    paper = ChunkedDocument(paper_id, chunk_tokens)
+    title = text_of(line, "title", "").strip()
+    paper.add(text_of(line, "abstract", ""), _heading(title, "Abstract"))
+    for section in nested(line, "full_text"):
+        paragraphs = (paragraph.strip() for paragraph in texts_of(section, "paragraphs"))
+        name = text_of(section, "section_name", "").strip()
+        paper.add("\n\n".join(filter(None, paragraphs)), _heading(title, name))
+    return paper
+
+
+def _heading(title: str, section: str) -> str:
+    return "\n".join(filter(None, (title, section)))
+
+
+def _question(line: Line, paper: ChunkedDocument) -> Question:
+    answers: list[str] = []
+    gold: set[str] = set()
+    for annotation in nested(line, "answers"):
+        answer = record(annotation.fields.get("answer"), f"{annotation.place}.answer")
+        text = _answer(answer)
+        if text is not None:
+            answers.append(text)
+        if not answer.get("unanswerable", (bool,), False):
+            for evidence in texts_of(answer, "evidence"):
+                if _FLOAT not in evidence:
+                    gold |= paper.holding(evidence)
+    return Question(
+        id=text_of(line, "question_id"),
+        text=text_of(line, "question"),
+        answers=tuple(dict.fromkeys(answers)),
+        gold=frozenset(gold),
+    )
+
+
+def _answer(answer: Line) -> str | None:
+    # the order in which the authors' evaluator asks
+    if answer.get("unanswerable", (bool,), False):
+        return "Unanswerable"
+    spans = texts_of(answer, "extractive_spans")
+    if spans:
+        return ", ".join(spans)
+    free_form = text_of(answer, "free_form_answer", "")
+    if free_form:
+        return free_form
+    yes = answer.get("yes_no", (bool,), None)
+    return None if yes is None else "Yes" if yes else "No"
