@@ -26,7 +26,14 @@ def comparison(old: Results, new: Results) -> Iterator[RenderableType]:
     before = {_key(run): run for run in old.runs}
     table = Table(title="Hit ratio and prefilled tokens, before and now")
     table.add_column("order of the blocks")
-    for column in ("before", "now", "change", "prefilled,\ntimes before", "planning ms\nbefore", "now"):
+    for column in (
+        "before",
+        "now",
+        "change",
+        "prefilled,\ntimes before",
+        "planning ms\nbefore",
+        "now",
+    ):
         table.add_column(column, justify="right")
     alike = 0
     for run in new.runs:

@@ -1,4 +1,4 @@
-"""The published `contextpilot` package as a contender, in a process and an environment of its own."""
+"""The published `contextpilot` package as a contender, in a process of its own."""
 
 from __future__ import annotations
 

@@ -11,13 +11,14 @@ as they came back) and `execution` (places of requests, in the order to run them
 import json
 import sys
 import time
+from importlib import import_module
+from typing import Any
 
 
-def main():
+def main() -> None:
     """Read, order, write."""
     asked = json.load(sys.stdin)
-    import contextpilot
-
+    contextpilot = import_module("contextpilot")
     pilot = contextpilot.ContextPilot(use_gpu=False)
     started = time.perf_counter()
     orders, execution = ordered(pilot, asked["requests"], asked["batch"], asked["deduplicate"])
@@ -31,10 +32,13 @@ def main():
         json.dump(answer, file)
 
 
-def ordered(pilot, requests, batch, deduplicate):
+def ordered(
+    pilot: Any, requests: list[dict[str, Any]], batch: bool, deduplicate: bool
+) -> tuple[list[list[int]], list[int]]:
     """Return the order of each request's blocks, and the places in the order to run them."""
-    orders = [request["blocks"] for request in requests]
-    first, later = [], {}
+    orders: list[list[int]] = [request["blocks"] for request in requests]
+    first: list[int] = []
+    later: dict[str | None, list[int]] = {}
     for place, request in enumerate(requests):
         conversation = request["conversation"]
         if conversation is not None and conversation in later:
@@ -44,7 +48,7 @@ def ordered(pilot, requests, batch, deduplicate):
             later[conversation] = []
     turns = {place for places in later.values() for place in places}
 
-    def order_alone(place):
+    def order_alone(place: int) -> None:
         keeps = deduplicate and place in turns
         if orders[place] and not keeps:
             one = f"request {place}"  # else all share what its conversations remember
@@ -58,7 +62,7 @@ def ordered(pilot, requests, batch, deduplicate):
     reordered, positions = pilot.reorder([orders[place] for place in given])
     execution = []
     scheduled = [given[position] for position in positions]
-    for place, blocks in zip(scheduled, reordered):
+    for place, blocks in zip(scheduled, reordered, strict=True):
         orders[place] = blocks
     for place in scheduled + [place for place in first if not orders[place]]:
         execution.append(place)

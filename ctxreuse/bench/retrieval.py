@@ -121,7 +121,9 @@ def _framework(how: str, passages: Sequence[Passage]) -> _Search:
         retriever = retriever(passages)
     if hasattr(retriever, "invoke"):
         block_of = import_module("langchain_ctxreuse.documents").document_block
-        return lambda queries, k: (_found(retriever.invoke(one), block_of, k, how) for one in queries)
+        return lambda queries, k: (
+            _found(retriever.invoke(one), block_of, k, how) for one in queries
+        )
     if hasattr(retriever, "retrieve"):
         node_block = import_module("llamaindex_ctxreuse.nodes").node_block
         mode = import_module("llama_index.core.schema").MetadataMode.NONE

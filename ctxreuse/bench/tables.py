@@ -128,7 +128,9 @@ def _grid(
         table.add_column(name, justify="right")
     for policy in dict.fromkeys(run.policy for run in runs):
         ratios = {column(run): run.total.hit_ratio for run in runs if run.policy == policy}
-        table.add_row(policy, *(f"{ratios[name]:.3f}" if name in ratios else "" for name in columns))
+        table.add_row(
+            policy, *(f"{ratios[name]:.3f}" if name in ratios else "" for name in columns)
+        )
     if bounds:
         table.add_section()
         table.add_row("reuse bound", *(bounds[name] for name in columns))

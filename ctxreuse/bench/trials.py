@@ -19,7 +19,6 @@ from ctxreuse.evaluation.policies import (
 from ctxreuse.evaluation.runs import ABLATIONS_PART, K_PART, POLICIES_PART, SESSIONS_PART
 from ctxreuse.evaluation.traces import TraceRequest
 
-
 KS = (3, 5, 10, 15)
 """Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
 
