@@ -126,7 +126,8 @@ def bench(
         questions = sample(load(dataset, data, chunk_tokens=chunk_tokens), requests, seed)
     with progress("retrieving", len(questions.questions)) as advance:
         found = retrieve(questions, retriever, max(k, *ks), advance)
-    workload = make_workload(f"{dataset}, {retriever}, k={k}", questions.questions, found)
+    name = data.resolve().name if dataset == "jsonl" else dataset
+    workload = make_workload(f"{name}, {retriever}, k={k}", questions.questions, found)
     notes: list[str] = []
     contenders: list[Contender] = [*OURS[:1], *frameworks(notes), *OURS[1:]]
     if peer_python is not None:

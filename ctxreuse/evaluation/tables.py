@@ -12,6 +12,7 @@ from rich.table import Table
 from ctxreuse.evaluation.estimate import TraceSummary
 from ctxreuse.evaluation.policies import POLICIES
 from ctxreuse.evaluation.runs import Run
+from ctxreuse.evaluation.sheets import Sheet, policy_sheet
 from ctxreuse.serving.rates import COMMON_RATES
 
 _HISTORIES = "; the histories of conversations come on top"
@@ -48,47 +49,24 @@ def estimate_renderables(summary: TraceSummary, runs: Sequence[Run]) -> list[Ren
     missing = [f"Left out, for the trace is too large for it: {'; '.join(too_large)}."]
     return [
         in_words(summary),
-        policy_table(runs),
+        rich_table(policy_sheet(runs)),
         *(missing if too_large else []),
         *_advice([run for run in runs if run.capacity_tokens == runs[0].capacity_tokens]),
     ]
 
 
-def policy_table(runs: Sequence[Run]) -> Table:
-    """Return a table of policies by cache size.
-
-    Args:
-        runs: Policies with and without de-duplication, each with the same cache sizes; as retrieved
-            first.
-    """
-    capacities = list(dict.fromkeys(run.capacity_tokens for run in runs))
-    rows: dict[tuple[bool, str], dict[int | None, Run]] = {}
-    for run in runs:
-        rows.setdefault((run.deduplicated, run.policy), {})[run.capacity_tokens] = run
-    base = next(iter(rows.values()))  # as retrieved, nothing left out
-    table = Table(title="Hit ratio; prefilled tokens, as many times as retrieved; by cache size")
-    table.add_column("order of the blocks", no_wrap=True)
-    for capacity in capacities:
-        table.add_column("unlimited" if capacity is None else f"{capacity:,}", justify="right")
-    table.add_column("planning\nms", justify="right")
-    for deduplicated in (False, True):
-        of_kind = [(name, row) for (kind, name), row in rows.items() if kind == deduplicated]
-        if deduplicated and of_kind:
+def rich_table(sheet: Sheet) -> Table:
+    """Return a table for a terminal."""
+    table = Table(title=sheet.title)
+    for number, name in enumerate(sheet.head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
+    for row in sheet.rows:
+        if len(row) == 1:
             table.add_section()
-            table.add_row("[italic]without what a chat shows[/]")
-        for name, row in of_kind:
-            cells = [
-                f"{row[size].total.hit_ratio:.3f}  {times(row[size], base[size]):.2f}"
-                for size in capacities
-            ]
-            table.add_row(name, *cells, f"{row[capacities[0]].planning_ms:.3f}")
+            table.add_row(f"[italic]{row[0]}[/]")
+        else:
+            table.add_row(*row)
     return table
-
-
-def times(run: Run, base: Run) -> float:
-    """Return how many times the tokens of another run had to be computed."""
-    before = base.total.prefilled_tokens
-    return run.total.prefilled_tokens / before if before else 1.0
 
 
 def in_words(summary: TraceSummary) -> str:

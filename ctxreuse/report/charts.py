@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
+from ctxreuse.evaluation.policies import AS_SENT
 from ctxreuse.evaluation.results import Results
 from ctxreuse.evaluation.runs import K_PART, SESSIONS_PART, Run
 from ctxreuse.evaluation.sent_tree import TreeNode
@@ -33,8 +34,13 @@ _COLOURS = {
     "papers' order, batch": "#b06000",
     "ctxreuse, online": "#3f8fd2",
     "ctxreuse, batch": "#2a9d5c",
+    "as retrieved, de-duplicated": "#5c5c5c",
+    "LangChain LongContextReorder": "#5b8c8c",
+    "LlamaIndex LongContextReorder": "#9c8b4a",
+    "contextpilot, online": "#c9607b",
+    "contextpilot, batch": "#9c3450",
 }
-_OTHERS = ("#a06ab4", "#c9607b", "#5b8c8c", "#9c8b4a")
+_OTHERS = ("#a06ab4", "#6f6ab4")
 """For policies that not every report has, in turn."""
 
 _SIZES = {False: (4.6, 3.1), True: (9.4, 3.2)}
@@ -124,6 +130,7 @@ def charts(results: Results) -> list[Chart]:
     over_k, over_sessions = _shown(results.part(K_PART)), results.part(SESSIONS_PART)
     unlimited = _shown([run for run in runs if run.capacity_tokens is None])
     several = len({run.capacity_tokens for run in runs}) > 1
+    has_turns = results.trace.conversations > 0
     is_measured = all(run.first_token_s for run in unlimited)
     drawn = [
         Chart(
@@ -164,7 +171,8 @@ def charts(results: Results) -> list[Chart]:
                 "blocks",
                 "Hit ratio and blocks a request",
                 "With an unlimited cache. The dotted line is the reuse bound: the share of the "
-                "block tokens that had been sent before, in whatever place.",
+                "block tokens that had been sent before, in whatever place"
+                + ("; the histories of conversations come on top." if has_turns else "."),
                 lambda axes: _draw_ks(axes, over_k, results.bounds),
             )
         )
@@ -193,9 +201,15 @@ def charts(results: Results) -> list[Chart]:
 
 
 def _shown(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with de-duplication, where there are any."""
+    """Return as retrieved, and the others with de-duplication, where there are any."""
     deduplicated = [run for run in runs if run.deduplicated]
-    return deduplicated or list(runs)
+    if not deduplicated:
+        return list(runs)
+    plain = [run for run in runs if run.policy == AS_SENT.name and not run.deduplicated]
+    return plain + [
+        replace(run, policy=f"{run.policy}, de-duplicated") if run.policy == AS_SENT.name else run
+        for run in deduplicated
+    ]
 
 
 def _style(run: Run, number: int) -> dict[str, Any]:
@@ -203,6 +217,7 @@ def _style(run: Run, number: int) -> dict[str, Any]:
         "label": run.policy,
         "color": _COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
         "linestyle": "--" if run.mode == "offline" else "-",
+        "zorder": 3 if run.strategy == "reuse" else 2,  # ours is not hidden where lines meet
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.evaluation.results import Results
-from ctxreuse.evaluation.runs import Run
+from ctxreuse.evaluation.sheets import sheets
 from ctxreuse.report.charts import charts
 from ctxreuse.tokens import well_formed
 
@@ -21,20 +21,6 @@ class _Card:
     number: str
     words: str
     is_good: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A run in the table of all of them."""
-
-    policy: str
-    deduplicated: bool
-    capacity: str
-    hit_ratio: float
-    prefilled: int
-    times: float
-    planning_ms: float
-    is_best: bool
 
 
 def page(results: Results) -> str:
@@ -61,7 +47,7 @@ def page(results: Results) -> str:
         for one in charts(results)
     ]
     text = environment.get_template("report.html.j2").render(
-        results=results, charts=drawn, cards=list(_cards(results)), rows=list(_rows(results))
+        results=results, charts=drawn, cards=list(_cards(results)), sheets=list(sheets(results))
     )
     return well_formed(text)
 
@@ -121,25 +107,3 @@ def _cards(results: Results) -> Iterator[_Card]:
             is_good=saved > 0,
         )
         yield _Card("Planning", f"{best.planning_ms:.2f} ms", f"a request, {name.lower()}")
-
-
-def _rows(results: Results) -> Iterator[_Row]:
-    base: dict[int | None, Run] = {}
-    best: dict[int | None, int] = {}
-    for run in results.part():
-        base.setdefault(run.capacity_tokens, run)
-        prefilled = run.total.prefilled_tokens
-        best[run.capacity_tokens] = min(prefilled, best.get(run.capacity_tokens, prefilled))
-    for run in results.part():
-        size, prefilled = run.capacity_tokens, run.total.prefilled_tokens
-        before = base[size].total.prefilled_tokens
-        yield _Row(
-            policy=run.policy,
-            deduplicated=run.deduplicated,
-            capacity="unlimited" if size is None else f"{size:,}",
-            hit_ratio=run.total.hit_ratio,
-            prefilled=prefilled,
-            times=prefilled / before if before else 1.0,
-            planning_ms=run.planning_ms,
-            is_best=prefilled == best[size],
-        )
