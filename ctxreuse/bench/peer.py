@@ -96,10 +96,10 @@ class Peer:
                     f"--peer-python {describe(self._python)}: {error.strerror}"
                 ) from error
             if ended.returncode or not file.exists():
+                last = ended.stderr.strip().rpartition("\n")[2][-_LAST_WORDS:]
                 raise InvalidRequestError(
                     f"--peer-python {describe(self._python)} ended with exit code "
-                    f"{ended.returncode}; it needs the package contextpilot: "
-                    f"{ended.stderr.strip()[-_LAST_WORDS:]}"
+                    f"{ended.returncode} ({last}); it needs the package contextpilot"
                 )
             answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return answer

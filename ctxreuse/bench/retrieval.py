@@ -117,7 +117,8 @@ def _framework(how: str, passages: Sequence[Passage]) -> _Search:
         raise InvalidRequestError(f"--retriever {describe(how)}: {error}") from error
     finally:
         sys.path.remove("")
-    if not hasattr(retriever, "invoke") and not hasattr(retriever, "retrieve"):
+    methods = ("invoke", "retrieve")
+    if isinstance(retriever, type) or not any(hasattr(retriever, one) for one in methods):
         retriever = retriever(passages)
     if hasattr(retriever, "invoke"):
         block_of = import_module("langchain_ctxreuse.documents").document_block
