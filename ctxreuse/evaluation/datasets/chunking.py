@@ -9,6 +9,8 @@ from ctxreuse.evaluation.datasets.dataset import Passage
 from ctxreuse.tokens import estimate_tokens
 
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
+_BYTES_PER_TOKEN = 4
+"""As in `estimate_tokens`."""
 
 
 class ChunkedDocument:
@@ -91,9 +93,10 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
     splitter = library.RecursiveCharacterTextSplitter(
         separators=_SEPARATORS,
         keep_separator="end",
-        chunk_size=chunk_tokens,
+        chunk_size=chunk_tokens * _BYTES_PER_TOKEN,
         chunk_overlap=0,
-        length_function=estimate_tokens,
+        # tokens are rounded up, so that those of many short words would come out too many
+        length_function=_length_bytes,
     )
     chunks: list[str] = splitter.split_text(text)
     return chunks
@@ -102,3 +105,7 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
 def squeeze(text: str) -> str:
     """Return a text without its blanks."""
     return "".join(text.split())
+
+
+def _length_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
