@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from importlib import import_module
+from itertools import accumulate
 
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.datasets.dataset import Passage
@@ -57,17 +59,14 @@ class ChunkedDocument:
         if not wanted:
             return frozenset()
         whole = "".join(self._squeezed)
-        held: set[str] = set()
+        ends = list(accumulate(map(len, self._squeezed)))
+        held: set[int] = set()
         at = whole.find(wanted)
         while at >= 0:
-            begin = 0
-            for passage, part in zip(self.passages, self._squeezed, strict=True):
-                end = begin + len(part)
-                if begin < at + len(wanted) and at < end:
-                    held.add(passage.id)
-                begin = end
-            at = whole.find(wanted, at + len(wanted))
-        return frozenset(held)
+            end = at + len(wanted)
+            held.update(range(bisect_right(ends, at), bisect_left(ends, end) + 1))
+            at = whole.find(wanted, end)
+        return frozenset(self.passages[number].id for number in held)
 
 
 def split_text(text: str, chunk_tokens: int) -> list[str]:
