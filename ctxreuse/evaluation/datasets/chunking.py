@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from importlib import import_module
+from itertools import accumulate
 
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.datasets.dataset import Passage
 from ctxreuse.tokens import estimate_tokens
 
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
+_BYTES_PER_TOKEN = 4
+"""As in `estimate_tokens`."""
 
 
 class ChunkedDocument:
@@ -55,17 +59,14 @@ class ChunkedDocument:
         if not wanted:
             return frozenset()
         whole = "".join(self._squeezed)
-        held: set[str] = set()
+        ends = list(accumulate(map(len, self._squeezed)))
+        held: set[int] = set()
         at = whole.find(wanted)
         while at >= 0:
-            begin = 0
-            for passage, part in zip(self.passages, self._squeezed, strict=True):
-                end = begin + len(part)
-                if begin < at + len(wanted) and at < end:
-                    held.add(passage.id)
-                begin = end
-            at = whole.find(wanted, at + len(wanted))
-        return frozenset(held)
+            end = at + len(wanted)
+            held.update(range(bisect_right(ends, at), bisect_left(ends, end) + 1))
+            at = whole.find(wanted, end)
+        return frozenset(self.passages[number].id for number in held)
 
 
 def split_text(text: str, chunk_tokens: int) -> list[str]:
@@ -91,9 +92,10 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
     splitter = library.RecursiveCharacterTextSplitter(
         separators=_SEPARATORS,
         keep_separator="end",
-        chunk_size=chunk_tokens,
+        chunk_size=chunk_tokens * _BYTES_PER_TOKEN,
         chunk_overlap=0,
-        length_function=estimate_tokens,
+        # tokens are rounded up, so that those of many short words would come out too many
+        length_function=_length_bytes,
     )
     chunks: list[str] = splitter.split_text(text)
     return chunks
@@ -102,3 +104,7 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
 def squeeze(text: str) -> str:
     """Return a text without its blanks."""
     return "".join(text.split())
+
+
+def _length_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))

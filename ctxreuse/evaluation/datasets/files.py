@@ -84,6 +84,19 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
+def read_utf8(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        InputFileError: If it cannot be read, or is not UTF-8.
+    """
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputFileError(f"{path}: not UTF-8 (byte {error.start}); convert the file") from None
+
+
 def refuse_pointer(path: Path, beginning: bytes) -> None:
     """Raise an error if a file's beginning is that of a Git LFS pointer."""
     if beginning.startswith(_LFS_POINTER):
@@ -98,10 +111,9 @@ def read_json(path: Path) -> Any:
     Raises:
         InputFileError: If it cannot be read, or is no JSON.
     """
+    text = read_utf8(path)
     try:
-        return json.loads(read_bytes(path).decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = (
             f"{error.msg}, line {error.lineno}"
@@ -121,10 +133,7 @@ def read_csv(path: Path, columns: Collection[str]) -> Iterator[Line]:
     Raises:
         InputFileError: If it cannot be read, a column is missing, or a row is broken.
     """
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from None
+    text = read_utf8(path)
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         missing = [name for name in columns if name not in (rows.fieldnames or ())]
@@ -137,7 +146,7 @@ def read_csv(path: Path, columns: Collection[str]) -> Iterator[Line]:
             yield Line(f"{path}:{rows.line_num}", row)
     except csv.Error as error:
         raise InputFileError(
-            f"{path}:{rows.line_num}: broken CSV ({error}); get the file again"
+            f"{path}:{rows.reader.line_num}: broken CSV ({error}); get the file again"
         ) from None
 
 
@@ -205,7 +214,3 @@ def texts_of(line: Line, name: str) -> list[str]:
         if not isinstance(entry, str):
             line.fail(f"field {name!r} holds {describe(entry)}; it must hold texts")
     return [well_formed(entry) for entry in value]
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> InputFileError:
-    return InputFileError(f"{path}: not UTF-8 (byte {error.start}); convert the file")

@@ -21,8 +21,8 @@ from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.files import (
     Source,
     nested,
-    read_bytes,
     read_json,
+    read_utf8,
     record,
     records,
     refuse_pointer,
@@ -298,12 +298,8 @@ def _of_retrieval_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> l
 
 
 def _qrels(path: Path) -> dict[str, set[str]]:
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputFileError(f"{path}: not UTF-8 (byte {error.start}); convert the file") from None
     relevant: dict[str, set[str]] = {}
-    rows = csv.reader(text.splitlines()[1:], delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows = csv.reader(read_utf8(path).splitlines()[1:], delimiter="\t", quoting=csv.QUOTE_NONE)
     for number, row in enumerate(rows, start=2):
         if len(row) != 3:
             raise InputFileError(

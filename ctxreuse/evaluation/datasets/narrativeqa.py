@@ -27,6 +27,7 @@ _HTML = re.compile(r"<\s*(?:!doctype\s+html|html|head|body|pre|table)\b", re.IGN
 _HTML_WITHIN = 5_000
 _UNSEEN = frozenset({"script", "style"})
 _BREAKS = frozenset({"br", "p", "div", "tr", "li", "table", "pre", "hr", "h1", "h2", "h3", "h4"})
+_VOID = frozenset({"br", "hr"})
 _GZIP = b"\x1f\x8b"
 
 
@@ -133,7 +134,7 @@ class _TextReader(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._unseen = False
-        if tag in _BREAKS:
+        if tag in _BREAKS and tag not in _VOID:
             self.parts.append("\n")
 
     def handle_data(self, data: str) -> None:
