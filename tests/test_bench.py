@@ -167,7 +167,7 @@ def test_retrievers_of_frameworks_are_asked(tmp_path, monkeypatch):
 def test_an_id_with_two_texts_is_no_corpus():
     questions = (Question("q1", "?"), Question("q2", "?"))
     found = {"q1": [ContextBlock(id=1, text="a")], "q2": [ContextBlock(id=1, text="b")]}
-    with pytest.raises(InvalidRequestError, match="id 1 .int. to two texts"):
+    with pytest.raises(InvalidRequestError, match=r"id 1 .int. to two texts"):
         make_workload("two", questions, found)
 
 
@@ -256,7 +256,9 @@ def test_a_peer_that_loses_documents_is_counted_and_corrected(peer):
 
 def test_a_peer_that_fails_is_named(peer):
     online, _ = peer("raise RuntimeError('no luck')")
-    with pytest.raises(InvalidRequestError, match=r"exit code 1 \(RuntimeError: no luck\); it needs"):
+    with pytest.raises(
+        InvalidRequestError, match=r"exit code 1 \(RuntimeError: no luck\); it needs"
+    ):
         online.arrange(workload().trace(2, 0), False)
     (missing, _) = Peer("/no/such/python").contenders()
     with pytest.raises(InvalidRequestError, match="No such file"):

@@ -71,7 +71,7 @@ class Engine:
         """Send what nobody measures, for a server's first requests are slow."""
         async with self._client() as client:
             for _ in range(2):
-                await client.complete([{"role": "user", "content": "Hello. " * 200}], max_tokens=1)
+                await client.complete([{"role": "user", "content": "Hello. " * 20}], max_tokens=1)
             return await client.context_window()
 
     async def _try(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from ctxreuse.blocks import BlockId, ContextBlock
@@ -83,6 +83,12 @@ def sample(dataset: Dataset, most: int, seed: int) -> Dataset:
             chosen.update(question.id for question in group)
     questions = tuple(question for question in dataset.questions if question.id in chosen)
     return Dataset(dataset.name, dataset.passages, questions)
+
+
+def alone(dataset: Dataset) -> Dataset:
+    """Return a data set whose turns are questions that stand alone."""
+    questions = (replace(one, conversation_id=None, turn=0) for one in dataset.questions)
+    return replace(dataset, questions=tuple(questions))
 
 
 def make_workload(name: str, questions: Sequence[Question], found: Found) -> Workload:

@@ -38,6 +38,12 @@ def bench(
     requests: Annotated[
         int, typer.Option(min=1, help="How many questions, whole conversations, by chance.")
     ] = 1_000,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent", help="Take turns of conversations as questions that stand alone."
+        ),
+    ] = False,
     part: Annotated[
         list[Part] | None,
         typer.Option(help="What to measure; several may be given. Without it, everything."),
@@ -114,7 +120,7 @@ def bench(
     from ctxreuse.bench.simulated import simulate
     from ctxreuse.bench.tables import renderables, write_csv
     from ctxreuse.bench.trials import KS, SESSIONS, Matrix
-    from ctxreuse.bench.workload import USUAL_SESSIONS, make_workload, sample
+    from ctxreuse.bench.workload import USUAL_SESSIONS, alone, make_workload, sample
     from ctxreuse.evaluation.datasets import load
     from ctxreuse.evaluation.estimate import TraceSummary, cut
     from ctxreuse.evaluation.results import Results
@@ -123,7 +129,8 @@ def bench(
     encoder = _encoder(tokenizer)
     ks = sorted(set(at_k or [*(one for one in KS if one < k), k]))
     with Console(stderr=True).status("reading"):
-        questions = sample(load(dataset, data, chunk_tokens=chunk_tokens), requests, seed)
+        loaded = load(dataset, data, chunk_tokens=chunk_tokens)
+        questions = sample(alone(loaded) if independent else loaded, requests, seed)
     with progress("retrieving", len(questions.questions)) as advance:
         found = retrieve(questions, retriever, max(k, *ks), advance)
     name = data.resolve().name if dataset == "jsonl" else dataset

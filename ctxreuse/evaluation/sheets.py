@@ -12,6 +12,8 @@ from ctxreuse.evaluation.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results import Results
 from ctxreuse.evaluation.runs import ABLATIONS_PART, K_PART, SESSIONS_PART, Run
 
+_SHOWN = "without what a chat shows"
+
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
@@ -32,22 +34,24 @@ def sheets(results: Results) -> Iterator[Sheet]:
     """Yield the tables that results have something for."""
     policies, ablations = results.part(), results.part(ABLATIONS_PART)
     sessions = results.part(SESSIONS_PART)
-    if policies:
-        is_measured = bool(policies[0].first_token_s)
-        yield engine_sheet(_MEASURED, policies) if is_measured else policy_sheet(policies)
+    if _is_measured(policies):
+        yield from _engine("What the engine reported", policies)
+    elif policies:
+        yield policy_sheet(policies)
     if results.part(K_PART):
         yield _ks(results)
     if sessions:
         yield _sessions(sessions)
-        if sessions[0].first_token_s:
-            yield engine_sheet("Conversations at a time, as the engine reported", sessions)
-    if ablations and ablations[0].first_token_s:
-        yield engine_sheet("One idea less, as the engine reported", ablations)
+    if _is_measured(sessions):
+        yield from _engine("Conversations at a time, as the engine reported", sessions)
+    if _is_measured(ablations):
+        yield from _engine("One idea less, as the engine reported", ablations)
     elif ablations:
         yield _ablations(ablations, policies)
 
 
-_MEASURED = "What the engine reported"
+def _is_measured(runs: Sequence[Run]) -> bool:
+    return any(run.first_token_s for run in runs)
 
 
 def policy_sheet(runs: Sequence[Run]) -> Sheet:
@@ -66,7 +70,7 @@ def policy_sheet(runs: Sequence[Run]) -> Sheet:
     for deduplicated in (False, True):
         of_kind = [(name, row) for (kind, name), row in table.items() if kind == deduplicated]
         if deduplicated and of_kind:
-            rows.append(("without what a chat shows",))
+            rows.append((_SHOWN,))
         for name, row in of_kind:
             cells = (_ratio_and_times(row[size], base[size]) for size in capacities)
             rows.append((name, *cells, f"{row[capacities[0]].planning_ms:.3f}"))
@@ -122,42 +126,66 @@ def _ablations(runs: Sequence[Run], policies: Sequence[Run]) -> Sheet:
     return Sheet(title, ("", *map(_capacity, capacities)), tuple(rows))
 
 
-def engine_sheet(title: str, runs: Sequence[Run]) -> Sheet:
-    """Return what a server reported.
+def _engine(title: str, runs: Sequence[Run]) -> Iterator[Sheet]:
+    """Yield what a server reported, and how good its answers are.
 
-    Each row but for the number of answers is about the requests that the first run answered, too.
+    Each row is about the requests that the first run answered, too.
     """
     base = runs[0]
-    has_scores = any(run.scores for run in runs)
-    rows = []
-    for run in runs:
-        common = set(run.request_ids) & set(base.request_ids)
-        part, plain = run.only(common), base.only(common)
-        at_a_time = "" if run.part != SESSIONS_PART else f", {run.sessions} at a time"
-        chat = ", without what a chat shows" if run.deduplicated else ""
-        rows.append(
-            (
-                f"{run.policy}{chat}{at_a_time}",
-                str(len(run.request_ids)),
-                f"{part.total.hit_ratio:.3f}",
-                f"{part.total.prefilled_tokens:,}",
-                f"{times(part, plain):.2f}",
-                *_times_to_first_token(part, plain),
-                *(_scores(part, plain, is_base=run is base) if has_scores else ()),
-            )
-        )
+    names = {
+        id(run): f"{run.policy} ({run.sessions})" if run.part == SESSIONS_PART else run.policy
+        for run in runs
+    }
+
+    def rows(cells: Callable[[Run, Run], tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+        for deduplicated in (False, True):
+            of_kind = [run for run in runs if run.deduplicated == deduplicated]
+            if deduplicated and of_kind:
+                yield (_SHOWN,)
+            for run in of_kind:
+                common = set(run.request_ids) & set(base.request_ids)
+                yield names[id(run)], *cells(run.only(common), base.only(common))
+
     head = (
         "order of the blocks",
-        "answered",
+        "requests",
         "hit\nratio",
         "prefilled",
         "to as\nretrieved",
         "first token\np50 ms",
-        "p95",
+        "\np95",
         "p50 to as\nretrieved",
     )
-    scores = ("F1", "F1, change", "exact\nmatch") if has_scores else ()
-    return Sheet(title, (*head, *scores), tuple(rows))
+    yield Sheet(title, head, tuple(rows(_usage)))
+    if any(run.scores for run in runs):
+        scored = ("order of the blocks", "scored", "F1", "F1, change", "exact match")
+        yield Sheet("How good the answers are", scored, tuple(rows(_scores)))
+
+
+def _usage(run: Run, base: Run) -> tuple[str, ...]:
+    if not run.first_token_s:
+        return ("0", *("",) * 6)
+    half, most = (percentile(run, share) for share in (50, 95))
+    return (
+        str(len(run.request_ids)),
+        f"{run.total.hit_ratio:.3f}",
+        f"{run.total.prefilled_tokens:,}",
+        f"{times(run, base):.2f}",
+        f"{1e3 * half:,.0f}",
+        f"{1e3 * most:,.0f}",
+        f"{half / percentile(base, 50):.2f}",
+    )
+
+
+def _scores(run: Run, base: Run) -> tuple[str, ...]:
+    """Return F1, its paired change against a run of the same questions, and exact match."""
+    plain = {one: f1 for one, f1, _ in base.scores}
+    pairs = [(f1, plain[one]) for one, f1, _ in run.scores if one in plain]
+    if not pairs:
+        return "0", "", "", ""
+    f1 = bootstrap_interval([f1 for f1, _ in pairs])
+    change = bootstrap_interval([f1 - before for f1, before in pairs])
+    return str(len(pairs)), _cell(f1), _cell(change, "+"), f"{means(run)[1]:.3f}"
 
 
 def percentile(run: Run, share: float) -> float:
@@ -183,24 +211,6 @@ def _ratio_and_times(run: Run, base: Run | None) -> str:
 
 def _capacity(tokens: int | None) -> str:
     return "unlimited" if tokens is None else f"{tokens:,}"
-
-
-def _times_to_first_token(run: Run, base: Run) -> tuple[str, str, str]:
-    if not run.first_token_s:
-        return "", "", ""
-    half, most = (percentile(run, share) for share in (50, 95))
-    return f"{1e3 * half:,.0f}", f"{1e3 * most:,.0f}", f"{half / percentile(base, 50):.2f}"
-
-
-def _scores(run: Run, base: Run, *, is_base: bool) -> tuple[str, str, str]:
-    """Return F1, its paired change against a run of the same questions, and exact match."""
-    plain = {one: f1 for one, f1, _ in base.scores}
-    pairs = [(f1, plain[one]) for one, f1, _ in run.scores if one in plain]
-    if not pairs:
-        return "", "", ""
-    f1 = _cell(bootstrap_interval([f1 for f1, _ in pairs]))
-    change = _cell(bootstrap_interval([f1 - before for f1, before in pairs]), "+")
-    return f1, "" if is_base else change, f"{means(run)[1]:.3f}"
 
 
 def _cell(interval: Interval, sign: str = "") -> str:
