@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,9 +14,11 @@ from typer.cli import get_docs_for_click
 
 from ctxreuse.cli import app
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 
 COMMANDS = "<!-- commands -->"
+PACKAGE = re.compile(r"^::: (\w+(?:\.\w+)?)$", re.MULTILINE)
 SECTION = re.compile(r"^<!-- README: (.+) -->$", re.MULTILINE)
 
 
@@ -64,13 +67,29 @@ class Assets(HTMLParser):
             self.addresses.append(fields.get(name) or "")
 
 
+def public_names(package: str) -> list[str]:
+    """Return a package's `__all__`, without importing it; nothing for a module."""
+    for folder in (ROOT, ROOT / "integrations", ROOT / "agents"):
+        path = folder.joinpath(*package.split("."), "__init__.py")
+        if path.exists():
+            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(statement, ast.Assign) and "__all__" in ast.unparse(statement.targets[0]):
+                    return list(ast.literal_eval(statement.value))
+    return []
+
+
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Return a page as it is.
 
     Raises:
-        PluginError: If it would load something from the network.
+        PluginError: If it would load something from the network, or is the reference of a package
+            of which it leaves something out.
     """
     foreign = [one for one in Assets(output).addresses if re.match(r"(?:https?:)?//", one)]
     if foreign:
         raise PluginError(f"{page.file.src_uri} would load {foreign[0]} from the network")
+    for package in PACKAGE.findall(page.markdown):
+        missing = [name for name in public_names(package) if f'.{name}"' not in output]
+        if missing:
+            raise PluginError(f"{page.file.src_uri} lacks {missing[0]} of {package}")
     return output
