@@ -54,7 +54,7 @@ NOT_RUN = {
 VOLATILE = [(re.compile(r" *[\d,]*\d\.\d{3} │$", re.MULTILINE), " # │")]
 """What differs from run to run: milliseconds, the last column of tables of policies."""
 
-README_APP = '''
+README_APP = """
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
@@ -64,7 +64,7 @@ class Found(BaseRetriever):
 
 for question in ("Which river?", "Which country?"):
     Found().invoke(question)
-'''
+"""
 FILES = {
     "README.md": {
         "app.py": README_APP,
@@ -82,6 +82,8 @@ REACHES = {
     ("README.md", "Chain-of-Agents"): "in Porto",
     ("README.md", "RAG workflows"): "The Seine flows through Paris.",
     ("README.md", "Several engines"): "The Seine flows through Paris.",
+    ("docs/start/langchain.md", "Swap two things in"): "The Seine flows through Paris.",
+    ("docs/start/llamaindex.md", "Query engines"): "The Seine flows through Paris.",
 }
 """What each prompt that an example sends has to hold."""
 
@@ -179,9 +181,8 @@ def check_pip(words: tuple[str, ...]) -> None:
 
 
 def check_vllm(words: tuple[str, ...]) -> None:
-    sources = "".join(
-        path.read_text() for folder in ("tools", "tests_vllm") for path in ROOT.glob(f"{folder}/*.py")
-    )
+    folders = ("tools", "tests_vllm")
+    sources = "".join(one.read_text() for name in folders for one in ROOT.glob(f"{name}/*.py"))
     assert words[1] == "serve"
     for word in words[2:]:
         if word.startswith("--"):
@@ -313,7 +314,10 @@ def test_a_command_that_does_not_exist_is_found(code: str, message: str) -> None
 
 
 def test_blocks_are_read_with_their_headings_lines_and_neighbours() -> None:
-    text = "# A\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\nMore.\n\n    ```console\n    $ x\n    ```\n"
+    text = (
+        "# A\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
+        "More.\n\n    ```console\n    $ x\n    ```\n"
+    )
     one, two, three = blocks_of("page.md", text)
     assert one == Block("page.md", 4, "A", "python", "print(1)\n", None)
     assert two == Block("page.md", 8, "A", "text", "1\n", one)

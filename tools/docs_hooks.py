@@ -72,9 +72,11 @@ def public_names(package: str) -> list[str]:
     for folder in (ROOT, ROOT / "integrations", ROOT / "agents"):
         path = folder.joinpath(*package.split("."), "__init__.py")
         if path.exists():
-            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(statement, ast.Assign) and "__all__" in ast.unparse(statement.targets[0]):
-                    return list(ast.literal_eval(statement.value))
+            code = ast.parse(path.read_text(encoding="utf-8"))
+            assigned = [one for one in code.body if isinstance(one, ast.Assign)]
+            for one in assigned:
+                if ast.unparse(one.targets[0]) == "__all__":
+                    return list(ast.literal_eval(one.value))
     return []
 
 
