@@ -1,4 +1,4 @@
-.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean
+.PHONY: help demo test docs docs-serve lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,11 +23,21 @@ $(VENV)/dev: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
 	touch $@
 
+$(VENV)/docs: $(VENV)/base
+	$(BIN)/python -m pip install --quiet --group docs
+	touch $@
+
 demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo-output/
 	$(BIN)/ctxreuse demo
 
 test: $(VENV)/dev  ## the whole test suite
 	$(BIN)/python -m pytest
+
+docs: $(VENV)/docs  ## the documentation, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/docs  ## the documentation at http://127.0.0.1:8001, built anew as it is edited
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict --dev-addr 127.0.0.1:8001
 
 lint: $(VENV)/dev  ## formatting, style, types, directions of imports
 	$(BIN)/ruff format --check .
@@ -77,4 +87,4 @@ bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, a
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
-	rm -rf $(VENV) .venv-vllm demo-output dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm demo-output dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,326 @@
+"""What README and the documentation show runs as it stands, and prints what they say.
+
+One rule for Python: the blocks of a page are one program, run from top to bottom in a folder of its
+own, with an emulated engine behind every address. A `text` block right behind it is what it prints.
+The commands of `console` blocks run in between, where they need nothing but this package; what they
+are said to print is compared, too. Others are checked against what they name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.metadata import distribution
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mem0_stores  # noqa: F401  # before mem0, which reads its environment at import
+import pytest
+from doc_pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
+
+import ctxreuse
+from ctxreuse.cli import main
+from ctxreuse.serving import EmulatedEngine
+
+MODEL = "smollm2-135m-instruct"
+LANGUAGES = {"python", "console", "text"}
+
+NOT_COMPARED = {
+    ("README.md", "Who built the bridge? -> The document is a historical account of the"): (
+        "printed by two servers with a real model"
+    ),
+    ("README.md", "                                    What the engine's prefix cache serves"): (
+        "compared by a test of its own"
+    ),
+}
+"""Outputs that no block before them prints here, and why; named by page and beginning."""
+
+NOT_RUN = {
+    "make": "makes environments, or takes minutes; the target has to exist",
+    "pip": "installs; the extras have to exist",
+    "vllm": "needs a model and a server; the flags have to be those that the tests' server gets",
+    "python": "another engine, which is not installed here; nothing but the page says its flags",
+}
+"""Commands that are checked, not run, and why."""
+
+VOLATILE = [(re.compile(r" *[\d,]*\d\.\d{3} │$", re.MULTILINE), " # │")]
+"""What differs from run to run: milliseconds, the last column of tables of policies."""
+
+README_APP = """
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+class Found(BaseRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document("The Seine flows through Paris."), Document("Rome is in Italy.")]
+
+for question in ("Which river?", "Which country?"):
+    Found().invoke(question)
+"""
+FILES = {
+    "README.md": {
+        "app.py": README_APP,
+        "corpus.jsonl": '{"id": 1, "tokens": 60}\n{"id": 2, "tokens": 40}\n',
+        "trace.jsonl": '{"request_id": "a", "query": "?", "blocks": [1, 2]}\n',
+    },
+}
+"""What a page takes for granted: files of the user's own."""
+
+REACHES = {
+    ("README.md", "vLLM"): "The Seine flows through Paris.",
+    ("README.md", "LangChain"): "The Seine flows through Paris.",
+    ("README.md", "LlamaIndex"): "The Seine flows through Paris.",
+    ("README.md", "Mem0"): "Alice",
+    ("README.md", "Chain-of-Agents"): "in Porto",
+    ("README.md", "RAG workflows"): "The Seine flows through Paris.",
+    ("README.md", "Several engines"): "The Seine flows through Paris.",
+    ("docs/start/langchain.md", "Swap two things in"): "The Seine flows through Paris.",
+    ("docs/start/llamaindex.md", "Query engines"): "The Seine flows through Paris.",
+}
+"""What each prompt that an example sends has to hold."""
+
+
+class Sent:
+    """An engine that answers whatever goes through httpx, at any address."""
+
+    def __init__(self) -> None:
+        self.engine = EmulatedEngine(model=MODEL, answer="The Seine.")
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompts that read documents: no manager's, and no hypothesis."""
+        return [
+            body["messages"][-1]["content"]
+            for body in self.engine.requests
+            if "readers have each read" not in body["messages"][0]["content"]
+            and "Write a sentence" not in body["messages"][0]["content"]
+        ]
+
+
+def named(request: httpx.Request) -> httpx.Request:
+    """Return a request with a model's name where a page leaves it to its reader: `model="..."`."""
+    if request.method == "GET":
+        return request
+    body = json.loads(request.content)
+    body["model"] = MODEL if body.get("model") == "..." else body.get("model")
+    return httpx.Request(request.method, request.url, json=body)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    sent = Sent()
+    monkeypatch.setenv("CTXREUSE_BASE_URL", "http://engine.invalid/v1")
+
+    transport = sent.engine.transport()
+
+    def handle(_: object, request: httpx.Request) -> httpx.Response:
+        return transport.handle_request(named(request))
+
+    async def handle_async(_: object, request: httpx.Request) -> httpx.Response:
+        return await transport.handle_async_request(named(request))
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle_async)
+    return sent
+
+
+@contextmanager
+def printed() -> Iterator[StringIO]:
+    """Collect what is printed; progress and logs go elsewhere."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
+        yield out
+
+
+def comparable(text: str) -> str:
+    text = "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
+    for pattern, mask in VOLATILE:
+        text = pattern.sub(mask, text)
+    return text
+
+
+def run_command(command: Command) -> None:
+    """Run a command of this package; compare what it prints, if the page says that."""
+    with printed() as out, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", list(command.words))
+        with pytest.raises(SystemExit) as exit_:
+            main()
+    assert not exit_.value.code, f"{' '.join(command.words)}: exit code {exit_.value.code}"
+    if command.output:
+        assert comparable(out.getvalue()) == comparable(command.output)
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def check_make(words: tuple[str, ...]) -> None:
+    targets = {word for word in words[1:] if "=" not in word}
+    assert targets
+    assert targets <= make_targets()
+
+
+def check_pip(words: tuple[str, ...]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert words[1] == "install"
+    packages = words[2:]
+    assert packages
+    for package in packages:
+        own = re.fullmatch(r"(?:\.|ctxreuse)\[([\w,-]+)\]", package)
+        if own:
+            assert set(own[1].split(",")) <= set(project["optional-dependencies"])
+        elif package != "ctxreuse":
+            distribution(package)  # there is one, for the tests use it
+
+
+def check_vllm(words: tuple[str, ...]) -> None:
+    folders = ("tools", "tests_vllm")
+    sources = "".join(one.read_text() for name in folders for one in ROOT.glob(f"{name}/*.py"))
+    assert words[1] == "serve"
+    for word in words[2:]:
+        if word.startswith("--"):
+            assert f'"{word}"' in sources, f"no test starts vLLM with {word}"
+        elif word.startswith("{"):
+            assert all(f'"{key}"' in sources for key in json.loads(word))
+
+
+def check_python(words: tuple[str, ...]) -> None:
+    assert words[1:3] == ("-m", "sglang.launch_server")
+
+
+CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
+    "make": check_make,
+    "pip": check_pip,
+    "vllm": check_vllm,
+    "python": check_python,
+}
+
+
+def run_console(block: Block) -> None:
+    for command in commands_of(block.code):
+        if command.words[0] == "ctxreuse":
+            run_command(command)
+        else:
+            assert not command.output, "only the output of this package's commands is compared"
+            CHECKS[command.words[0]](command.words)
+
+
+def exception(block: Block) -> str | None:
+    page, first = block.name
+    found = [key for key in NOT_COMPARED if key[0] == page and first.startswith(key[1])]
+    return NOT_COMPARED[found[0]] if found else None
+
+
+@pytest.mark.filterwarnings("ignore")  # the frameworks' own, in code that users copy
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)])
+def test_a_page_is_a_program_that_prints_what_it_says(
+    page: str, sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.get(page, {}).items():
+        Path(name).write_text(text)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    output, ran = "", None
+    for block in blocks_of(page):
+        if block.language == "python":
+            sent.engine.requests.clear()
+            code = compile("\n" * (block.line - 1) + block.code, page, "exec")
+            with printed() as out:
+                exec(code, namespace)
+            output, ran = out.getvalue(), block
+            known = REACHES.get((page, block.heading))
+            if known is not None:
+                assert "The Seine." in output
+                assert sent.prompts
+                assert all(known in prompt for prompt in sent.prompts)
+        elif block.language == "console":
+            run_console(block)
+        elif block.language == "text":
+            if exception(block) is None:
+                assert block.follows is ran, f"{page}, line {block.line}: nothing prints this"
+                assert comparable(output) == comparable(block.code)
+        else:
+            pytest.fail(f"{page}, line {block.line}: nothing runs {block.language!r} blocks")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_in_a_language_that_is_run_or_compared(page: str) -> None:
+    assert {block.language for block in blocks_of(page)} <= LANGUAGES
+
+
+def test_every_exception_is_of_use() -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    used = {
+        key
+        for key in NOT_COMPARED
+        for block in blocks
+        if block.language == "text" and block.page == key[0] and block.code.startswith(key[1])
+    }
+    assert used == set(NOT_COMPARED)
+    headings = {(block.page, block.heading) for block in blocks if block.language == "python"}
+    assert set(REACHES) <= headings
+    commands = {
+        command.words[0]
+        for block in blocks
+        if block.language == "console"
+        for command in commands_of(block.code)
+    }
+    assert commands == {"ctxreuse", *NOT_RUN}
+    assert set(NOT_RUN) == set(CHECKS)
+
+
+@pytest.mark.skipif(sys.version_info[:3] != (3, 11, 7), reason="the reference differs by version")
+def test_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
+    (shown,) = [
+        block.code
+        for block in blocks_of("README.md")
+        if exception(block) == "compared by a test of its own"
+    ]
+    shown_command = [sys.executable, "-m", "ctxreuse", "demo", "-o", str(tmp_path)]
+    ran = subprocess.run(shown_command, capture_output=True, text=True, check=True)
+    assert comparable(shown) in comparable(ran.stdout)
+
+
+def test_the_page_of_settings_names_all_of_them() -> None:
+    text = (ROOT / "docs/guides/settings.md").read_text()
+    missing = [
+        name
+        for name in inspect.signature(ctxreuse.ReusePlanner.__init__).parameters
+        if name != "self" and f"`{name}" not in text
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("$ make nothing\n", "nothing"),
+        ("$ pip install '.[nothing]'\n", "nothing"),
+        ("$ vllm serve M --no-such-flag\n", "--no-such-flag"),
+        ("$ ctxreuse plan --no-such-option 1\n", "exit code 2"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(code: str, message: str) -> None:
+    block = Block("page.md", 1, "", "console", code, None)
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        run_console(block)
+
+
+def test_blocks_are_read_with_their_headings_lines_and_neighbours() -> None:
+    text = (
+        "# A\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
+        "More.\n\n    ```console\n    $ x\n    ```\n"
+    )
+    one, two, three = blocks_of("page.md", text)
+    assert one == Block("page.md", 4, "A", "python", "print(1)\n", None)
+    assert two == Block("page.md", 8, "A", "text", "1\n", one)
+    assert three == Block("page.md", 14, "A", "console", "$ x\n", None)
+    with pytest.raises(AssertionError, match="not read"):
+        blocks_of("page.md", "```python\nprint(1)\n")

@@ -1,0 +1,97 @@
+"""What the documentation's pages take from elsewhere when they are built, and what they may not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.exceptions import PluginError
+from typer.cli import get_docs_for_click
+
+from ctxreuse.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+
+COMMANDS = "<!-- commands -->"
+PACKAGE = re.compile(r"^::: (\w+(?:\.\w+)?)$", re.MULTILINE)
+SECTION = re.compile(r"^<!-- README: (.+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return a page with the command line's help and sections of README where it asks for them."""
+    page = SECTION.sub(lambda match: readme_section(match[1]), markdown)
+    return page.replace(COMMANDS, command_line()) if COMMANDS in page else page
+
+
+def command_line() -> str:
+    """Return the help of every command, as the command itself prints it."""
+    command = typer.main.get_command(app)
+    command.name = "ctxreuse"
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="ctxreuse")
+    # the page has a title, and a list of commands beside it
+    text = text.removeprefix("# `ctxreuse`\n")
+    text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+", "", text, flags=re.MULTILINE)
+    return re.sub(r"<(int|float|str|path) ?\w*>", r"<\1>", text)
+
+
+def readme_section(heading: str) -> str:
+    """Return what stands in README under a heading of the second level.
+
+    Raises:
+        PluginError: If there is no such heading.
+    """
+    _, found, rest = README.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    if not found:
+        raise PluginError(f"README.md has no section {heading!r}; mend the page that asks for it")
+    return re.sub(r"^###", "##", rest.partition("\n## ")[0], flags=re.MULTILINE)
+
+
+class Assets(HTMLParser):
+    """The addresses from which a page would load something when it is opened."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take note of an element's address, unless a reader has to click on it."""
+        fields = dict(attrs)
+        is_link = tag == "a" or (tag == "link" and fields.get("rel") in ("canonical", "next"))
+        for name in () if is_link else ("src", "href", "srcset", "data"):
+            self.addresses.append(fields.get(name) or "")
+
+
+def public_names(package: str) -> list[str]:
+    """Return a package's `__all__`, without importing it; nothing for a module."""
+    for folder in (ROOT, ROOT / "integrations", ROOT / "agents"):
+        path = folder.joinpath(*package.split("."), "__init__.py")
+        if path.exists():
+            code = ast.parse(path.read_text(encoding="utf-8"))
+            assigned = [one for one in code.body if isinstance(one, ast.Assign)]
+            for one in assigned:
+                if ast.unparse(one.targets[0]) == "__all__":
+                    return list(ast.literal_eval(one.value))
+    return []
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Return a page as it is.
+
+    Raises:
+        PluginError: If it would load something from the network, or is the reference of a package
+            of which it leaves something out.
+    """
+    foreign = [one for one in Assets(output).addresses if re.match(r"(?:https?:)?//", one)]
+    if foreign:
+        raise PluginError(f"{page.file.src_uri} would load {foreign[0]} from the network")
+    for package in PACKAGE.findall(page.markdown):
+        missing = [name for name in public_names(package) if f'.{name}"' not in output]
+        if missing:
+            raise PluginError(f"{page.file.src_uri} lacks {missing[0]} of {package}")
+    return output
