@@ -1,4 +1,4 @@
-.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean
+.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows notebooks notebooks-write clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,10 @@ $(VENV)/base: pyproject.toml
 
 $(VENV)/dev: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	touch $@
+
+$(VENV)/notebooks: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --group notebooks
 	touch $@
 
 demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo-output/
@@ -74,6 +78,12 @@ bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, a
 	$(BIN)/python benchmarks/workflow_tier.py
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/workflows_server.py --base-url "$(ENGINE_URL)"
+
+notebooks: $(VENV)/notebooks  ## execute the notebooks
+	$(BIN)/python tools/notebooks.py run
+
+notebooks-write: $(VENV)/notebooks  ## execute the notebooks and write what they show into them
+	$(BIN)/python tools/notebooks.py write
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
