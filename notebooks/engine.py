@@ -1,4 +1,4 @@
-"""The engine that the notebooks ask: an emulated one, or the server that CTXREUSE_BASE_URL names."""
+"""The engine that the notebooks ask: emulated, or the server that CTXREUSE_BASE_URL names."""
 
 from __future__ import annotations
 

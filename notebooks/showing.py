@@ -49,3 +49,22 @@ def before_and_after(measured: Mapping[str, CacheUsage]) -> Markdown:
         for name, usage in measured.items()
     ]
     return Markdown("\n".join(lines))
+
+
+def each_before_and_after(pairs: Mapping[str, tuple[CacheUsage, CacheUsage]]) -> Markdown:
+    """Return a table with a row for each way of asking.
+
+    Args:
+        pairs: What the engine counted as it was, and with ctxreuse.
+    """
+    lines = [
+        "| | prompt tokens | ctxreuse | hit ratio | ctxreuse | to compute | ctxreuse | to before |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {name} | {old.prompt_tokens:,} | {new.prompt_tokens:,} | {old.hit_ratio:.3f} "
+        f"| **{new.hit_ratio:.3f}** | {old.prefilled_tokens:,} | {new.prefilled_tokens:,} "
+        f"| **{new.prefilled_tokens / old.prefilled_tokens:.2f}** |"
+        for name, (old, new) in pairs.items()
+    ]
+    return Markdown("\n".join(lines))
