@@ -1,4 +1,4 @@
-.PHONY: help demo test docs docs-serve lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean
+.PHONY: help demo test docs docs-serve lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
 ENGINE_URL = $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1}
 
 help:  ## list these commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
 $(VENV)/base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ $(VENV)/dev: $(VENV)/base
 
 $(VENV)/docs: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --group docs
+	touch $@
+
+$(VENV)/notebooks: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --group notebooks
 	touch $@
 
 demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo-output/
@@ -84,6 +88,12 @@ bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, a
 	$(BIN)/python benchmarks/workflow_tier.py
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/workflows_server.py --base-url "$(ENGINE_URL)"
+
+notebooks: $(VENV)/notebooks  ## execute the notebooks
+	$(BIN)/python tools/notebooks.py run
+
+notebooks-write: $(VENV)/notebooks  ## execute the notebooks and write what they show into them
+	$(BIN)/python tools/notebooks.py write
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
