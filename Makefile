@@ -10,7 +10,7 @@ START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
 ENGINE_URL = $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1}
 
 help:  ## list these commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
 $(VENV)/base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -72,18 +72,24 @@ def quoted(body: Mapping[str, Any]) -> str:
 
     That is no language model, but what it says stands in the prompt, under the label that it names.
     """
-    text = "\n\n".join(part for message in body["messages"] for part in message_texts(message))
-    context, _, question = text.rpartition("\n")
+    lines = _text(body, lambda role: role != "system").rstrip().split("\n")
+    asking = [place for place, line in enumerate(lines) if line.endswith("?")] or [len(lines) - 1]
+    context, question = "\n".join(lines[: asking[-1]]), lines[asking[-1]]
     asked = {word.lower() for word in _WORD.findall(question)}
     best, best_score, label = "I do not know.", 0.0, ""
-    for sentence in _SENTENCE.split(context):
+    for sentence in _SENTENCE.split(context or _text(body, lambda role: role == "system")):
         label = (_LABEL.findall(sentence) or [label])[-1]
         words = {word.lower() for word in _WORD.findall(sentence)}
         score = len(asked & words) / (len(words) + 4) ** 0.5
-        if score > best_score:
+        if score > best_score and not sentence.endswith("?"):
             said = " ".join(_LABEL.sub("", sentence).split())
             best, best_score = f"{said} {label}".strip(), score
     return best
+
+
+def _text(body: Mapping[str, Any], takes: Callable[[str], bool]) -> str:
+    messages = [message for message in body["messages"] if takes(message["role"])]
+    return "\n\n".join(part for message in messages for part in message_texts(message))
 
 
 def engine_or_real(**options: Any) -> NotebookEngine:

@@ -1,0 +1,45 @@
+"""A manual, and what is asked about it: chapters of CPython's language reference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ctxreuse.demo.corpus import ReferenceBlock, python_reference_blocks
+from ctxreuse.demo.questions import QUESTIONS
+from ctxreuse.workflow import TfidfEmbedder
+
+_CHAPTERS = {
+    *("attribute-access", "calls", "class", "compound", "customization"),
+    *("dict", "exceptions", "function", "global", "naming"),
+    *("nonlocal", "raise", "try", "typesmapping", "with"),
+}
+_CHARACTERS = 800
+
+
+def manual() -> list[ReferenceBlock]:
+    """Return the pieces of 15 chapters, of up to 800 characters each."""
+    return [block for block in python_reference_blocks(_CHARACTERS) if block.topic in _CHAPTERS]
+
+
+def embedder() -> TfidfEmbedder:
+    """Return an embedder that knows the words of the whole reference."""
+    texts = [block.text for block in python_reference_blocks(_CHARACTERS)]
+    return TfidfEmbedder.fit(texts, dimensions=128)
+
+
+def questions() -> list[str]:
+    """Return the demo's questions for which the whole reference has most in these chapters."""
+    blocks = python_reference_blocks(_CHARACTERS)
+    embed = embedder().embed
+    likeness = embed([question.text for question in QUESTIONS]) @ embed([b.text for b in blocks]).T
+    best_three = np.argsort(-likeness, axis=1)[:, :3]
+    return [
+        question.text
+        for question, found in zip(QUESTIONS, best_three, strict=True)
+        if sum(blocks[place].topic in _CHAPTERS for place in found) >= 2
+    ]
+
+
+def conversation() -> list[str]:
+    """Return the six questions of one user about exceptions."""
+    return [question.text for question in QUESTIONS if question.conversation == "chat-04"]
