@@ -1,4 +1,4 @@
-.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean
+.PHONY: help demo test lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows release-check test-lowest clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -74,6 +74,17 @@ bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, a
 	$(BIN)/python benchmarks/workflow_tier.py
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/workflows_server.py --base-url "$(ENGINE_URL)"
+
+$(VENV)/release: $(VENV)/base
+	$(BIN)/python -m pip install --quiet --group release
+	touch $@
+
+release-check: $(VENV)/release  ## build, install with each extra alone, use it; then test-lowest
+	$(BIN)/python tools/release_check.py
+	$(MAKE) test-lowest
+
+test-lowest: $(VENV)/release  ## the test suite with the lowest versions that pyproject.toml allows
+	$(BIN)/python tools/lowest_versions.py
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
