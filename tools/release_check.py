@@ -45,8 +45,10 @@ PACKAGES = (
     "mem0_ctxreuse",
     "chain_of_agents",
 )
-IN_SDIST = ("tests", "tests_vllm", "tools", "examples", "benchmarks", "docs", "Makefile",
-            "README.md", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "pyproject.toml")  # fmt: skip
+IN_SDIST = (
+    *("tests", "tests_vllm", "tools", "examples", "benchmarks", "docs"),
+    *("Makefile", "README.md", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "pyproject.toml"),
+)
 _RUBBISH = re.compile(r"(^|/)(\.[^/]+|__pycache__|dist|demo-output|[^/]+\.(pyc|egg-info))(/|$)")
 _RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)")
 
