@@ -1,4 +1,4 @@
-.PHONY: help demo test docs docs-serve lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write
+.PHONY: help demo test docs docs-serve lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -94,6 +94,16 @@ notebooks: $(VENV)/notebooks  ## execute the notebooks
 
 notebooks-write: $(VENV)/notebooks  ## execute the notebooks and write what they show into them
 	$(BIN)/python tools/notebooks.py write
+$(VENV)/release: $(VENV)/base
+	$(BIN)/python -m pip install --quiet --group release
+	touch $@
+
+release-check: $(VENV)/release  ## build, install with each extra alone, use it; then test-lowest
+	$(BIN)/python tools/release_check.py
+	$(MAKE) test-lowest
+
+test-lowest: $(VENV)/release  ## the test suite with the lowest versions that pyproject.toml allows
+	$(BIN)/python tools/lowest_versions.py
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop

@@ -1,6 +1,7 @@
 """Reports: results as JSON, as a page, and as pictures."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -161,13 +162,26 @@ def test_the_commands_write_the_same_page(run, measured, tmp_path):
     assert html.read_text() == again.read_text()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.fixture
+def browser():
+    """Chromium: what CTXREUSE_BROWSER names, which has to be there, or what is found."""
+    named = os.environ.get("CTXREUSE_BROWSER")
+    found = shutil.which(named or "chromium")
+    if named and found is None:
+        pytest.fail(
+            f"CTXREUSE_BROWSER is {named!r}, and there is no such program; unset it or mend it"
+        )
+    if found is None:
+        pytest.skip("needs chromium")
+    return found
+
+
 @pytest.mark.parametrize("ids", [("a", "b", "c", "d"), (HOSTILE, "b", "c", "d")])
-def test_a_browser_opens_it_without_complaint(tmp_path, ids):
+def test_a_browser_opens_it_without_complaint(tmp_path, browser, ids):
     write_report(results(ids), tmp_path / "report.html")
     opened = subprocess.run(
         [
-            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
             "--dump-dom", (tmp_path / "report.html").as_uri(),

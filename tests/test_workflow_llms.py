@@ -363,13 +363,15 @@ def event(delta=None, finish=None, **fields):
 
 
 class Events(httpx.AsyncByteStream):
-    """Sends parts of a body, then waits for ever; keeps whether it was closed."""
+    """Sends parts of a body, then waits for ever; keeps whether it was read and closed."""
 
     def __init__(self, *parts):
         self.parts = parts
+        self.is_read = False
         self.is_closed = False
 
     async def __aiter__(self):
+        self.is_read = True
         for part in self.parts:
             yield part
         await asyncio.Event().wait()
@@ -441,8 +443,7 @@ async def test_a_cancelled_reader_closes_the_connection_and_the_planner_hears_of
 
     async with served(sending(stream), planner=planner) as llm:
         task = asyncio.create_task(reading(llm))
-        await until(lambda: len(got) == len(parts))
-        await asyncio.sleep(0.005)
+        await until(lambda: stream.is_read and len(got) == len(parts))
         assert not stream.is_closed
         assert planner.statistics().requests == 1
         task.cancel()
