@@ -94,6 +94,7 @@ notebooks: $(VENV)/notebooks  ## execute the notebooks
 
 notebooks-write: $(VENV)/notebooks  ## execute the notebooks and write what they show into them
 	$(BIN)/python tools/notebooks.py write
+
 $(VENV)/release: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --group release
 	touch $@
@@ -107,4 +108,4 @@ test-lowest: $(VENV)/release  ## the test suite with the lowest versions that py
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
-	rm -rf $(VENV) .venv-vllm demo-output dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm demo-output dist site bench-output .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -151,6 +151,34 @@ def reports() -> None:
     assert list(Path("pictures").glob("*.png"))
 
 
+def compares_policies() -> None:
+    """Compare policies on a folder of questions, found in two ways."""
+    folder = Path("questions")
+    folder.mkdir(exist_ok=True)
+    texts = [{"id": f"d{place}", "text": text} for place, text in enumerate(_TEXTS)]
+    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, texts)), encoding="utf-8")
+    asked = json.dumps({"id": "q", "question": _QUESTION})
+    (folder / "queries.jsonl").write_text(asked, encoding="utf-8")
+    for retriever in ("bm25", "faiss"):
+        command("bench", "jsonl", "--data", "questions", "--retriever", retriever, "--k", "2")
+
+
+def cuts_documents() -> None:
+    """Compare policies on documents that are cut into passages."""
+    folder = Path("papers")
+    folder.mkdir(exist_ok=True)
+    paragraphs = [" ".join(_TEXTS) * 20]
+    paper = {
+        "title": "Rivers",
+        "abstract": "Of rivers.",
+        "full_text": [{"section_name": "All", "paragraphs": paragraphs}],
+        "qas": [{"question": _QUESTION, "question_id": "q", "answers": []}],
+    }
+    text = json.dumps({"paper": paper})
+    (folder / "qasper-dev-v0.3.json").write_text(text, encoding="utf-8")
+    command("bench", "qasper", "--data", "papers", "--chunk-tokens", "50", "--k", "2")
+
+
 def counts_tokens() -> None:
     """Simulate token by token."""
     words = {"[UNK]": 0, "The": 1}
@@ -296,6 +324,8 @@ FEATURES = (
     Feature("commands without extras", plans_and_simulates),
     Feature("ctxreuse demo", demonstrates, ("demo", "workflow")),
     Feature("ctxreuse report", reports, ("report",)),
+    Feature("ctxreuse bench", compares_policies, ("bench", "workflow")),
+    Feature("ctxreuse bench, long documents", cuts_documents, ("bench",)),
     Feature("--tokenizer", counts_tokens, ("tokenizers",)),
     Feature("langchain_ctxreuse", plugs_into_langchain, ("langchain",)),
     Feature("record --source langchain", records_langchain, ("langchain",)),
