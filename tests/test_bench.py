@@ -339,6 +339,18 @@ def test_blocks_can_be_counted_instead_of_prompts(run, folder, tmp_path):
     assert by_name["ctxreuse, batch, not annotated", None] == whole
 
 
+@pytest.mark.parametrize("part", ["k", "sessions", "ablations"])
+def test_a_part_alone_makes_a_report(run, folder, tmp_path, part):
+    html = tmp_path / "report.html"
+    code, out, err = run(
+        *options(folder, tmp_path, "--part", part, "--independent", "--html", html)
+    )
+    assert code == 0, err
+    assert "Traceback" not in err
+    assert ("for no question is a turn" in words(out)) == (part == "sessions")
+    assert ("<figure" in html.read_text()) == (part != "sessions")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

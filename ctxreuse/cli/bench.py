@@ -151,6 +151,8 @@ def bench(
         seed,
     )
     trials = matrix.trials(part or list(Part))
+    if Part.sessions in (part or []) and not workload.has_turns:
+        notes.append("sessions: left out, for no question is a turn of a conversation")
     settings = {"retriever": retriever, "seed": str(seed), "requests": str(len(usual))}
     if workload.recall is not None:
         settings["recall"] = f"{workload.recall:.3f} of the blocks known to hold an answer"

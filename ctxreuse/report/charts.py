@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -127,77 +127,80 @@ _INKED = (
 def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
     runs = results.part()
-    over_k, over_sessions = _shown(results.part(K_PART)), results.part(SESSIONS_PART)
-    unlimited = _shown([run for run in runs if run.capacity_tokens is None])
-    several = len({run.capacity_tokens for run in runs}) > 1
-    has_turns = results.trace.conversations > 0
-    is_measured = all(run.first_token_s for run in unlimited)
-    drawn = [
-        Chart(
-            "hit-ratio",
-            "Hit ratio over the run",
-            "Prompt tokens served from an unlimited prefix cache, of all so far.",
-            lambda axes: _draw_hit_ratio(axes, unlimited),
-        ),
-        Chart(
-            "prefilled",
-            "Tokens computed so far",
-            "What is left for the engine to compute: the lower, the better.",
-            lambda axes: _draw_prefilled(axes, unlimited),
-        ),
-        Chart(
-            "first-token",
-            "Time to first token",
-            "Share of the requests that needed no more time, as measured."
-            if is_measured
-            else f"Share of the requests that need no more time, at "
-            f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second and without waiting.",
-            lambda axes: _draw_first_token(axes, unlimited),
-        ),
+    return [
+        *_over_the_run(_shown([run for run in runs if run.capacity_tokens is None])),
+        *_over_what_was_tried(results, _shown(runs)),
+        *_of_what_was_sent(results.tree),
     ]
-    if several:
-        drawn.append(
-            Chart(
-                "cache-size",
-                "Hit ratio and cache size",
-                "An engine's cache is never unlimited; vLLM says at its start how many tokens it "
-                "holds.",
-                lambda axes: _draw_cache_sizes(axes, _shown(runs)),
-            )
+
+
+def _over_the_run(unlimited: Sequence[Run]) -> Iterator[Chart]:
+    if not unlimited:
+        return
+    yield Chart(
+        "hit-ratio",
+        "Hit ratio over the run",
+        "Prompt tokens served from an unlimited prefix cache, of all so far.",
+        lambda axes: _draw_hit_ratio(axes, unlimited),
+    )
+    yield Chart(
+        "prefilled",
+        "Tokens computed so far",
+        "What is left for the engine to compute: the lower, the better.",
+        lambda axes: _draw_prefilled(axes, unlimited),
+    )
+    is_measured = all(run.first_token_s for run in unlimited)
+    yield Chart(
+        "first-token",
+        "Time to first token",
+        "Share of the requests that needed no more time, as measured."
+        if is_measured
+        else f"Share of the requests that need no more time, at "
+        f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second and without waiting.",
+        lambda axes: _draw_first_token(axes, unlimited),
+    )
+
+
+def _over_what_was_tried(results: Results, runs: Sequence[Run]) -> Iterator[Chart]:
+    over_k, over_sessions = _shown(results.part(K_PART)), results.part(SESSIONS_PART)
+    if len({run.capacity_tokens for run in runs}) > 1:
+        yield Chart(
+            "cache-size",
+            "Hit ratio and cache size",
+            "An engine's cache is never unlimited; vLLM says at its start how many tokens it "
+            "holds.",
+            lambda axes: _draw_cache_sizes(axes, runs),
         )
     if over_k:
-        drawn.append(
-            Chart(
-                "blocks",
-                "Hit ratio and blocks a request",
-                "With an unlimited cache. The dotted line is the reuse bound: the share of the "
-                "block tokens that had been sent before, in whatever place"
-                + ("; the histories of conversations come on top." if has_turns else "."),
-                lambda axes: _draw_ks(axes, over_k, results.bounds),
-            )
+        more = "; the histories of conversations come on top" if results.trace.conversations else ""
+        yield Chart(
+            "blocks",
+            "Hit ratio and blocks a request",
+            "With an unlimited cache. The dotted line is the reuse bound: the share of the block "
+            f"tokens that had been sent before, in whatever place{more}.",
+            lambda axes: _draw_ks(axes, over_k, results.bounds),
         )
     if over_sessions:
-        drawn.append(
-            Chart(
-                "sessions",
-                "Hit ratio and conversations at a time",
-                "The more take turns, the longer until one's history is needed again: a cache that "
-                "is too small for all of them has lost it by then.",
-                lambda axes: _draw_sessions(axes, over_sessions),
-            )
+        yield Chart(
+            "sessions",
+            "Hit ratio and conversations at a time",
+            "The more take turns, the longer until one's history is needed again: a cache that "
+            "is too small for all of them has lost it by then.",
+            lambda axes: _draw_sessions(axes, over_sessions),
         )
-    drawn.append(
-        Chart(
+
+
+def _of_what_was_sent(tree: TreeNode) -> Iterator[Chart]:
+    if tree.children:
+        yield Chart(
             "tree",
             "What was sent, as a prefix tree",
             "Each row is a block further into the prompt. The width is the share of all block "
             "tokens whose prompts begin like this; the number says how many these are. The darker, "
             "the more often served after it was computed once; pale boxes are many small ones.",
-            lambda axes: _draw_tree(axes, results.tree),
+            lambda axes: _draw_tree(axes, tree),
             is_wide=True,
         )
-    )
-    return drawn
 
 
 def _shown(runs: Sequence[Run]) -> list[Run]:

@@ -89,6 +89,8 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
 
 def _cards(results: Results) -> Iterator[_Card]:
     unlimited = [run for run in results.part() if run.capacity_tokens is None]
+    if not unlimited:
+        return
     base = unlimited[0]
     before = base.total.prefilled_tokens
     yield _Card(
