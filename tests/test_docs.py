@@ -82,7 +82,7 @@ REACHES = {
     ("README.md", "Chain-of-Agents"): "in Porto",
     ("README.md", "RAG workflows"): "The Seine flows through Paris.",
     ("README.md", "Several engines"): "The Seine flows through Paris.",
-    ("docs/start/langchain.md", "Swap two things in"): "The Seine flows through Paris.",
+    ("docs/start/langchain.md", "Wrap the model"): "The Seine flows through Paris.",
     ("docs/start/llamaindex.md", "Query engines"): "The Seine flows through Paris.",
 }
 """What each prompt that an example sends has to hold."""
