@@ -140,7 +140,7 @@ def _over_the_run(unlimited: Sequence[Run]) -> Iterator[Chart]:
     yield Chart(
         "hit-ratio",
         "Hit ratio over the run",
-        "Prompt tokens served from an unlimited prefix cache, of all so far.",
+        "Prompt tokens served from the prefix cache, of all so far.",
         lambda axes: _draw_hit_ratio(axes, unlimited),
     )
     yield Chart(

@@ -102,10 +102,11 @@ def _cards(results: Results) -> Iterator[_Card]:
             continue
         best = min(ours, key=lambda run: run.total.prefilled_tokens)
         saved = (before - best.total.prefilled_tokens) / before if before else 0.0
+        change = "fewer" if saved >= 0 else "more"
         yield _Card(
             name,
-            f"{saved:.0%}",
-            f"fewer tokens to compute; {best.total.hit_ratio:.0%} from the cache",
+            f"{abs(saved):.0%}",
+            f"{change} tokens to compute; {best.total.hit_ratio:.0%} from the cache",
             is_good=saved > 0,
         )
         yield _Card("Planning", f"{best.planning_ms:.2f} ms", f"a request, {name.lower()}")
