@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from uuid import uuid4
 
-from runs import fits
 from server import ServerInfo
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -122,6 +121,11 @@ async def ask(
 
         await asyncio.gather(*map(under_each_policy, range(len(questions.conversations))))
     return [asker.answers for asker in askers]
+
+
+async def fits(client: EngineClient, plan: Plan, context_tokens: int, answer_tokens: int) -> bool:
+    """Return whether a prompt and its answer fit the model's context."""
+    return len(await client.tokenize(plan)) + answer_tokens <= context_tokens
 
 
 class _Conversation:

@@ -339,6 +339,12 @@ def test_blocks_can_be_counted_instead_of_prompts(run, folder, tmp_path):
     assert by_name["ctxreuse, batch, not annotated", None] == whole
 
 
+def test_policies_can_be_chosen(run, folder, tmp_path):
+    run(*options(folder, tmp_path, "--part", "policies", "--policy", "ctxreuse, batch"))
+    results = Results.read(tmp_path / "out" / "results.json")
+    assert {one.policy for one in results.runs} == {"as retrieved", "ctxreuse, batch"}
+
+
 @pytest.mark.parametrize("part", ["k", "sessions", "ablations"])
 def test_a_part_alone_makes_a_report(run, folder, tmp_path, part):
     html = tmp_path / "report.html"
@@ -357,6 +363,7 @@ def test_a_part_alone_makes_a_report(run, folder, tmp_path, part):
         (("nonsense",), "there is no data set 'nonsense'"),
         (("jsonl", "--retriever", "bm52"), "there is no retriever"),
         (("jsonl", "--compare", "/no/such/file"), "cannot be read"),
+        (("jsonl", "--policy", "ctxreuse"), "there is no policy 'ctxreuse' (str); there are: as "),
         (("jsonl", "--tokenizer", "/no/such/file"), "tokenizer"),
     ],
 )

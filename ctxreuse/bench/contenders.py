@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 from ctxreuse.blocks import ContextBlock
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.evaluation.policies import POLICIES, Policy
 from ctxreuse.evaluation.traces import TraceRequest
 
@@ -68,6 +69,22 @@ def frameworks(missing: list[str]) -> Iterator[Contender]:
             missing.append(f"{title} took no part: pip install {package}")
             continue
         yield Contender(Policy(title, "none", "online"), _each(function))
+
+
+def chosen(contenders: Sequence[Contender], names: Sequence[str]) -> list[Contender]:
+    """Return the contenders of these names, and the first, with which they are compared.
+
+    Raises:
+        InvalidRequestError: If there is none of a name.
+    """
+    known = [contender.policy.name for contender in contenders]
+    for name in names:
+        if name not in known:
+            raise InvalidRequestError(
+                f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
+            )
+    first, *others = contenders
+    return [first, *(one for one in others if one.policy.name in names)]
 
 
 _Reorder = Callable[[Sequence[ContextBlock]], list[ContextBlock]]

@@ -48,6 +48,13 @@ def bench(
         list[Part] | None,
         typer.Option(help="What to measure; several may be given. Without it, everything."),
     ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Whose order parts policies and k compare with as retrieved; several may be given. "
+            "Without it, everybody's."
+        ),
+    ] = None,
     at_k: Annotated[
         list[int] | None, typer.Option(min=1, help="Blocks a request that part k tries.")
     ] = None,
@@ -112,7 +119,7 @@ def bench(
     `ctxreuse bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
     """
     from ctxreuse.bench.compare import comparison
-    from ctxreuse.bench.contenders import OURS, Contender, frameworks
+    from ctxreuse.bench.contenders import OURS, Contender, chosen, frameworks
     from ctxreuse.bench.engine import Engine
     from ctxreuse.bench.measure import results_of
     from ctxreuse.bench.peer import Peer
@@ -139,6 +146,8 @@ def bench(
     contenders: list[Contender] = [*OURS[:1], *frameworks(notes), *OURS[1:]]
     if peer_python is not None:
         contenders += Peer(peer_python).contenders()
+    if policy is not None:
+        contenders = chosen(contenders, policy)
     usual = cut(workload.trace(USUAL_SESSIONS, seed), k)
     capacities = [None, *(capacity_tokens or TraceSummary.of(usual).cache_sizes()[1:])]
     matrix = Matrix(
