@@ -51,8 +51,8 @@ def bench(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Whose order parts policies and k compare with as retrieved; several may be given. "
-            "Without it, everybody's."
+            help="Whose order parts policies and k compare with the retriever's; several may be "
+            "given. Without it, everybody's."
         ),
     ] = None,
     at_k: Annotated[
