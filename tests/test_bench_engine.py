@@ -99,6 +99,24 @@ def test_a_server_that_does_not_say_what_it_had_cached_is_no_use(served):
         list(engine().run(trials(Part.policies)[:1], nothing))
 
 
+def test_a_server_may_tell_of_cached_tokens_only_where_there_are_some(served):
+    served(answer="yes", prompt_tokens_details="if cached")
+    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
+    assert len(tried.run.request_ids) == 15
+    assert not tried.failures
+
+
+def test_a_server_that_cannot_tokenize_is_asked_all_the_same(served, monkeypatch):
+    served(answer="yes", max_model_len=100_000)
+
+    async def refuse(_self, _prompt):
+        raise EngineError("no such route", 404)
+
+    monkeypatch.setattr("ctxreuse.serving.EngineClient.tokenize", refuse)
+    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
+    assert len(tried.run.request_ids) == 15
+
+
 def test_no_server_is_an_error(monkeypatch):
     async def refuse(_, request):
         raise httpx.ConnectError("refused", request=request)

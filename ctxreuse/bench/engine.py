@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 from uuid import uuid4
 
 from ctxreuse.bench.simulated import Tried
@@ -16,7 +18,7 @@ from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError
 from ctxreuse.evaluation.answers import exact_match, token_f1
 from ctxreuse.evaluation.outcomes import Outcome
 from ctxreuse.evaluation.planfile import PlannedRequest
-from ctxreuse.evaluation.replay import replayed
+from ctxreuse.evaluation.replay import Replayed, replayed
 from ctxreuse.evaluation.runs import Run
 from ctxreuse.evaluation.traces import TraceRequest
 from ctxreuse.planner import ReusePlanner
@@ -24,6 +26,11 @@ from ctxreuse.plans import Plan
 from ctxreuse.serving import EngineClient
 
 TOO_LONG = "longer than the model's context"
+
+_WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
+"""Longer than a block of any engine's cache."""
+
+_Step: TypeAlias = tuple[TraceRequest, Plan] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +67,44 @@ class Engine:
             InvalidRequestError: If it does not say what it had cached.
         """
         with asyncio.Runner() as runner:
-            context_tokens = runner.run(self._warm_up())
-            for trial in trials:
-                yield runner.run(self._try(trial, context_tokens, advance))
+            # one client for all trials: it learns whether the server tells of 0 cached tokens
+            client = EngineClient(self.base_url, self.model, api_key=self.api_key)
+            try:
+                context_tokens = runner.run(self._warm_up(client))
+                for trial in trials:
+                    yield runner.run(self._try(trial, client, context_tokens, advance))
+            finally:
+                runner.run(client.aclose())
 
-    def _client(self, planner: ReusePlanner | None = None) -> EngineClient:
-        return EngineClient(self.base_url, self.model, api_key=self.api_key, planner=planner)
+    async def _warm_up(self, client: EngineClient) -> int | None:
+        """Send what nobody measures, for a server's first requests are slow.
 
-    async def _warm_up(self) -> int | None:
-        """Send what nobody measures, for a server's first requests are slow."""
-        async with self._client() as client:
-            for _ in range(2):
-                await client.complete([{"role": "user", "content": "Hello. " * 20}], max_tokens=1)
-            return await client.context_window()
+        Returns:
+            The tokens of the longest prompt with its answer; None if the server does not tell that,
+            or not how long prompts are.
+
+        Raises:
+            InvalidRequestError: If it does not say what it had cached.
+        """
+        for _ in range(2):
+            answer = await client.complete(_WARM_UP, max_tokens=1)
+        if answer.cached_tokens is None:
+            raise InvalidRequestError(
+                f"the server at {self.base_url} does not say how many tokens it had cached; "
+                "start vLLM with --enable-prompt-tokens-details, and with prefix caching"
+            )
+        try:
+            await client.tokenize(_WARM_UP)
+        except EngineError:
+            return None
+        return await client.context_window()
 
     async def _try(
-        self, trial: Trial, context_tokens: int | None, advance: Callable[[], object]
+        self,
+        trial: Trial,
+        client: EngineClient,
+        context_tokens: int | None,
+        advance: Callable[[], object],
     ) -> Tried:
         trace, arranging_ms, wrong = trial.trace, 0.0, 0
         if trial.contender.arrange is not None:
@@ -87,18 +116,17 @@ class Engine:
         groups, workers = [list(trace)], 1
         if trial.part is Part.sessions and trial.sessions is not None:
             groups, workers = _conversations(trace), trial.sessions
-        async with self._client(planner) as client:
-            asker = _Asker(client, self, context_tokens, advance)
-            waiting = iter(groups)
+        asker = _Asker(client, planner, self, context_tokens, advance)
+        waiting = iter(groups)
 
-            async def work() -> None:
-                for group in waiting:
-                    await asker.converse(trial, group, planner)
+        async def work() -> None:
+            for group in waiting:
+                await asker.converse(trial, group)
 
-            try:
-                await asyncio.gather(*(work() for _ in range(workers)))
-            except BatchTooLargeError:
-                return Tried(trial, None)
+        try:
+            await asyncio.gather(*(work() for _ in range(workers)))
+        except BatchTooLargeError:
+            return Tried(trial, None)
         for _ in range(2 * len(trace) - asker.advanced):
             advance()
         return asker.tried(trial, arranging_ms, wrong)
@@ -109,6 +137,7 @@ class _Asker:
     """Asks under one policy, and notes what comes."""
 
     client: EngineClient
+    planner: ReusePlanner
     engine: Engine
     context_tokens: int | None
     advance: Callable[[], object]
@@ -121,22 +150,13 @@ class _Asker:
     scores: list[tuple[str, float, float]] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
-    async def converse(
-        self, trial: Trial, trace: Sequence[TraceRequest], planner: ReusePlanner
-    ) -> None:
+    async def converse(self, trial: Trial, trace: Sequence[TraceRequest]) -> None:
         """Send requests one after the other."""
         last: dict[object, str | int] = {}
-        plans = replayed(trial.contender.policy, trace, planner, conversations=True)
-        answer: str | None = None
-        is_first = True
-        while True:
-            started = time.perf_counter()
-            try:
-                traced, plan = next(plans) if is_first else plans.send(answer)
-            except StopIteration:
-                return
-            is_first = False
-            self.planning_s += time.perf_counter() - started
+        plans = replayed(trial.contender.policy, trace, self.planner, conversations=True)
+        step = self._timed(lambda: next(plans, None))
+        while step is not None:
+            traced, plan = step
             answer = await self._answer(plan)
             if answer is not None:
                 key = traced.conversation_id
@@ -147,6 +167,13 @@ class _Asker:
             self.advanced += 2
             self.advance()
             self.advance()
+            step = self._timed(partial(_sent, plans, answer))
+
+    def _timed(self, step: Callable[[], _Step]) -> _Step:
+        started = time.perf_counter()
+        taken = step()
+        self.planning_s += time.perf_counter() - started
+        return taken
 
     async def _answer(self, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""
@@ -155,20 +182,17 @@ class _Asker:
             if self.context_tokens is not None:
                 prompt = await self.client.tokenize(plan)
                 if len(prompt) + most > self.context_tokens:
-                    self.failures[TOO_LONG] += 1
-                    self.client.forget(plan)
+                    self._note_failure(plan, TOO_LONG)
                     return None
             answer = await self.client.complete(
                 plan, cache_salt=self.salt, max_tokens=most, temperature=0
             )
         except EngineError as error:
-            self.failures[str(error)] += 1
+            self._note_failure(plan, str(error))
             return None
         if answer.prompt_tokens is None or answer.cached_tokens is None:
-            raise InvalidRequestError(
-                f"the server at {self.engine.base_url} does not say how many tokens it had cached; "
-                "start vLLM with --enable-prompt-tokens-details"
-            )
+            self._note_failure(plan, "answered without a count of tokens")
+            return None
         self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
         self.first_token_s.append(answer.time_to_first_token_s)
         right = self.engine.references.get(str(plan.request_id))
@@ -176,6 +200,10 @@ class _Asker:
             scored = token_f1(answer.text, right), exact_match(answer.text, right)
             self.scores.append((str(plan.request_id), *scored))
         return answer.text
+
+    def _note_failure(self, plan: Plan, reason: str) -> None:
+        self.failures[reason] += 1
+        self.planner.evict([plan.request_id])  # the server's cache does not hold it
 
     def tried(self, trial: Trial, arranging_ms: float, wrong: int) -> Tried:
         """Return what came of a trial.
@@ -204,6 +232,14 @@ class _Asker:
             failures=self.failures.total(),
         )
         return Tried(trial, run, outcome, wrong, self.failures)
+
+
+def _sent(plans: Replayed, answer: str | None) -> tuple[TraceRequest, Plan] | None:
+    """Say what the last request was answered; return the next one, or None."""
+    try:
+        return plans.send(answer)
+    except StopIteration:
+        return None
 
 
 def _conversations(trace: Sequence[TraceRequest]) -> list[list[TraceRequest]]:
