@@ -11,8 +11,7 @@ from functools import partial
 from typing import TypeAlias
 from uuid import uuid4
 
-from ctxreuse.bench.simulated import Tried
-from ctxreuse.bench.trials import Part, Trial
+from ctxreuse.bench.trials import Part, Trial, Tried
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError
 from ctxreuse.evaluation.answers import exact_match, token_f1

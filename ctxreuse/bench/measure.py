@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ctxreuse.bench.simulated import Tried
-from ctxreuse.bench.trials import Matrix, Part
+from ctxreuse.bench.trials import Matrix, Part, Tried
 from ctxreuse.evaluation.estimate import TraceSummary, reuse_bounds
 from ctxreuse.evaluation.planfile import PlannedRequest
 from ctxreuse.evaluation.policies import OURS_ONLINE

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from ctxreuse.bench.trials import Trial
+from ctxreuse.bench.trials import Trial, Tried
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.evaluation.outcomes import Outcome, Replay
+from ctxreuse.evaluation.outcomes import Replay
 from ctxreuse.evaluation.runs import Run
 from ctxreuse.evaluation.simulate import Tokenizer
 from ctxreuse.evaluation.traces import Corpus
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A trial and what came of it.
-
-    Attributes:
-        trial: What was tried.
-        run: What came of it; None if the policy cannot hold the trace as one batch.
-        outcome: What was sent and found; None if nothing was simulated.
-        wrong: Requests for which a contender returned other blocks than it was given.
-        failures: Why an engine did not answer requests, and how many each time.
-    """
-
-    trial: Trial
-    run: Run | None
-    outcome: Outcome | None = None
-    wrong: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 def simulate(

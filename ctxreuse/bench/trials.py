@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ctxreuse.bench.contenders import Contender
 from ctxreuse.bench.workload import USUAL_SESSIONS, Workload
 from ctxreuse.evaluation.estimate import cut, deduplications
+from ctxreuse.evaluation.outcomes import Outcome
 from ctxreuse.evaluation.policies import (
     AS_SENT,
     OURS_BATCH,
@@ -16,7 +17,13 @@ from ctxreuse.evaluation.policies import (
     PAPERS_BATCH,
     Policy,
 )
-from ctxreuse.evaluation.runs import ABLATIONS_PART, K_PART, POLICIES_PART, SESSIONS_PART
+from ctxreuse.evaluation.runs import (
+    ABLATIONS_PART,
+    K_PART,
+    POLICIES_PART,
+    SESSIONS_PART,
+    Run,
+)
 from ctxreuse.evaluation.traces import TraceRequest
 
 KS = (3, 5, 10, 15)
@@ -56,6 +63,25 @@ class Trial:
     capacity_tokens: int | None
     k: int
     sessions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A trial and what came of it.
+
+    Attributes:
+        trial: What was tried.
+        run: What came of it; None if the policy cannot hold the trace as one batch.
+        outcome: What was sent and found; None if nothing was simulated.
+        wrong: Requests for which a contender returned other blocks than it was given.
+        failures: Why an engine did not answer requests, and how many each time.
+    """
+
+    trial: Trial
+    run: Run | None
+    outcome: Outcome | None = None
+    wrong: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
