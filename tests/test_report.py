@@ -116,6 +116,7 @@ def test_what_a_corpus_is_called_cannot_act_in_a_page(tmp_path):
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script" not in text
     assert "&lt;script&gt;" in text
+    assert not [letter for letter in text if letter < " " and letter != "\n"]
 
 
 def test_one_cache_size_needs_no_chart_of_sizes():

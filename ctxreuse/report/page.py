@@ -13,6 +13,11 @@ from ctxreuse.report.charts import charts
 from ctxreuse.tokens import well_formed
 
 
+_CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n"))
+_NOT_IN_HTML = dict.fromkeys(_CONTROLS, "\ufffd")
+"""Ids may hold what a page must not."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Card:
     """A headline number."""
@@ -49,7 +54,7 @@ def page(results: Results) -> str:
     text = environment.get_template("report.html.j2").render(
         results=results, charts=drawn, cards=list(_cards(results)), sheets=list(sheets(results))
     )
-    return well_formed(text)
+    return well_formed(text).translate(_NOT_IN_HTML)
 
 
 def write_report(results: Results, path: str | Path) -> None:
