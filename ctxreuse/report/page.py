@@ -12,7 +12,6 @@ from ctxreuse.evaluation.sheets import sheets
 from ctxreuse.report.charts import charts
 from ctxreuse.tokens import well_formed
 
-
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n"))
 _NOT_IN_HTML = dict.fromkeys(_CONTROLS, "\ufffd")
 """Ids may hold what a page must not."""
