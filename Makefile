@@ -7,7 +7,8 @@ PORT ?= 8000
 VLLM := $(BIN)/python tools/vllm_server.py
 # a server of the user's own is used as it is
 START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
-ENGINE_BENCH = $(BIN)/ctxreuse bench jsonl --base-url "$(ENGINE_URL)" --part policies --requests 40 --answer-tokens 1
+ENGINE_BENCH = $(BIN)/ctxreuse bench jsonl --base-url "$(ENGINE_URL)" --part policies --answer-tokens 1 \
+	--policy "papers' order, online" --policy "ctxreuse, online"
 ENGINE_URL = $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1}
 
 help:  ## list these commands
@@ -68,14 +69,14 @@ test-vllm: $(VENV)/dev  ## the tests that need a real engine, on servers of thei
 	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) model
 	$(BIN)/python -m pytest tests_vllm
 
-bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine
+bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
-	$(ENGINE_BENCH) --data "$$CTXREUSE_DATA/xquad" --k 5 -o bench-output/xquad
-	$(ENGINE_BENCH) --data "$$CTXREUSE_DATA/locomo" --k 20 --independent -o bench-output/locomo
-	$(ENGINE_BENCH) --data "$$CTXREUSE_DATA/mtrag" --k 5 -o bench-output/mtrag
+	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/xquad" --k 5 --requests 40 -o bench-output/xquad
+	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/locomo" --k 20 --requests 40 --independent -o bench-output/locomo
+	$(ENGINE_BENCH) --data "$$CTXREUSE_DATA/mtrag" --k 5 --requests 24 -o bench-output/mtrag
 	$(BIN)/python benchmarks/leader_first.py --base-url "$(ENGINE_URL)"
 
-bench-quality: $(VENV)/dev  ## whether answers change, on a real engine
+bench-quality: $(VENV)/dev  ## whether answers change, on a real engine and the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/quality.py --base-url "$(ENGINE_URL)"
 

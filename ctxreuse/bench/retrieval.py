@@ -75,6 +75,7 @@ def _block(passage: Passage) -> ContextBlock:
 
 
 def _bm25(blocks: Sequence[ContextBlock]) -> _Search:
+    _check_installed("bm25s", for_="bm25")
     retriever = KeywordRetriever(blocks)
 
     def search(queries: Sequence[str], k: int) -> Iterator[Sequence[ContextBlock]]:
@@ -86,10 +87,7 @@ def _bm25(blocks: Sequence[ContextBlock]) -> _Search:
 
 
 def _faiss(blocks: Sequence[ContextBlock]) -> _Search:
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingExtraError("--retriever faiss", "bench") from error
+    faiss = _check_installed("faiss", "sklearn", for_="faiss")[0]
     texts = [block.text for block in blocks]
     embedder = TfidfEmbedder.fit(texts, _DIMENSIONS)
     index = faiss.IndexFlatIP(embedder.dimension)
@@ -101,6 +99,13 @@ def _faiss(blocks: Sequence[ContextBlock]) -> _Search:
             yield [blocks[int(position)] for position in row]
 
     return search
+
+
+def _check_installed(*modules: str, for_: str) -> list[Any]:
+    try:
+        return [import_module(module) for module in modules]
+    except ImportError as error:
+        raise MissingExtraError(f"--retriever {for_}", "bench") from error
 
 
 def _framework(how: str, passages: Sequence[Passage]) -> _Search:
