@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
-from ctxreuse.bench.contenders import frameworks
+from ctxreuse.bench.contenders import OURS, frameworks
 from ctxreuse.bench.peer import Peer
 from ctxreuse.bench.retrieval import retrieve
 from ctxreuse.bench.trials import Matrix, Part
 from ctxreuse.bench.workload import make_workload, sample
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.datasets import Dataset, Passage, Question
+from ctxreuse.evaluation.estimate import cut
 from ctxreuse.evaluation.results import Results
 from ctxreuse.evaluation.traces import TraceRequest
 
@@ -87,6 +88,20 @@ def test_every_question_arrives_once_and_turns_stay_in_order(sessions, seed):
         assert len(running) <= sessions
         if all((later.conversation_id or later.request_id) != key for later in trace[place + 1 :]):
             running.remove(key)
+
+
+def test_questions_may_arrive_as_the_files_have_them():
+    backwards = replace(DATASET, questions=DATASET.questions[::-1])
+    assert [one.request_id for one in workload().in_order()] == [
+        one.id for one in DATASET.questions
+    ]
+    sent = workload(backwards).in_order()
+    assert [one.request_id for one in sent[-6:]] == ["q5", "q4", "q3", "q2", "q1", "q0"]
+    for turns in workload().conversations:
+        ids = [one.request_id for one in turns]
+        assert [one.request_id for one in sent if one.request_id in ids] == ids
+    matrix = Matrix(workload(), OURS, [None], 2, [2], [2], None)
+    assert matrix.trace() == cut(workload().in_order(), 2)
 
 
 def test_the_same_seed_gives_the_same_order():

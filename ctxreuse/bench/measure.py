@@ -46,17 +46,15 @@ def results_of(
         is_ours = policy == OURS_ONLINE and one.trial.capacity_tokens is None
         if one.outcome is not None and is_ours and (one.trial.part is Part.policies or not shown):
             shown = one.outcome.planned
-    trace = matrix.trace
     ks = matrix.ks if any(run.part == Part.k for run in runs) else ()
-    whole = matrix.workload.trace(1, matrix.seed)
     return Results.of(
         matrix.workload.name,
         level,
-        TraceSummary.of(trace),
+        TraceSummary.of(matrix.trace()),
         runs,
         shown,
         matrix.workload.corpus,
-        bounds=reuse_bounds(whole, ks),
+        bounds=reuse_bounds(matrix.workload.in_order(), ks),
         settings=tuple(settings.items()),
         notes=tuple(dict.fromkeys(notes)),
     )

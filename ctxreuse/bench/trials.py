@@ -95,7 +95,7 @@ class Matrix:
         k: Blocks a request, where nothing else is said.
         ks: Numbers of blocks of the part that tries several.
         sessions: Numbers of sessions of the part that tries several.
-        seed: Of the order of arrival.
+        seed: Of the order of arrival; None is that of the files, where it says nothing of sessions.
     """
 
     workload: Workload
@@ -104,12 +104,19 @@ class Matrix:
     k: int
     ks: Sequence[int]
     sessions: Sequence[int]
-    seed: int
+    seed: int | None
 
-    @property
-    def trace(self) -> list[TraceRequest]:
-        """The requests in the usual order of arrival, with the usual number of blocks."""
-        return cut(self.workload.trace(USUAL_SESSIONS, self.seed), self.k)
+    def trace(self, k: int | None = None) -> list[TraceRequest]:
+        """Return the requests in the usual order of arrival.
+
+        Args:
+            k: Blocks a request at most; the usual number by default.
+        """
+        if self.seed is None:
+            trace = self.workload.in_order()
+        else:
+            trace = self.workload.trace(USUAL_SESSIONS, self.seed)
+        return cut(trace, self.k if k is None else k)
 
     def trials(self, parts: Sequence[Part]) -> list[Trial]:
         """Return what is tried in some parts."""
@@ -122,11 +129,12 @@ class Matrix:
         return [trial for part in parts for trial in makers[part]()]
 
     def _trial(self, part: Part, contender: Contender, trace: Sequence[TraceRequest]) -> Trial:
-        usual = USUAL_SESSIONS if self.workload.has_turns else None
+        by_chance = self.workload.has_turns and self.seed is not None
+        usual = USUAL_SESSIONS if by_chance else None
         return Trial(part, contender, trace, self.workload.has_turns, None, self.k, usual)
 
     def _policies(self) -> Iterator[Trial]:
-        trace = self.trace
+        trace = self.trace()
         for contender in self.contenders:
             trial = self._trial(Part.policies, contender, trace)
             for deduplicate in deduplications(trace):
@@ -135,7 +143,7 @@ class Matrix:
 
     def _ks(self) -> Iterator[Trial]:
         for k in self.ks:
-            trace = cut(self.workload.trace(USUAL_SESSIONS, self.seed), k)
+            trace = self.trace(k)
             for contender in self.contenders:
                 yield replace(self._trial(Part.k, contender, trace), k=k)
 
@@ -144,7 +152,7 @@ class Matrix:
         if not self.workload.has_turns:
             return
         for sessions in self.sessions:
-            trace = cut(self.workload.trace(sessions, self.seed), self.k)
+            trace = cut(self.workload.trace(sessions, self.seed or 0), self.k)
             for name, policy, deduplicate in (
                 (AS_SENT.name, AS_SENT, False),
                 (f"{OURS_ONLINE.name}, not de-duplicated", OURS_ONLINE, False),
@@ -160,7 +168,7 @@ class Matrix:
 
     def _ablations(self) -> Iterator[Trial]:
         """Yield the batch and the online order with one idea less each; section 7.3, Table 5."""
-        trace = self.trace
+        trace = self.trace()
         for policy in (PAPERS_BATCH, OURS_BATCH, OURS_ONLINE):
             ways = [policy]
             if policy.mode == "offline":

@@ -25,6 +25,7 @@ class Workload:
     Attributes:
         name: The data set and how it was searched.
         conversations: Their turns; an independent question is a conversation of one turn.
+        arrivals: Places of conversations, one for each turn, in the order of the data set's files.
         corpus: The blocks that were found.
         references: Question -> right answers, where they are known.
         recall: Share of the blocks known to hold an answer that were found; None where the data
@@ -33,6 +34,7 @@ class Workload:
 
     name: str
     conversations: tuple[tuple[TraceRequest, ...], ...]
+    arrivals: tuple[int, ...]
     corpus: Mapping[BlockId, ContextBlock]
     references: Mapping[str, Sequence[str]]
     recall: float | None
@@ -42,8 +44,13 @@ class Workload:
         """Whether some questions are turns of a conversation."""
         return any(turns[0].conversation_id is not None for turns in self.conversations)
 
+    def in_order(self) -> list[TraceRequest]:
+        """Return the requests as the files have them; turns of a conversation stay in order."""
+        turns = list(map(iter, self.conversations))
+        return [next(turns[place]) for place in self.arrivals]
+
     def trace(self, sessions: int, seed: int) -> list[TraceRequest]:
-        """Return the requests in arrival order.
+        """Return the requests in an order that they might arrive in.
 
         Conversations take turns by chance, so many at a time as there are sessions; when one has
         ended, the next begins. Turns of one stay in order.
@@ -104,6 +111,8 @@ def make_workload(name: str, questions: Sequence[Question], found: Found) -> Wor
     """
     corpus: dict[BlockId, ContextBlock] = {}
     hits = golden = 0
+    groups = list(_conversations(questions))
+    place_of = {one.id: place for place, group in enumerate(groups) for one in group}
     for question in questions:
         blocks = found[question.id]
         for block in blocks:
@@ -127,8 +136,9 @@ def make_workload(name: str, questions: Sequence[Question], found: Found) -> Wor
                 )
                 for question in group
             )
-            for group in _conversations(questions)
+            for group in groups
         ),
+        arrivals=tuple(place_of[question.id] for question in questions),
         corpus=corpus,
         references={one.id: one.answers for one in questions if one.answers},
         recall=hits / golden if golden else None,

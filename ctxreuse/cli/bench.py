@@ -44,6 +44,12 @@ def bench(
             "--independent", help="Take turns of conversations as questions that stand alone."
         ),
     ] = False,
+    in_order: Annotated[
+        bool,
+        typer.Option(
+            "--in-order", help="Questions arrive as the files have them; else by chance (--seed)."
+        ),
+    ] = False,
     part: Annotated[
         list[Part] | None,
         typer.Option(help="What to measure; several may be given. Without it, everything."),
@@ -127,7 +133,7 @@ def bench(
     from ctxreuse.bench.simulated import simulate
     from ctxreuse.bench.tables import renderables, write_csv
     from ctxreuse.bench.trials import KS, SESSIONS, Matrix
-    from ctxreuse.bench.workload import USUAL_SESSIONS, alone, make_workload, sample
+    from ctxreuse.bench.workload import alone, make_workload, sample
     from ctxreuse.evaluation.datasets import load
     from ctxreuse.evaluation.estimate import TraceSummary, cut
     from ctxreuse.evaluation.results import Results
@@ -148,8 +154,8 @@ def bench(
         contenders += Peer(peer_python).contenders()
     if policy is not None:
         contenders = chosen(contenders, policy)
-    usual = cut(workload.trace(USUAL_SESSIONS, seed), k)
-    capacities = [None, *(capacity_tokens or TraceSummary.of(usual).cache_sizes()[1:])]
+    summary = TraceSummary.of(cut(workload.in_order(), k))
+    capacities = [None, *(capacity_tokens or summary.cache_sizes()[1:])]
     matrix = Matrix(
         workload,
         contenders,
@@ -157,12 +163,17 @@ def bench(
         k,
         ks,
         sorted(set(at_sessions or SESSIONS)),
-        seed,
+        None if in_order else seed,
     )
     trials = matrix.trials(part or list(Part))
     if Part.sessions in (part or []) and not workload.has_turns:
         notes.append("sessions: left out, for no question is a turn of a conversation")
-    settings = {"retriever": retriever, "seed": str(seed), "requests": str(len(usual))}
+    settings = {
+        "retriever": retriever,
+        "seed": str(seed),
+        "arrival": "as in the files" if in_order else "by chance",
+        "requests": str(summary.requests),
+    }
     if workload.recall is not None:
         settings["recall"] = f"{workload.recall:.3f} of the blocks known to hold an answer"
     with progress("measuring", 2 * sum(len(trial.trace) for trial in trials)) as advance:
