@@ -102,7 +102,8 @@ def bench(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model that it answers with.")] = None,
     answer_tokens: Annotated[
-        int, typer.Option(min=1, help="The longest answer of an engine.")
+        int,
+        typer.Option(min=1, help="The longest answer of an engine; one of 1 token is not scored."),
     ] = 32,
     seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
     output: Annotated[
@@ -183,7 +184,8 @@ def bench(
         else:
             key = os.environ.get("OPENAI_API_KEY") or "EMPTY"
             level = "engine"
-            engine = Engine(base_url, model, key, answer_tokens, workload.references)
+            references = workload.references if answer_tokens > 1 else {}
+            engine = Engine(base_url, model, key, answer_tokens, references)
             tried = engine.run(trials, advance)
         results = results_of(matrix, level, tried, settings, notes)
     output.mkdir(parents=True, exist_ok=True)
