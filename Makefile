@@ -72,7 +72,7 @@ test-vllm: $(VENV)/dev  ## the tests that need a real engine, on servers of thei
 bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
 	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/xquad" --k 5 --requests 40 -o bench-output/xquad
-	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/locomo" --k 20 --requests 40 --independent -o bench-output/locomo
+	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/locomo" --k 20 --requests 40 --independent --in-order -o bench-output/locomo
 	$(ENGINE_BENCH) --data "$$CTXREUSE_DATA/mtrag" --k 5 --requests 24 -o bench-output/mtrag
 	$(BIN)/python benchmarks/leader_first.py --base-url "$(ENGINE_URL)"
 

@@ -109,6 +109,10 @@ def test_the_same_seed_gives_the_same_order():
     assert workload().trace(4, 7) != workload().trace(4, 8)
 
 
+def test_a_sample_without_chance_is_what_comes_first():
+    assert [one.id for one in sample(DATASET, 3, None).questions] == ["q0", "q1", "q2"]
+
+
 @given(most=st.integers(1, 20), seed=st.integers(0, 100))
 def test_a_sample_has_whole_conversations(most, seed):
     questions = sample(DATASET, most, seed).questions

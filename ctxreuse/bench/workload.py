@@ -74,16 +74,17 @@ class Workload:
         return trace
 
 
-def sample(dataset: Dataset, most: int, seed: int) -> Dataset:
-    """Return a data set with part of its questions: whole conversations, chosen by chance.
+def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
+    """Return a data set with part of its questions: whole conversations.
 
     Args:
         dataset: The data set.
         most: How many questions are enough.
-        seed: Of the chance.
+        seed: Of the chance by which they are chosen; None takes the first that fit.
     """
     groups = list(_conversations(dataset.questions))
-    Random(seed).shuffle(groups)
+    if seed is not None:
+        Random(seed).shuffle(groups)
     chosen: set[str] = set()
     for group in groups:
         if len(chosen) + len(group) <= most:

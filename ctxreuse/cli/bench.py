@@ -36,7 +36,7 @@ def bench(
     ] = "bm25",
     k: Annotated[int, typer.Option(min=1, help="Blocks a request.")] = 15,
     requests: Annotated[
-        int, typer.Option(min=1, help="How many questions, whole conversations, by chance.")
+        int, typer.Option(min=1, help="How many questions, in whole conversations.")
     ] = 1_000,
     independent: Annotated[
         bool,
@@ -47,7 +47,9 @@ def bench(
     in_order: Annotated[
         bool,
         typer.Option(
-            "--in-order", help="Questions arrive as the files have them; else by chance (--seed)."
+            "--in-order",
+            help="Take the first questions, and have them arrive as the files have them; else both "
+            "go by chance (--seed).",
         ),
     ] = False,
     part: Annotated[
@@ -139,12 +141,13 @@ def bench(
     from ctxreuse.evaluation.estimate import TraceSummary, cut
     from ctxreuse.evaluation.results import Results
 
+    chance = None if in_order else seed
     old = None if compare is None else Results.read(compare)
     encoder = _encoder(tokenizer)
     ks = sorted(set(at_k or [*(one for one in KS if one < k), k]))
     with Console(stderr=True).status("reading"):
         loaded = load(dataset, data, chunk_tokens=chunk_tokens)
-        questions = sample(alone(loaded) if independent else loaded, requests, seed)
+        questions = sample(alone(loaded) if independent else loaded, requests, chance)
     with progress("retrieving", len(questions.questions)) as advance:
         found = retrieve(questions, retriever, max(k, *ks), advance)
     name = data.resolve().name if dataset == "jsonl" else dataset
@@ -164,7 +167,7 @@ def bench(
         k,
         ks,
         sorted(set(at_sessions or SESSIONS)),
-        None if in_order else seed,
+        chance,
     )
     trials = matrix.trials(part or list(Part))
     if Part.sessions in (part or []) and not workload.has_turns:
