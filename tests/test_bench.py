@@ -122,6 +122,12 @@ def test_a_sample_has_whole_conversations(most, seed):
         assert [one for one in questions if one.conversation_id == conversation] == whole
 
 
+def test_conversations_that_are_all_too_long_are_no_sample():
+    turns = replace(DATASET, questions=DATASET.questions[6:])
+    with pytest.raises(InvalidRequestError, match=r"2 requests are less than .* 3 turns"):
+        sample(turns, 2, 0)
+
+
 @pytest.mark.parametrize("how", ["bm25", "faiss"])
 def test_the_town_that_is_asked_for_is_found_first(how):
     found = retrieve(DATASET, how, 2, nothing)
@@ -347,6 +353,37 @@ def test_a_comparison_says_what_changed(run, folder, tmp_path):
         *options(folder, tmp_path, "--part", "policies", "--seed", "1", "--compare", old)
     )
     assert "not the same setting: seed was 0, is 1" in words(out)
+
+
+def test_a_comparison_of_other_things_says_so(run, folder, tmp_path):
+    run(*options(folder, tmp_path, "--part", "k", "--at-k", "2", "--tokenizer", "blocks"))
+    old = tmp_path / "old.json"
+    results = Results.read(tmp_path / "out" / "results.json")
+    replace(results, title="[/]their [bold]towns").write(old)
+    code, out, err = run(*options(folder, tmp_path, "--part", "policies", "--compare", old))
+    assert code == 0, err
+    shown = words(out)
+    assert "not the same setting: title was [/]their [bold]towns, is towns, bm25, k=3" in shown
+    assert "not the same setting: counted in was blocks, is tokens" in shown
+    assert "not the same setting: tokenizer was blocks, is words" in shown
+    assert f"no longer measured: k, all {len(results.runs)} runs" in shown
+    assert shown.count("no longer measured") == shown.count("not measured before") == 1
+
+
+def test_the_same_size_or_part_twice_is_measured_once(run, folder, tmp_path):
+    twice = ("--part", "policies", "--capacity-tokens", "300") * 2
+    code, _, err = run(*options(folder, tmp_path, *twice))
+    assert code == 0, err
+    runs = Results.read(tmp_path / "out" / "results.json").runs
+    measured = [(run.policy, run.deduplicated, run.capacity_tokens) for run in runs]
+    assert len(measured) == len(set(measured))
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_read(run, tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "out"):
+        code, _, err = run("bench", "jsonl", "--data", tmp_path / "nothing", "-o", path)
+        assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True)
 
 
 def test_blocks_can_be_counted_instead_of_prompts(run, folder, tmp_path):

@@ -81,6 +81,9 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
         dataset: The data set.
         most: How many questions are enough.
         seed: Of the chance by which they are chosen; None takes the first that fit.
+
+    Raises:
+        InvalidRequestError: If no conversation is short enough.
     """
     groups = list(_conversations(dataset.questions))
     if seed is not None:
@@ -89,6 +92,12 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
     for group in groups:
         if len(chosen) + len(group) <= most:
             chosen.update(question.id for question in group)
+    if not chosen and groups:
+        raise InvalidRequestError(
+            f"{most:,} requests are less than the shortest conversation's "
+            f"{min(map(len, groups)):,} turns, and conversations stay whole; allow more, or take "
+            "turns as independent questions"
+        )
     questions = tuple(question for question in dataset.questions if question.id in chosen)
     return Dataset(dataset.name, dataset.passages, questions)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from rich.console import Console
 from ctxreuse.bench.trials import Part
 from ctxreuse.cli.common import output_console, progress, say
 from ctxreuse.cli.savings import write_page
+from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.simulate import Tokenizer, load_tokenizer
 
 _WORDS, _BLOCKS = "words", "blocks"
@@ -144,6 +146,7 @@ def bench(
     chance = None if in_order else seed
     old = None if compare is None else Results.read(compare)
     encoder = _encoder(tokenizer)
+    _make_folder(output)  # before anybody waits for what could not be written
     ks = sorted(set(at_k or [*(one for one in KS if one < k), k]))
     with Console(stderr=True).status("reading"):
         loaded = load(dataset, data, chunk_tokens=chunk_tokens)
@@ -159,7 +162,7 @@ def bench(
     if policy is not None:
         contenders = chosen(contenders, policy)
     summary = TraceSummary.of(cut(workload.in_order(), k))
-    capacities = [None, *(capacity_tokens or summary.cache_sizes()[1:])]
+    capacities = [None, *dict.fromkeys(capacity_tokens or summary.cache_sizes()[1:])]
     matrix = Matrix(
         workload,
         contenders,
@@ -169,7 +172,7 @@ def bench(
         sorted(set(at_sessions or SESSIONS)),
         chance,
     )
-    trials = matrix.trials(part or list(Part))
+    trials = matrix.trials(list(dict.fromkeys(part or Part)))
     if Part.sessions in (part or []) and not workload.has_turns:
         notes.append("sessions: left out, for no question is a turn of a conversation")
     settings = {
@@ -178,6 +181,8 @@ def bench(
         "arrival": "as in the files" if in_order else "by chance",
         "requests": str(summary.requests),
     }
+    if base_url is None:
+        settings["tokenizer"] = Path(tokenizer).name
     if workload.recall is not None:
         settings["recall"] = f"{workload.recall:.3f} of the blocks known to hold an answer"
     with progress("measuring", 2 * sum(len(trial.trace) for trial in trials)) as advance:
@@ -191,7 +196,6 @@ def bench(
             engine = Engine(base_url, model, key, answer_tokens, references)
             tried = engine.run(trials, advance)
         results = results_of(matrix, level, tried, settings, notes)
-    output.mkdir(parents=True, exist_ok=True)
     results.write(output / "results.json")
     write_csv(results, output / "results.csv")
     for shown in renderables(results):
@@ -202,6 +206,16 @@ def bench(
     if old is not None:
         for shown in comparison(old, results):
             output_console().print(shown)
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder, if need be, and see that files can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _encoder(tokenizer: str) -> Tokenizer | None:
