@@ -233,6 +233,16 @@ def test_the_command_runs_a_program_and_writes_down_what_it_retrieves(tmp_path: 
     assert asked(recorded(tmp_path / "out")[1])[0][0] == "--why"
 
 
+def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
+    for text, code in (("import nowhere", 1), ("", 0)):  # the second is the first one, mended
+        (tmp_path / "app.py").write_text(text)
+        command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert "ctxreuse: nothing was retrieved, so nothing is written; see --source" in done.stderr
+        assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_the_command_says_what_is_wrong(tmp_path: Path):
     command = [sys.executable, "-m", "ctxreuse", "record", "missing.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -65,7 +65,11 @@ def record(
                 is_module=module,
             )
         finally:
-            say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
+            if recorder.requests:
+                say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
+            else:
+                recorder.discard()  # an empty recording would stand in the next one's way
+                say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
 
 
 def estimate(

@@ -67,7 +67,8 @@ class TraceRecorder:
         self._turns: OrderedDict[tuple[str, str | int], int] = OrderedDict()
         self._lock = Lock()
         self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
-        self._files = [_new_file(Path(folder) / name) for name in (CORPUS, TRACE)]
+        self._paths = [Path(folder) / name for name in (CORPUS, TRACE)]
+        self._files = list(map(_new_file, self._paths))
 
     @property
     def faults(self) -> int:
@@ -106,6 +107,12 @@ class TraceRecorder:
         with self._lock:
             for file in self._files:
                 file.close()
+
+    def discard(self) -> None:
+        """Close the files and delete them."""
+        self.close()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         """Return itself."""
