@@ -43,7 +43,7 @@ _COLOURS = {
 _OTHERS = ("#a06ab4", "#6f6ab4")
 """For policies that not every report has, in turn."""
 
-_SIZES = {False: (4.6, 3.1), True: (9.4, 3.2)}
+_SIZES = {False: (4.6, 3.7), True: (9.4, 3.2)}
 """In inches, of usual and of wide charts."""
 
 _MARKED: dict[str, Any] = {"marker": "o", "markersize": 3}
@@ -357,7 +357,14 @@ def _finish(axes: Axes) -> None:
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=7, framealpha=0.0)
+    # not among the lines, which no corner of the axes is sure to be free of
+    axes.figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=7,
+        frameon=False,
+    )
 
 
 def _printable(name: str, most: int) -> str:
