@@ -135,6 +135,7 @@ def test_pictures_are_written(measured, tmp_path):
     [
         ("", "no JSON"),
         ("[]", "no results in format 1"),
+        ("[" * 100_000, "no JSON"),
         ('{"format": 7}', "no results in format 1"),
         ('{"format": 1, "trace": {}}', "missing or broken"),
     ],

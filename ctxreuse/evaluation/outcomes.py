@@ -76,6 +76,8 @@ class Replay:
             BatchTooLargeError: If the papers' algorithm cannot hold the batch.
         """
         planner = policy.planner(deduplicate=deduplicate, capacity_tokens=capacity_tokens)
+        import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
+
         started = time.perf_counter()
         planned = plan_under(policy, self.trace, planner, conversations=True, advance=self.advance)
         planning_ms = 1e3 * (time.perf_counter() - started) / max(1, len(planned))

@@ -126,7 +126,7 @@ class Results:
             fields = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputFileError(f"{path}: no JSON: {describe(str(error))}") from error
         if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
             raise InputFileError(

@@ -82,7 +82,8 @@ def policy_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def _ks(results: Results) -> Sheet:
-    more = "; histories come on top" if results.trace.conversations else ""
+    more = "" if results.level == "blocks" else ", of block tokens alone"
+    more += "; histories come on top" if results.trace.conversations else ""
     bounds = {str(k): f"{share:.3f}" for k, share in results.bounds}
     runs = results.part(K_PART)
     grid = _grid("Hit ratio by blocks a request", runs, lambda run: str(run.k))
