@@ -317,6 +317,7 @@ def test_results_are_written_shown_and_the_same_again(run, folder, tmp_path):
     assert "towns, bm25, k=3: 15 requests (9 of them turns of 3 conversations)" in shown
     assert "Hit ratio by conversations at a time, with a cache of 300 tokens" in shown
     assert "One idea less" in shown
+    assert "ordering moves first turns only" in shown
     assert "reuse bound" in shown
     results = Results.read(tmp_path / "out" / "results.json")
     assert {one.part for one in results.runs} == set(Part)

@@ -46,6 +46,11 @@ def results_of(
         is_ours = policy == OURS_ONLINE and one.trial.capacity_tokens is None
         if one.outcome is not None and is_ours and (one.trial.part is Part.policies or not shown):
             shown = one.outcome.planned
+    if matrix.workload.has_turns:
+        notes.append(
+            "Later turns stand behind their conversation's history and keep the retriever's order: "
+            "ordering moves first turns only, de-duplication shortens the others."
+        )
     ks = matrix.ks if any(run.part == Part.k for run in runs) else ()
     return Results.of(
         matrix.workload.name,
