@@ -21,7 +21,7 @@ from virtual_client import Ledger
 from agents import POLICIES, chain_on, read_questions
 from chain_of_agents import Answer, Trace
 from ctxreuse.cache import CacheUsage
-from ctxreuse.evaluation.virtual_time import run_in_virtual_time
+from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
 ENGINES = 15
 CAPACITY_TOKENS = 20_000

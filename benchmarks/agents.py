@@ -26,12 +26,12 @@ from virtual_client import Ledger, VirtualClient
 
 from chain_of_agents import ChainOfAgents, ChainPrompts
 from ctxreuse import ReusePlanner
-from ctxreuse.assignment import Document, rendezvous_order
-from ctxreuse.evaluation.traces import read_corpus, read_trace
-from ctxreuse.evaluation.virtual_time import run_in_virtual_time
+from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EnginePool
-from ctxreuse.serving.rates import NOTE_TOKENS
+from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
+from ctxreuse.serving.emulation.rates import NOTE_TOKENS
+from ctxreuse.serving.pool.placement import Document, rendezvous_order
 
 AGENTS = 15
 TRACES = {"mtrag_k10": "MT-RAG k=10", "xquad_k15": "XQuAD k=15", "locomo_k100": "LoCoMo k=100"}

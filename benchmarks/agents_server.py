@@ -22,8 +22,8 @@ from server import argument_parser, check_data, describe_server, read_named_trac
 from chain_of_agents import Answer, ChainOfAgents
 from chain_of_agents.question import Mode
 from ctxreuse.cache import CacheUsage
-from ctxreuse.evaluation.answers import token_f1
-from ctxreuse.evaluation.jsonl import read_lines
+from ctxreuse.evaluation.results.answers import token_f1
+from ctxreuse.evaluation.traces.json_lines import read_lines
 from ctxreuse.serving import progress_bar
 
 QUESTIONS = 20

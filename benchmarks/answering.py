@@ -14,9 +14,9 @@ from server import ServerInfo
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import EngineError
-from ctxreuse.evaluation.traces import TraceRequest
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import Strategy
-from ctxreuse.plans import Plan
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import EngineClient
 
 SYSTEM = "Answer the question in as few words as possible. Use only the documents."

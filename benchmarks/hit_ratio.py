@@ -20,10 +20,10 @@ from rich.table import Table
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.evaluation.policies import Mode
-from ctxreuse.evaluation.replay import plan_trace
-from ctxreuse.evaluation.simulate import simulate_blocks, total_usage
-from ctxreuse.evaluation.traces import Corpus, TraceRequest, read_corpus, read_trace
+from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.replay.policies import Mode
+from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
+from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, read_corpus, read_trace
 from ctxreuse.planner import Strategy
 
 TRACES = ("xquad_k5", "xquad_k15", "mtrag_k5", "mtrag_k10", "locomo_k20", "locomo_k100")

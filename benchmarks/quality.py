@@ -28,9 +28,9 @@ from server import (
     read_named_trace,
 )
 
-from ctxreuse.evaluation.answers import Interval, bootstrap_interval, exact_match, token_f1
-from ctxreuse.evaluation.jsonl import read_lines
-from ctxreuse.evaluation.traces import TraceRequest
+from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval, exact_match, token_f1
+from ctxreuse.evaluation.traces.json_lines import read_lines
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 AS_RETRIEVED = Policy("as retrieved", "none")
 REORDERED = Policy("reordered", annotate=False)

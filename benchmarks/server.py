@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from ctxreuse.cache.metrics import EngineMetrics
-from ctxreuse.evaluation.traces import TraceRequest, read_corpus, read_trace
+from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 from ctxreuse.serving import EngineClient
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"

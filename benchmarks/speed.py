@@ -18,7 +18,7 @@ from rich.table import Table
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.planner import Strategy
-from ctxreuse.plans import Plan
+from ctxreuse.planning.plan import Plan
 
 MEASURED = 2_000
 K = 15

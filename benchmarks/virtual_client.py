@@ -11,13 +11,13 @@ from typing import Any
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
 from ctxreuse.cache.metrics import EngineMetrics
 from ctxreuse.errors import EngineError
-from ctxreuse.plans import Plan
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import Completion, CompletionStream
-from ctxreuse.serving.batching_engine import BatchingEngine
-from ctxreuse.serving.call import Prompt, messages_of
-from ctxreuse.serving.emulated import chat_markup, word_tokens
-from ctxreuse.serving.rates import NOTE_TOKENS
-from ctxreuse.serving.timed_engine import TimedEngine
+from ctxreuse.serving.client.request import Prompt, messages_of
+from ctxreuse.serving.emulation.batching_engine import BatchingEngine
+from ctxreuse.serving.emulation.emulated_engine import chat_markup, word_tokens
+from ctxreuse.serving.emulation.rates import NOTE_TOKENS
+from ctxreuse.serving.emulation.timed_engine import TimedEngine
 
 _BLOCK_TOKENS = 16
 

@@ -22,7 +22,7 @@ import faiss
 import numpy as np
 
 from ctxreuse import ContextBlock
-from ctxreuse.workflow.embedders import TfidfEmbedder
+from ctxreuse.workflow.models.embedders import TfidfEmbedder
 
 DIMENSIONS = 256
 VECTORS = 2_000_000

@@ -25,8 +25,8 @@ from rich.table import Table
 from workflow_data import Author, Collection, make_questions
 
 from ctxreuse.workflow import EmulatedLLM, EngineOptions, VectorRetriever, WorkflowEngine
-from ctxreuse.workflow.ivf import IVFIndex
-from ctxreuse.workflow.tiers import HotTier
+from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.tiers import HotTier
 
 GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

@@ -25,23 +25,23 @@ from rich.table import Table
 from workflow_data import Author, Collection, Question, make_questions
 
 from ctxreuse import ContextBlock
-from ctxreuse.workflow import workflows
-from ctxreuse.workflow.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.engine import WorkflowEngine
-from ctxreuse.workflow.graph import WorkflowGraph
-from ctxreuse.workflow.ivf import IVFIndex
-from ctxreuse.workflow.metrics import EngineMetrics
-from ctxreuse.workflow.options import EngineOptions, default_workers
-from ctxreuse.workflow.retrievers import CallableRetriever
-from ctxreuse.workflow.tiers import HotTier
-from ctxreuse.workflow.vector_retriever import VectorRetriever
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.library import ready_made
+from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
+from ctxreuse.workflow.retrievers.atomic import CallableRetriever
+from ctxreuse.workflow.runtime.options import EngineOptions, default_workers
+from ctxreuse.workflow.runtime.workflow_metrics import EngineMetrics
+from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
-    "one_shot": workflows.one_shot,
-    "hyde": workflows.hyde,
-    "recomp": workflows.recomp,
-    "irg": workflows.irg,
-    "multistep": workflows.multistep,
+    "one_shot": ready_made.one_shot,
+    "hyde": ready_made.hyde,
+    "recomp": ready_made.recomp,
+    "irg": ready_made.irg,
+    "multistep": ready_made.multistep,
 }
 GENERATION_S = 0.5
 """What a usual generation takes at the rates as they are."""

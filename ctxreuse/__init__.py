@@ -1,13 +1,14 @@
 """ctxreuse: retrieved blocks in, prompts that hit the engine's prefix cache out."""
 
-from ctxreuse.annotations import Templates
-from ctxreuse.blocks import ContextBlock, ContextRequest
-from ctxreuse.chat import Conversation
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.former_paths import keep_former_paths
+from ctxreuse.context.scope import request_context
+from ctxreuse.context.templates import Templates
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.index import Evicted
+from ctxreuse.index.radix_tree import Evicted
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.plans import BatchPlan, Plan
-from ctxreuse.request_scope import request_context
+from ctxreuse.planning.conversation import Conversation
+from ctxreuse.planning.plan import BatchPlan, Plan
 
 __version__ = "0.1.0"
 
@@ -23,3 +24,5 @@ __all__ = [
     "Templates",
     "request_context",
 ]
+
+keep_former_paths()

@@ -13,23 +13,22 @@ from itertools import count
 from threading import RLock
 from typing import Any, Literal, TypeAlias, get_args
 
-from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
-from ctxreuse.batches import BatchContext, arrange
-from ctxreuse.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
-from ctxreuse.chat import Conversation
-from ctxreuse.conversations import EMPTY_HISTORY, History
-from ctxreuse.descent import paper_order
+from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
+from ctxreuse.context.rendering import Part, Reference, SentBlock
+from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
-from ctxreuse.explanations import HEAVIEST, LoggedPrompt, SentPrompt
-from ctxreuse.index import Evicted, IndexStatistics
-from ctxreuse.ordering import ENGINE_BLOCK_TOKENS
-from ctxreuse.overlaps import replace_overlaps
-from ctxreuse.path_search import heaviest_path, sent_prefix
-from ctxreuse.plans import BatchPlan, Plan, Strategy
-from ctxreuse.prompts import Part, Reference, SentBlock
-from ctxreuse.shadow_mode import Arrived, Savings, Shadow
-from ctxreuse.tenants import Tenants, TenantState
-from ctxreuse.tokens import as_token_counter, estimate_tokens
+from ctxreuse.index.explain import HEAVIEST, LoggedPrompt, SentPrompt
+from ctxreuse.index.path_search import heaviest_path, sent_prefix
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.index.shown_blocks import EMPTY_HISTORY, History
+from ctxreuse.ordering.batch import BatchContext, arrange
+from ctxreuse.ordering.overlaps import replace_overlaps
+from ctxreuse.ordering.paper.online_order import paper_order
+from ctxreuse.planning.conversation import Conversation
+from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+from ctxreuse.planning.shadow_mode import Arrived, Savings, Shadow
+from ctxreuse.planning.tenants import Tenants, TenantState
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
@@ -49,7 +48,7 @@ class ReusePlanner:
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
         token_counter: How to count blocks without a token count: a function from text to tokens, a
-            tokenizer, or None for an estimate (`ctxreuse.tokens.estimate_tokens`).
+            tokenizer, or None for an estimate (`ctxreuse.context.tokens.estimate_tokens`).
         capacity_tokens: Tokens that the engine's cache holds. Give it where the engine does not
             report evictions; the index then forgets the least recently used as the engine does.
         templates: The words of labels and annotations.

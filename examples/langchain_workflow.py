@@ -22,7 +22,7 @@ from langgraph.graph import END, START, StateGraph
 
 from ctxreuse import ReusePlanner
 from ctxreuse.workflow import VectorRetriever, WorkflowEngine, hyde
-from ctxreuse.workflow.embedders import TfidfEmbedder
+from ctxreuse.workflow.models.embedders import TfidfEmbedder
 from langchain_ctxreuse import LangChainLLM, LinkedChain, WorkflowRetriever, WorkflowRunnable
 
 TEXTS = [

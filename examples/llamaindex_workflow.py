@@ -29,7 +29,7 @@ from ctxreuse.workflow import (
     WorkflowEngine,
     irg,
 )
-from ctxreuse.workflow.embedders import TfidfEmbedder
+from ctxreuse.workflow.models.embedders import TfidfEmbedder
 from llamaindex_ctxreuse import LinkedQueryEngine, WorkflowRetriever
 
 TEXTS = [

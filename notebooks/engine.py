@@ -13,7 +13,7 @@ import httpx
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.cache.metrics import EngineMetrics
-from ctxreuse.prompts import message_texts
+from ctxreuse.context.rendering import message_texts
 from ctxreuse.serving import EmulatedEngine
 
 _LABEL = re.compile(r"\[Doc_\d+\]")

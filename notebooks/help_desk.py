@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxreuse.demo.corpus import ReferenceBlock, python_reference_blocks
-from ctxreuse.demo.questions import QUESTIONS
+from ctxreuse.evaluation.demo.corpus import ReferenceBlock, python_reference_blocks
+from ctxreuse.evaluation.demo.questions import QUESTIONS
 from ctxreuse.workflow import TfidfEmbedder
 
 _CHAPTERS = {

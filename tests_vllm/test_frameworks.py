@@ -14,7 +14,7 @@ import pytest
 from engine import Engine
 
 from ctxreuse import ReusePlanner
-from ctxreuse.evaluation.traces import TraceRequest, read_corpus, read_trace
+from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 
 QUESTIONS = 24
 MEMORIES = 60
@@ -161,7 +161,7 @@ def test_a_llamaindex_query_engine(engine: Engine, questions: list[TraceRequest]
 
 
 def test_a_mem0_chat(engine: Engine, data_folder: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
     import mem0_stores  # isort: skip  # before mem0, which reads its environment at import
     from mem0 import Memory
     from openai import OpenAI

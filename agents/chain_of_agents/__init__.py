@@ -11,7 +11,7 @@ try:
     from chain_of_agents.chain import ChainOfAgents
     from chain_of_agents.errors import ManagerError
     from chain_of_agents.prompts import ChainPrompts
-    from chain_of_agents.trace import Step, Trace
+    from chain_of_agents.trace.steps import Step, Trace
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in (
         "anyio",

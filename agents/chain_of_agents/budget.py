@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from chain_of_agents.prompts import NOTE_SEPARATOR, ChainPrompts
-from ctxreuse.annotations import Templates
+from ctxreuse.context.rendering import render_block
+from ctxreuse.context.templates import Templates
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.prompts import render_block
 
 DEFAULT_WINDOW_TOKENS = 8_192
 """What a model is taken to hold that does not say; as in the Chain-of-Agents paper."""

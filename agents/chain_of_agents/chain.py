@@ -14,24 +14,24 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 
+from chain_of_agents.agent_memory import Histories
+from chain_of_agents.agent_placement import Assigner, Desk
 from chain_of_agents.answer import Answer
 from chain_of_agents.callbacks import LangChainObserver
-from chain_of_agents.desk import Assigner, Desk
-from chain_of_agents.histories import Histories
 from chain_of_agents.inputs import conversation_name, question_of
-from chain_of_agents.models import as_model
+from chain_of_agents.models.choose_model import as_model
 from chain_of_agents.one_task import in_one_task
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.question import Mode, Settings
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
-from ctxreuse.assignment import DEFAULT_BOUND, DocumentHomes, checked_bound
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.serving import sync
-from ctxreuse.serving.closing import AsyncClosing
+from ctxreuse.serving.aio import sync_bridge
+from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.gather import all_of
 from ctxreuse.serving.dispatch import Progress
-from ctxreuse.serving.together import all_of
+from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentHomes, checked_bound
 
 _Result = TypeVar("_Result")
 
@@ -74,7 +74,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
         timeout_s: Seconds after which a call that was sent has failed; None waits.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
         assignment: Makes another way to assign documents, one for each tenant; None takes
-            `ctxreuse.assignment.DocumentHomes` with the bound.
+            `ctxreuse.serving.pool.placement.DocumentHomes` with the bound.
         concurrency: Calls under way at an engine; more wait, to be planned together.
         params: For addresses: what each call sends besides, such as `temperature`.
         clock: Seconds from any start.
@@ -177,7 +177,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
         """
         config = ensure_config(config)
         work = partial(self.ainvoke, input, config, **kwargs)
-        return sync.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
+        return sync_bridge.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
 
     async def ainvoke(
         self,
@@ -218,7 +218,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
             progress=progress,
             **kwargs,
         )
-        return sync.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
+        return sync_bridge.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
 
     async def abatch(
         self,
@@ -275,7 +275,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
                 with CancelScope(shield=True):  # connections are closed even if it is cancelled
                     await self._model.disconnect()
 
-        yield from sync.iterate(pieces, lasting=self._model.keeps_connections)
+        yield from sync_bridge.iterate(pieces, lasting=self._model.keeps_connections)
 
     async def astream(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chain_of_agents.trace import Trace
+from chain_of_agents.trace.steps import Trace
 from ctxreuse.errors import CtxreuseError
 
 

@@ -9,8 +9,8 @@ from langchain_core.runnables import RunnableConfig
 
 from chain_of_agents.question import Question
 from chain_of_agents.segments import as_blocks
+from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.request_scope import current_scope
 
 
 def conversation_name(given: object) -> str | int:

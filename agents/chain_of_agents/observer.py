@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from langchain_core.runnables import RunnableConfig
 
-from chain_of_agents.calls import Reply
+from chain_of_agents.models.agent_model import Reply
 
 
 @dataclass(slots=True)

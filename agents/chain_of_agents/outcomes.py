@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chain_of_agents.trace import Outcome
+from chain_of_agents.trace.steps import Outcome
 from ctxreuse.errors import CtxreuseError
 
 _REPEATED_WORDS = 24

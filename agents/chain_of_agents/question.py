@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from chain_of_agents.histories import ConversationKey
+from chain_of_agents.agent_memory import ConversationKey
 from chain_of_agents.prompts import ChainPrompts
 from chain_of_agents.segments import Packing
-from ctxreuse.blocks import ContextBlock
+from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
 
 Mode: TypeAlias = Literal["sequential", "parallel"]

@@ -7,19 +7,19 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from chain_of_agents.asking import Asking
+from chain_of_agents.agent_memory import MANAGER, Histories, Said
+from chain_of_agents.agent_placement import Desk
 from chain_of_agents.budget import Budget
-from chain_of_agents.calls import AgentModel, Ask, Reply, ReplyStream
-from chain_of_agents.desk import Desk
 from chain_of_agents.errors import ManagerError
-from chain_of_agents.histories import MANAGER, Histories, Said
+from chain_of_agents.models.agent_model import AgentModel, Ask, Reply, ReplyStream
 from chain_of_agents.observer import Observer
 from chain_of_agents.outcomes import described, is_timeout, outcome_of
 from chain_of_agents.question import Question, Settings
+from chain_of_agents.requests import Asking
 from chain_of_agents.segments import Segment, pieces_of, segments_of
-from chain_of_agents.trace import Outcome, Step, Trace
-from ctxreuse.assignment import Document
+from chain_of_agents.trace.steps import Outcome, Step, Trace
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.serving.pool.placement import Document
 
 _CALL_TOKENS = 100
 """What a call costs its engine besides the documents: the question, and the answer's steps."""

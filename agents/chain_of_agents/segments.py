@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from ctxreuse.blocks import BlockId, ContextBlock
+from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
 Packing: TypeAlias = Literal["auto", "single", "packed"]

@@ -5,11 +5,11 @@ Nothing is imported here that needs an optional package; `pyzmq` and `msgspec` a
 """
 
 from ctxreuse.cache.block_level import BlockLevelCache
-from ctxreuse.cache.engine_blocks import EngineBlocks
-from ctxreuse.cache.events import KVEventStatistics, KVEventSync
+from ctxreuse.cache.capacity_tracker import ShadowCache
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+from ctxreuse.cache.kv_events.event_sync import KVEventStatistics, KVEventSync
 from ctxreuse.cache.metrics import EngineMetrics
 from ctxreuse.cache.prompt_ends import block_ends
-from ctxreuse.cache.shadow import ShadowCache
 from ctxreuse.cache.simulator import PrefixCacheSimulator
 from ctxreuse.cache.usage import CacheUsage
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import count
 
-from ctxreuse.blocks import BlockKey, text_digest
 from ctxreuse.cache.usage import CacheUsage
-from ctxreuse.index import ContextIndex
+from ctxreuse.context.blocks import BlockKey, text_digest
+from ctxreuse.index.radix_tree import ContextIndex
 
 
 class BlockLevelCache:

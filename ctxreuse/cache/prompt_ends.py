@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxreuse.context.rendering import SentBlock, message_texts, render_turn
+from ctxreuse.context.tokens import as_token_counter, well_formed
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.plans import Plan
-from ctxreuse.prompts import SentBlock, message_texts, render_turn
-from ctxreuse.tokens import as_token_counter, well_formed
+from ctxreuse.planning.plan import Plan
 
 _TEMPLATE_TOKENS = 64
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 import ctxreuse
-from ctxreuse.cli import savings, traces
-from ctxreuse.cli.bench import bench
+from ctxreuse.cli import savings_commands, trace_commands
+from ctxreuse.cli.bench_command import bench
 from ctxreuse.cli.common import output_console
 from ctxreuse.errors import CtxreuseError
 
@@ -63,19 +63,19 @@ def _demo(
 
     Needs no server, no model and no download; takes some seconds.
     """
-    from ctxreuse.demo.run import run_demo
+    from ctxreuse.evaluation.demo.demo_run import run_demo
 
     run_demo(output, output_console())
 
 
 app.command("demo")(_demo)
-app.command("record", context_settings={"allow_interspersed_args": False})(savings.record)
-app.command("estimate")(savings.estimate)
-app.command("report")(savings.report)
+app.command("record", context_settings={"allow_interspersed_args": False})(savings_commands.record)
+app.command("estimate")(savings_commands.estimate)
+app.command("report")(savings_commands.report)
 app.command("bench")(bench)
-app.command("plan")(traces.plan)
-app.command("simulate")(traces.simulate)
-app.command("explain")(traces.explain)
+app.command("plan")(trace_commands.plan)
+app.command("simulate")(trace_commands.simulate)
+app.command("explain")(trace_commands.explain)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.jsonl import STANDARD_STREAM
+from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM
 
 CorpusPath = Annotated[
     str,

@@ -4,15 +4,15 @@ Nothing is imported here that needs an optional package; `openai` and `tenacity`
 client is made.
 """
 
-from ctxreuse.serving.client import EngineClient
-from ctxreuse.serving.completion import Completion, ToolCall
+from ctxreuse.serving.client.completion import Completion, ToolCall
+from ctxreuse.serving.client.engine_client import EngineClient
+from ctxreuse.serving.client.stream import CompletionStream
 from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
-from ctxreuse.serving.emulated import EmulatedEngine
-from ctxreuse.serving.pool import EnginePool
-from ctxreuse.serving.replica import ReplicaStatus
-from ctxreuse.serving.replicas import Engine
-from ctxreuse.serving.served import PoolStream, Served
-from ctxreuse.serving.stream import CompletionStream
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
+from ctxreuse.serving.pool.engine_pool import EnginePool
+from ctxreuse.serving.pool.membership import Engine
+from ctxreuse.serving.pool.pool_result import PoolStream, Served
+from ctxreuse.serving.pool.replica import ReplicaStatus
 
 __all__ = [
     "Completion",

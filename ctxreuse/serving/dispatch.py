@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
-from ctxreuse.plans import BatchPlan, Plan
-from ctxreuse.serving.client import EngineClient
-from ctxreuse.serving.completion import Completion
+from ctxreuse.planning.plan import BatchPlan, Plan
+from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.engine_client import EngineClient
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the number of requests that have ended, and of all."""

@@ -1,13 +1,5 @@
 """RAG workflows as graphs of generations and retrievals, many at once over one engine."""
 
-from ctxreuse.workflow.compiled import Graph
-from ctxreuse.workflow.documents import Documents
-from ctxreuse.workflow.embedders import (
-    LangChainEmbedder,
-    SentenceTransformerEmbedder,
-    TfidfEmbedder,
-)
-from ctxreuse.workflow.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import (
     DeadlineError,
@@ -19,7 +11,24 @@ from ctxreuse.workflow.errors import (
     VisitLimitError,
     WorkflowError,
 )
-from ctxreuse.workflow.events import (
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.compiled import Graph
+from ctxreuse.workflow.graph.found_documents import Documents
+from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.library.ready_made import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.models.embedders import (
+    LangChainEmbedder,
+    SentenceTransformerEmbedder,
+    TfidfEmbedder,
+)
+from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
+from ctxreuse.workflow.models.language_model import LanguageModel, Piece
+from ctxreuse.workflow.models.openai_llm import OpenAILLM
+from ctxreuse.workflow.retrievers.atomic import CallableRetriever, Retriever
+from ctxreuse.workflow.retrievers.fusion import FusedRetriever
+from ctxreuse.workflow.retrievers.keyword import KeywordRetriever
+from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     Event,
     NodeFinished,
@@ -27,22 +36,13 @@ from ctxreuse.workflow.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.fusion import FusedRetriever
-from ctxreuse.workflow.gpu_tier import GpuTier, fastest_tier
-from ctxreuse.workflow.graph import WorkflowGraph
-from ctxreuse.workflow.ivf import IVFIndex
-from ctxreuse.workflow.keyword import KeywordRetriever
-from ctxreuse.workflow.llm import LanguageModel, Piece
-from ctxreuse.workflow.memory_split import ThroughputTable, split_memory
-from ctxreuse.workflow.nodes import END, START
-from ctxreuse.workflow.openai_llm import OpenAILLM
-from ctxreuse.workflow.options import EngineOptions
-from ctxreuse.workflow.results import SearchResult, WorkflowResult
-from ctxreuse.workflow.retrievers import CallableRetriever, Retriever
-from ctxreuse.workflow.state import State
-from ctxreuse.workflow.tiers import HotTier
-from ctxreuse.workflow.vector_retriever import VectorRetriever
-from ctxreuse.workflow.workflows import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.runtime.options import EngineOptions
+from ctxreuse.workflow.runtime.workflow_result import SearchResult, WorkflowResult
+from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier
+from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.memory_split import ThroughputTable, split_memory
+from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 __all__ = [
     "END",

@@ -14,36 +14,36 @@ from typing import Any, TypeAlias
 
 from rich.progress import Progress
 
+from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.request_scope import current_scope
-from ctxreuse.serving import sync
-from ctxreuse.serving.closing import AsyncClosing
-from ctxreuse.serving.together import all_of
-from ctxreuse.workflow.compiled import Graph
+from ctxreuse.serving.aio import sync_bridge
+from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.gather import all_of
+from ctxreuse.serving.aio.limiter import Turns
+from ctxreuse.serving.aio.threads import Execute, Threads
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
-from ctxreuse.workflow.events import DocumentsFound, Emit, Event, RunFinished
-from ctxreuse.workflow.generations import Generations, Prompts
-from ctxreuse.workflow.graph import WorkflowGraph
-from ctxreuse.workflow.history import Sessions
-from ctxreuse.workflow.home import HomeLoop
-from ctxreuse.workflow.llm import LanguageModel, checked_llm
-from ctxreuse.workflow.metrics import EngineMetrics
-from ctxreuse.workflow.nodes import END, START, Generation, Retrieval
-from ctxreuse.workflow.options import EngineOptions, default_workers
-from ctxreuse.workflow.results import SearchResult, WorkflowResult
-from ctxreuse.workflow.retrievers import Retriever, checked_retriever
-from ctxreuse.workflow.run_context import RunContext
-from ctxreuse.workflow.runs import Run
-from ctxreuse.workflow.search_lane import SearchLane
-from ctxreuse.workflow.search_work import LaneCounters
-from ctxreuse.workflow.services import DEFAULT_RETRIEVER, Services, Statistics
-from ctxreuse.workflow.speculation import SpeculationCounters
-from ctxreuse.workflow.threads import Execute, Threads
-from ctxreuse.workflow.timeline import Timeline
-from ctxreuse.workflow.timeline_picture import draw_timeline
-from ctxreuse.workflow.turns import Turns
-from ctxreuse.workflow.vector_retriever import VectorRetriever
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.compiled import Graph
+from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
+from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
+from ctxreuse.workflow.retrievers.atomic import Retriever, checked_retriever
+from ctxreuse.workflow.runtime.events import DocumentsFound, Emit, Event, RunFinished
+from ctxreuse.workflow.runtime.generations import Generations, Prompts
+from ctxreuse.workflow.runtime.options import EngineOptions, default_workers
+from ctxreuse.workflow.runtime.run_context import RunContext
+from ctxreuse.workflow.runtime.services import DEFAULT_RETRIEVER, Services, Statistics
+from ctxreuse.workflow.runtime.single_loop import HomeLoop
+from ctxreuse.workflow.runtime.speculation import SpeculationCounters
+from ctxreuse.workflow.runtime.timeline import Timeline
+from ctxreuse.workflow.runtime.timeline_picture import draw_timeline
+from ctxreuse.workflow.runtime.workflow_metrics import EngineMetrics
+from ctxreuse.workflow.runtime.workflow_result import SearchResult, WorkflowResult
+from ctxreuse.workflow.runtime.workflow_run import Run
+from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.vector_search.search_work import LaneCounters
+from ctxreuse.workflow.vector_search.sessions import Sessions
+from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
@@ -279,7 +279,7 @@ class WorkflowEngine(AsyncClosing):
         progress: bool = True,
     ) -> list[WorkflowResult | Exception]:
         """Run many graphs from code that is not asynchronous; arguments as in `arun_batch`."""
-        return sync.run(
+        return sync_bridge.run(
             lambda: self.arun_batch(
                 jobs,
                 deadline_s=deadline_s,

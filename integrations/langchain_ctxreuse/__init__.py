@@ -19,18 +19,18 @@ try:
 except ImportError as error:
     raise MissingExtraError("langchain_ctxreuse", "langchain") from error
 
-from langchain_ctxreuse.compressor import ReuseCompressor
+from langchain_ctxreuse.documents.compressor import ReuseCompressor
+from langchain_ctxreuse.documents.retriever import ReuseRetriever
 from langchain_ctxreuse.formatting import format_context
-from langchain_ctxreuse.retriever import ReuseRetriever
 
 if TYPE_CHECKING:
-    from langchain_ctxreuse.chat_model import ReuseChatModel
-    from langchain_ctxreuse.linked import LinkedChain
-    from langchain_ctxreuse.middleware import ReuseMiddleware
-    from langchain_ctxreuse.workflow_model import LangChainLLM
-    from langchain_ctxreuse.workflow_retriever import WorkflowRetriever
-    from langchain_ctxreuse.workflow_runnable import WorkflowRunnable
-    from langchain_ctxreuse.workflow_stage import RetrieverStage
+    from langchain_ctxreuse.agents.middleware import ReuseMiddleware
+    from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
+    from langchain_ctxreuse.workflow.langchain_llm import LangChainLLM
+    from langchain_ctxreuse.workflow.retriever_stage import RetrieverStage
+    from langchain_ctxreuse.workflow.speculative_chain import LinkedChain
+    from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
+    from langchain_ctxreuse.workflow.workflow_runnable import WorkflowRunnable
 
 __all__ = [
     "LangChainLLM",
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    "LangChainLLM": "workflow_model",
-    "LinkedChain": "linked",
-    "RetrieverStage": "workflow_stage",
-    "ReuseChatModel": "chat_model",
-    "ReuseMiddleware": "middleware",
-    "WorkflowRetriever": "workflow_retriever",
-    "WorkflowRunnable": "workflow_runnable",
+    "LangChainLLM": "workflow.langchain_llm",
+    "LinkedChain": "workflow.speculative_chain",
+    "RetrieverStage": "workflow.retriever_stage",
+    "ReuseChatModel": "chat_model.reuse_chat_model",
+    "ReuseMiddleware": "agents.middleware",
+    "WorkflowRetriever": "workflow.workflow_retriever",
+    "WorkflowRunnable": "workflow.workflow_runnable",
 }
 
 

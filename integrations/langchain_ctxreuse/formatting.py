@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from langchain_core.documents import Document
 
-from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
+from ctxreuse.adapters.formatting import format_documents
+from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.formatting import format_documents
-from langchain_ctxreuse.documents import marked_document
+from langchain_ctxreuse.documents.document_plans import marked_document
 
 
 def format_context(documents: Sequence[Document], templates: Templates = DEFAULT_TEMPLATES) -> str:

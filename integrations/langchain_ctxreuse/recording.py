@@ -13,9 +13,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.tracers.context import register_configure_hook
 
-from ctxreuse.evaluation.recording import TraceRecorder
-from ctxreuse.request_scope import RequestScope, current_scope
-from langchain_ctxreuse.documents import marked_document
+from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.evaluation.traces.recording import TraceRecorder
+from langchain_ctxreuse.documents.document_plans import marked_document
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 

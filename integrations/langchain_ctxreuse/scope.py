@@ -13,10 +13,10 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
-from ctxreuse.blocks import Message
-from ctxreuse.fail_open import FailOpen
-from ctxreuse.request_scope import RequestScope, current_scope
-from langchain_ctxreuse.content import text_parts
+from ctxreuse.context.blocks import Message
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.scope import RequestScope, current_scope
+from langchain_ctxreuse.message_content import text_parts
 
 _fail_open = FailOpen(
     "langchain_ctxreuse",

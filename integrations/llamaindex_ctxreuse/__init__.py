@@ -24,19 +24,19 @@ try:
 except ImportError as error:
     raise MissingExtraError("llamaindex_ctxreuse", "llamaindex") from error
 
-from llamaindex_ctxreuse.chat_engine import ReuseChatEngine
+from llamaindex_ctxreuse.chat.chat_engine import ReuseChatEngine
 from llamaindex_ctxreuse.formatting import format_context
-from llamaindex_ctxreuse.llm import ReuseLLM
-from llamaindex_ctxreuse.memory_block import ReuseMemoryBlock
-from llamaindex_ctxreuse.postprocessor import ReusePostprocessor
-from llamaindex_ctxreuse.replay_memory import ReplayMemory, reuse_memory
-from llamaindex_ctxreuse.retriever import ReuseRetriever
+from llamaindex_ctxreuse.llm.reuse_llm import ReuseLLM
+from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
+from llamaindex_ctxreuse.memory.replay_memory import ReplayMemory, reuse_memory
+from llamaindex_ctxreuse.nodes.postprocessor import ReusePostprocessor
+from llamaindex_ctxreuse.nodes.retriever import ReuseRetriever
 
 if TYPE_CHECKING:
-    from llamaindex_ctxreuse.linked import LinkedQueryEngine
-    from llamaindex_ctxreuse.workflow_model import LlamaIndexLLM
-    from llamaindex_ctxreuse.workflow_retriever import WorkflowRetriever
-    from llamaindex_ctxreuse.workflow_stage import RetrieverStage
+    from llamaindex_ctxreuse.workflow.llamaindex_llm import LlamaIndexLLM
+    from llamaindex_ctxreuse.workflow.llamaindex_stage import RetrieverStage
+    from llamaindex_ctxreuse.workflow.speculative_query_engine import LinkedQueryEngine
+    from llamaindex_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
 
 __all__ = [
     "LinkedQueryEngine",
@@ -54,10 +54,10 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    "LinkedQueryEngine": "linked",
-    "LlamaIndexLLM": "workflow_model",
-    "RetrieverStage": "workflow_stage",
-    "WorkflowRetriever": "workflow_retriever",
+    "LinkedQueryEngine": "workflow.speculative_query_engine",
+    "LlamaIndexLLM": "workflow.llamaindex_llm",
+    "RetrieverStage": "workflow.llamaindex_stage",
+    "WorkflowRetriever": "workflow.workflow_retriever",
 }
 
 

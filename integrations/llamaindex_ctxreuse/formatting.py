@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from ctxreuse.annotations import DEFAULT_TEMPLATES, Templates
-from ctxreuse.formatting import format_documents
-from llamaindex_ctxreuse.nodes import checked_metadata_mode, checked_nodes, marked_documents
+from ctxreuse.adapters.formatting import format_documents
+from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from llamaindex_ctxreuse.nodes.node_plans import (
+    checked_metadata_mode,
+    checked_nodes,
+    marked_documents,
+)
 
 
 def format_context(

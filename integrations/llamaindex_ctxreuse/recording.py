@@ -18,9 +18,9 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
 
-from ctxreuse.evaluation.recording import TraceRecorder
-from ctxreuse.request_scope import RequestScope, current_scope
-from llamaindex_ctxreuse.nodes import marked_documents
+from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.evaluation.traces.recording import TraceRecorder
+from llamaindex_ctxreuse.nodes.node_plans import marked_documents
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@
 Nothing of mem0 is imported here: anything that searches as mem0 does can be wrapped.
 """
 
-from ctxreuse.memory_owners import tenant_of
+from ctxreuse.adapters.memory_owners import tenant_of
 from mem0_ctxreuse.async_memory import AsyncReuseMemory
 from mem0_ctxreuse.memory import ReuseMemory
 from mem0_ctxreuse.protocols import AsyncSearchableMemory, SearchableMemory

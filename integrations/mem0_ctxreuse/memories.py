@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, Plan
-from ctxreuse.blocks import BlockId, BlockKey
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
+from ctxreuse.context.blocks import BlockId, BlockKey
+from ctxreuse.context.rendering import SentBlock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.marks import METADATA_KEY, plan_metadata
-from ctxreuse.prompts import SentBlock
 
 Memory: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and whatever else mem0 says of it."""

@@ -7,7 +7,7 @@ from types import EllipsisType
 from typing import Any
 
 from ctxreuse import ReusePlanner
-from ctxreuse.blocks import Message
+from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse.planning import Search, asked
 from mem0_ctxreuse.protocols import SearchableMemory

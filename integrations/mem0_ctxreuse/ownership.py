@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxreuse.memory_owners import ENTITIES, tenant_of
+from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 
 
 def tenant_of_call(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.blocks import distinct_texts
-from ctxreuse.calls import checked_planner
-from ctxreuse.fail_open import FailOpen
-from ctxreuse.request_scope import RequestScope, current_scope
+from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.context.blocks import distinct_texts
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.scope import RequestScope, current_scope
 from mem0_ctxreuse.memories import (
     found_memories,
     memory_block,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextRequest, Plan
-from ctxreuse.annotations import DEFAULT_TEMPLATES
-from ctxreuse.prompts import render_messages, render_turn
+from ctxreuse.context.rendering import render_messages, render_turn
+from ctxreuse.context.templates import DEFAULT_TEMPLATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from importlib import import_module
 from itertools import accumulate
 
+from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.datasets.dataset import Passage
-from ctxreuse.tokens import estimate_tokens
 
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
 _BYTES_PER_TOKEN = 4

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ctxreuse.errors import describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
-from ctxreuse.evaluation.datasets.files import Source, text_of, texts_of
-from ctxreuse.evaluation.jsonl import Line, read_lines
+from ctxreuse.evaluation.datasets.published_files import Source, text_of, texts_of
+from ctxreuse.evaluation.traces.json_lines import Line, read_lines
 
 _SOURCE = Source(
     "jsonl",

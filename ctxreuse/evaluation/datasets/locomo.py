@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ctxreuse.errors import describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
-from ctxreuse.evaluation.datasets.files import (
+from ctxreuse.evaluation.datasets.published_files import (
     Source,
     nested,
     read_json,
@@ -21,7 +21,7 @@ from ctxreuse.evaluation.datasets.files import (
     text_of,
     texts_of,
 )
-from ctxreuse.evaluation.jsonl import Line
+from ctxreuse.evaluation.traces.json_lines import Line
 
 _SOURCE = Source(
     "locomo", "a folder with locomo10.json, or that file", "github.com/snap-research/locomo"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
-from ctxreuse.evaluation.datasets.files import (
+from ctxreuse.evaluation.datasets.published_files import (
     Source,
     nested,
     read_json,
@@ -28,7 +28,7 @@ from ctxreuse.evaluation.datasets.files import (
     refuse_pointer,
     text_of,
 )
-from ctxreuse.evaluation.jsonl import Line, lines_of, read_lines
+from ctxreuse.evaluation.traces.json_lines import Line, lines_of, read_lines
 
 _SOURCE = Source(
     "mtrag",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
 from ctxreuse.evaluation.datasets.dataset import Dataset, Question
-from ctxreuse.evaluation.datasets.files import (
+from ctxreuse.evaluation.datasets.published_files import (
     Source,
     nested,
     read_json,

@@ -15,7 +15,7 @@ from pathlib import Path
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
 from ctxreuse.evaluation.datasets.dataset import Dataset, Question
-from ctxreuse.evaluation.datasets.files import Source, read_bytes, read_csv, text_of
+from ctxreuse.evaluation.datasets.published_files import Source, read_bytes, read_csv, text_of
 
 _SOURCE = Source(
     "narrativeqa",

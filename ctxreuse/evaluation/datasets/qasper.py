@@ -12,8 +12,15 @@ from pathlib import Path
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
 from ctxreuse.evaluation.datasets.dataset import Dataset, Question
-from ctxreuse.evaluation.datasets.files import Source, nested, read_json, record, text_of, texts_of
-from ctxreuse.evaluation.jsonl import Line
+from ctxreuse.evaluation.datasets.published_files import (
+    Source,
+    nested,
+    read_json,
+    record,
+    text_of,
+    texts_of,
+)
+from ctxreuse.evaluation.traces.json_lines import Line
 
 _SOURCE = Source(
     "qasper",

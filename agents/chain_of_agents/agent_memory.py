@@ -1,0 +1,103 @@
+"""What each agent has been shown and has said in a conversation, replayed as it was sent."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, TypeAlias
+
+from ctxreuse.context.blocks import BlockKey
+
+MANAGER = -1
+"""The manager's number among the agents."""
+
+ConversationKey: TypeAlias = tuple[str, type, str | int]
+"""Tenant, kind of the id, id: the string "1" is not the integer 1."""
+
+_Messages: TypeAlias = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One agent's part in a turn.
+
+    Attributes:
+        agent: Its number; `MANAGER` for the manager.
+        before: The history that the turn was sent behind.
+        prompt: The turn's user message, as it was sent.
+        answer: What the agent wrote, as it came.
+        shown: The documents that the message shows.
+    """
+
+    agent: int
+    before: _Messages
+    prompt: str
+    answer: str
+    shown: tuple[BlockKey, ...] = ()
+
+
+@dataclass(slots=True)
+class _Conversation:
+    histories: dict[int, _Messages] = field(default_factory=dict)
+    shown_to: dict[BlockKey, int] = field(default_factory=dict)
+
+
+class Histories:
+    """The agents' histories in each conversation; the least recently used are forgotten.
+
+    Forgetting one costs reuse, never content: documents are then sent again.
+
+    Args:
+        max_conversations: How many are remembered.
+    """
+
+    def __init__(self, max_conversations: int = 1_000) -> None:
+        self._max_conversations = max_conversations
+        self._conversations: OrderedDict[ConversationKey, _Conversation] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, key: ConversationKey | None, agent: int) -> _Messages:
+        """Return what an agent has been sent and has said so far in a conversation."""
+        with self._lock:
+            conversation = None if key is None else self._conversations.get(key)
+            return () if conversation is None else conversation.histories.get(agent, ())
+
+    def shown(self, key: ConversationKey | None) -> dict[BlockKey, int]:
+        """Return which documents of a conversation stand in which agent's history."""
+        with self._lock:
+            conversation = None if key is None else self._conversations.get(key)
+            return {} if conversation is None else dict(conversation.shown_to)
+
+    def record(self, key: ConversationKey | None, turn: Iterable[Said]) -> None:
+        """Append a turn that was answered to the histories of the agents that took part.
+
+        Where two turns of a conversation ran at the same time, the later one of an agent starts
+        from a history that has gone on since; it is left out, for it cannot be replayed as sent.
+        """
+        if key is None:
+            return
+        with self._lock:
+            conversation = self._conversations.setdefault(key, _Conversation())
+            self._conversations.move_to_end(key)
+            for said in turn:
+                now = conversation.histories.get(said.agent, ())
+                if said.before not in (now, ()):
+                    continue
+                if now and not said.before:  # the agent began anew
+                    for shown in [k for k, a in conversation.shown_to.items() if a == said.agent]:
+                        del conversation.shown_to[shown]
+                conversation.histories[said.agent] = (
+                    *said.before,
+                    {"role": "user", "content": said.prompt},
+                    {"role": "assistant", "content": said.answer},
+                )
+                conversation.shown_to.update(dict.fromkeys(said.shown, said.agent))
+            if len(self._conversations) > self._max_conversations:
+                self._conversations.popitem(last=False)
+
+    def forget(self, key: ConversationKey) -> bool:
+        """Forget a conversation; return whether it was known."""
+        with self._lock:
+            return self._conversations.pop(key, None) is not None

@@ -1,0 +1,1 @@
+"""The models that answer an agent's request."""

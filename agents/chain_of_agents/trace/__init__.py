@@ -1,0 +1,1 @@
+"""What a chain did, and a page that shows it."""

@@ -1,0 +1,1 @@
+"""What every framework integration shares."""

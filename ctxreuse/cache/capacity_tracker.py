@@ -1,0 +1,135 @@
+"""Keeping the index at what an engine's cache can hold, for engines that report no evictions."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+from typing import NamedTuple
+
+from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+
+
+class _Stored(NamedTuple):
+    """What one answered request added: to the engine's cache, and of that to the index."""
+
+    tokens: int
+    block_tokens: int
+
+
+class ShadowCache:
+    """Forgets in the planner's index what the engine must have evicted.
+
+    The engine's cache holds whole prompts and answers: system texts, labels, annotations,
+    questions, chat markup. The index counts the tokens of context blocks only, as the planner
+    counts or estimates them. An index bounded by the engine's capacity would therefore remember
+    far more than the engine holds, and plan for prefixes that are gone. So each answer is used as
+    a measurement: it says how many tokens the engine stored anew (prompt less cached, and the
+    answer), and the plan how many block tokens came into the index. Over the requests that fill
+    the engine's cache once, the ratio of the two sums is the share of the cache that block tokens
+    take; the index is cut to that share of the capacity, least recently used first over all
+    tenants, since the engine's cache is one and does the same.
+
+    An engine that publishes its evictions needs none of this: see `KVEventSync`. Requests that were
+    planned count as sent; those that failed must be taken out with `forget`. It may be shared by
+    threads.
+
+    Args:
+        planner: Whose index is kept.
+        capacity_tokens: Tokens that the engine's cache holds.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+
+    Example:
+        >>> from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+        >>> planner = ReusePlanner()
+        >>> shadow = ShadowCache(planner, capacity_tokens=1_000)
+        >>> for number in range(9):
+        ...     block = ContextBlock(id=number, text="...", tokens=150)
+        ...     plan = planner.plan(ContextRequest([block], "Why?"))
+        ...     shadow.observe(plan, prompt_tokens=200, cached_tokens=0, completion_tokens=50)
+        >>> planner.statistics().tokens  # of 1,000 tokens, three in five are blocks
+        600
+    """
+
+    def __init__(self, planner: ReusePlanner, capacity_tokens: int) -> None:
+        if not isinstance(planner, ReusePlanner):
+            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
+        if not isinstance(capacity_tokens, int) or capacity_tokens < 0:
+            raise InvalidRequestError(
+                f"capacity_tokens must be an integer from 0, not {describe(capacity_tokens)}"
+            )
+        self.planner = planner
+        self.capacity_tokens = capacity_tokens
+        self._lock = Lock()
+        self._recent: deque[_Stored] = deque()
+        self._tokens = 0
+        self._block_tokens = 0
+
+    @classmethod
+    def from_metrics(cls, planner: ReusePlanner, metrics: EngineMetrics | str) -> ShadowCache:
+        """Return one of the size that the engine reports.
+
+        Args:
+            planner: Whose index is kept.
+            metrics: The engine's `/metrics`, as text or parsed.
+
+        Raises:
+            InvalidRequestError: If they do not tell the size.
+        """
+        if not isinstance(metrics, EngineMetrics):
+            metrics = EngineMetrics.parse(metrics)
+        capacity = metrics.capacity_tokens
+        if capacity is None:
+            raise InvalidRequestError(
+                "these metrics do not tell the size of the cache (vllm:cache_config_info); "
+                "pass ShadowCache(planner, capacity_tokens=...)"
+            )
+        return cls(planner, capacity)
+
+    @property
+    def block_share(self) -> float:
+        """The share of the engine's cache that block tokens take, as measured; 1 before that."""
+        return min(1.0, self._block_tokens / self._tokens) if self._tokens else 1.0
+
+    def observe(
+        self,
+        plan: Plan,
+        prompt_tokens: int,
+        cached_tokens: int | None,
+        completion_tokens: int = 0,
+    ) -> None:
+        """Take note of an answered request, and forget what it pushed out.
+
+        Args:
+            plan: The request's plan.
+            prompt_tokens: Tokens of its prompt, as the engine counts them.
+            cached_tokens: Those that came from the cache. None, for engines that do not tell,
+                takes the plan's expectation.
+            completion_tokens: Tokens of the answer.
+        """
+        expected = plan.expected_cached_tokens
+        cached = min(prompt_tokens, expected if cached_tokens is None else cached_tokens)
+        stored = _Stored(
+            prompt_tokens - cached + completion_tokens,
+            max(0, self.planner.block_tokens(plan.blocks) - expected),
+        )
+        with self._lock:
+            self._recent.append(stored)
+            self._tokens += stored.tokens
+            self._block_tokens += stored.block_tokens
+            while self._tokens - self._recent[0].tokens >= max(1, self.capacity_tokens):
+                gone = self._recent.popleft()
+                self._tokens -= gone.tokens
+                self._block_tokens -= gone.block_tokens
+            limit = int(self.capacity_tokens * self.block_share)
+            excess = self.planner.statistics().tokens - limit
+            if excess > 0:
+                self.planner.evict_tokens(excess)
+
+    def forget(self, plan: Plan) -> None:
+        """Take out a request that failed: its prompt is not in the engine's cache."""
+        self.planner.evict([plan.request_id])

@@ -1,0 +1,1 @@
+"""Following the events that an engine publishes about its cache blocks."""

@@ -1,0 +1,211 @@
+"""What an engine's prefix cache holds, as its own events tell: no hash is recomputed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from ctxreuse.cache.kv_events.block_tree import (
+    BlockHash,
+    BlockTree,
+    ExtraKeys,
+    Name,
+    Prompt,
+    block_link,
+)
+from ctxreuse.errors import InvalidRequestError, describe
+
+_MOST_GROUPS = 64
+
+
+class EngineBlocks:
+    """Mirrors an engine's cache blocks and says how much of a prompt stands there.
+
+    Blocks are found by their tokens and their parent, so nothing is assumed about how the engine
+    hashes. Where a model has several groups of layers, each group stores its own blocks, and a
+    prompt is held as far as all groups hold it; groups that store parts of prompts only (sliding
+    windows, state-space layers) are left out, for what they keep follows from the others' hits.
+
+    A listener that came late does not know the blocks that were stored before. What follows on top
+    of them tells that they are there; see `BlockTree`. What is not certain counts as not held.
+
+    Args:
+        max_blocks: How many blocks are remembered (some 500 bytes each); the oldest go first.
+
+    Raises:
+        InvalidRequestError: If that is no integer from 1.
+
+    Example:
+        >>> blocks = EngineBlocks()
+        >>> blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], block_size=2)
+        True
+        >>> blocks.held_tokens([1, 2, 3, 4, 5]), blocks.held_tokens([1, 2, 5])
+        (4, 2)
+        >>> blocks.removed([b"y"])
+        >>> blocks.held_tokens([1, 2, 3, 4, 5])
+        2
+    """
+
+    def __init__(self, max_blocks: int = 500_000) -> None:
+        if not isinstance(max_blocks, int) or max_blocks < 1:
+            raise InvalidRequestError(
+                f"max_blocks must be an integer from 1, not {describe(max_blocks)}"
+            )
+        self._max_blocks = max_blocks
+        self._trees: dict[int, BlockTree] = {}
+        self._partial: set[int] = set()
+        self._knows_salts = False
+
+    def __len__(self) -> int:
+        return sum(len(tree) for tree in self._trees.values())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of the smallest block that was stored; 0 before that."""
+        return min((size for tree in self._trees.values() for size in tree.sizes), default=0)
+
+    def stored(
+        self,
+        block_hashes: Sequence[BlockHash],
+        parent_hash: BlockHash | None,
+        token_ids: Sequence[int],
+        block_size: int,
+        extra_keys: Sequence[ExtraKeys] | None = None,
+        group: int = 0,
+        *,
+        whole_prompts: bool = True,
+    ) -> bool:
+        """Take note of stored blocks.
+
+        Args:
+            block_hashes: The engine's names of the blocks, in order.
+            parent_hash: The block before them; None begins a prompt.
+            token_ids: Their tokens.
+            block_size: Tokens of a block.
+            extra_keys: What else the engine tells the blocks apart by, for each block.
+            group: The group of layers.
+            whole_prompts: Whether the group is known to store all blocks of a prompt.
+
+        Returns:
+            Whether they could be used: blocks without all their tokens cannot.
+        """
+        count = len(block_hashes)
+        extras = [None] * count if extra_keys is None else extra_keys
+        fits = block_size > 0 and len(token_ids) == count * block_size and len(extras) == count
+        if not (fits and whole_prompts):
+            self._partial.add(group)
+            return False
+        if group not in self._trees:
+            if len(self._trees) == _MOST_GROUPS:
+                return False
+            self._trees[group] = BlockTree(self._max_blocks)
+        tokens = token_array(token_ids)
+        links = [
+            block_link(tokens[number * block_size : (number + 1) * block_size], extra)
+            for number, extra in enumerate(extras)
+        ]
+        self._knows_salts = self._knows_salts or any(extras)
+        self._trees[group].stored(block_hashes, parent_hash, links, block_size)
+        return True
+
+    def removed(self, block_hashes: Sequence[BlockHash], group: int = 0) -> None:
+        """Take note of removed blocks; an unknown one drops all that was only implied.
+
+        Args:
+            block_hashes: The engine's names of the blocks.
+            group: The group of layers.
+        """
+        tree = self._trees.get(group)
+        if tree is not None:
+            for block_hash in block_hashes:
+                tree.removed(block_hash)
+
+    def cleared(self) -> None:
+        """Take note that the engine has dropped everything."""
+        for tree in self._trees.values():
+            tree.clear()
+
+    def held_tokens(
+        self, token_ids: Sequence[int], *, cache_salt: str | None = None, lora: str | None = None
+    ) -> int:
+        """Return how many leading tokens of a prompt the engine holds; whole blocks only.
+
+        Args:
+            token_ids: The prompt.
+            cache_salt: The `cache_salt` that it was or will be sent with.
+            lora: The name of the LoRA adapter that it is for.
+
+        Raises:
+            InvalidRequestError: If the tokens are no integers.
+        """
+        prompt = self._prompt(token_ids, cache_salt, lora)
+        return min((tree.held_tokens(prompt) for tree in self._whole_trees()), default=0)
+
+    def follow(
+        self,
+        name: Name,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        lora: str | None = None,
+    ) -> int:
+        """Follow a prompt under a name: `take_lowered` tells when less of it is held.
+
+        A prompt that is followed may also teach what stands below blocks whose parents are unknown.
+
+        Args:
+            name: The prompt's name; an earlier prompt of that name is replaced.
+            token_ids: The prompt.
+            cache_salt: As in `held_tokens`.
+            lora: As in `held_tokens`.
+
+        Returns:
+            How many leading tokens the engine holds.
+
+        Raises:
+            InvalidRequestError: If the tokens are no integers.
+        """
+        prompt = self._prompt(token_ids, cache_salt, lora)
+        return min((tree.attach(name, prompt) for tree in self._whole_trees()), default=0)
+
+    def unfollow(self, name: Name) -> None:
+        """Follow a prompt no more."""
+        for tree in self._trees.values():
+            tree.detach(name)
+
+    def take_lowered(self) -> dict[Name, int]:
+        """Return the followed prompts of which less is held than before, and how many tokens now.
+
+        What has been returned is not returned again.
+        """
+        names: dict[Name, int] = {}
+        for tree in self._trees.values():
+            names.update(tree.lowered)
+            tree.lowered = {}
+        trees = self._whole_trees()
+        for name in names:
+            held = [tree.held_by(name) for tree in trees]
+            names[name] = min((tokens for tokens in held if tokens is not None), default=0)
+        return names
+
+    def _whole_trees(self) -> list[BlockTree]:
+        whole = [tree for group, tree in self._trees.items() if group not in self._partial]
+        return whole or list(self._trees.values())
+
+    def _prompt(self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None) -> Prompt:
+        # an engine that never named a salt does not tell blocks of different salts apart
+        salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
+        adapters = () if lora is None else (lora,)
+        return Prompt(token_array(token_ids), adapters + salts, adapters)
+
+
+def token_array(token_ids: Sequence[int]) -> array[int]:
+    """Return token ids in a compact form.
+
+    Raises:
+        InvalidRequestError: If they are no integers of 64 bits.
+    """
+    try:
+        return array("q", list(token_ids))  # a list: bytes would be taken as memory
+    except (TypeError, OverflowError) as error:
+        raise InvalidRequestError("token ids must be integers of at most 64 bits") from error

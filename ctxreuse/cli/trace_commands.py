@@ -1,0 +1,197 @@
+"""`ctxreuse plan`, `simulate` and `explain`: traces as files."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
+from ctxreuse.cli.common import (
+    CorpusPath,
+    only_one_from_standard_input,
+    output_console,
+    progress,
+)
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.replay import simulate as simulation
+from ctxreuse.evaluation.replay.explain_plan import (
+    explain_plan,
+    explanation_json,
+    explanation_tables,
+    in_words,
+)
+from ctxreuse.evaluation.replay.plan_file import read_plan
+from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, write_lines
+from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+
+
+class ModeName(StrEnum):
+    """How the requests of a trace are planned."""
+
+    online = "online"
+    offline = "offline"
+
+
+class StrategyName(StrEnum):
+    """Whose order the blocks are put in."""
+
+    reuse = "reuse"
+    paper = "paper"
+    none = "none"
+
+
+def plan(
+    trace: Annotated[
+        str,
+        typer.Option(
+            "--trace",
+            help="Retrievals in arrival order: a JSON object a line with request_id, query, "
+            "blocks; '-' reads standard input.",
+        ),
+    ],
+    corpus: CorpusPath,
+    mode: Annotated[
+        ModeName,
+        typer.Option(help="online: one request after the other; offline: all as one batch."),
+    ],
+    strategy: Annotated[
+        StrategyName,
+        typer.Option(help="reuse: this package's order; paper: ContextPilot's; none: as it is."),
+    ] = StrategyName.reuse,
+    dedup: Annotated[
+        bool,
+        typer.Option(
+            "--dedup",
+            help="Replay each conversation, answering 'OK.', and leave out what it shows already.",
+        ),
+    ] = False,
+    capacity_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens that the engine's cache holds, if it is known."),
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
+    ] = STANDARD_STREAM,
+) -> None:
+    """Plan the requests of a trace: one JSON line a request, in execution order."""
+    only_one_from_standard_input(trace, corpus)
+    blocks = read_corpus(corpus)
+    requests = read_trace(trace, blocks)
+    planner = ReusePlanner(capacity_tokens=capacity_tokens)
+    with progress("planning", len(requests)) as advance:
+        planned = plan_trace(
+            requests, planner, mode.value, strategy.value, conversations=dedup, advance=advance
+        )
+    write_lines(output, (request.as_json() for request in planned))
+
+
+def simulate(
+    plan: Annotated[
+        str,
+        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
+    ],
+    corpus: CorpusPath,
+    capacity_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tokens that the cache holds; unlimited if not given."),
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens of an engine block; only with --tokenizer.")
+    ] = 16,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer.json: simulate whole prompts token by token. Without it, each block "
+            "counts as its tokens, and questions and annotations as none."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the hit ratio that an engine with a prefix cache would reach on a plan."""
+    only_one_from_standard_input(plan, corpus)
+    blocks = read_corpus(corpus)
+    planned = read_plan(plan)
+    if tokenizer is None:
+        usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(capacity_tokens))
+    else:
+        usages = simulation.simulate_tokens(
+            planned,
+            blocks,
+            PrefixCacheSimulator(capacity_tokens, block_size),
+            simulation.load_tokenizer(str(tokenizer)),
+        )
+    with progress("simulating", len(planned)) as advance:
+        total = simulation.total_usage(usages, advance)
+    figures: dict[str, int | float | str | None] = {
+        "requests": len(planned),
+        "prompt_tokens": total.prompt_tokens,
+        "cached_tokens": total.cached_tokens,
+        "prefilled_tokens": total.prefilled_tokens,
+        "hit_ratio": round(total.hit_ratio, 6),
+        "capacity_tokens": capacity_tokens,
+        "level": "block" if tokenizer is None else "token",
+    }
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in figures.items():
+        shown = f"{value:,}" if isinstance(value, int) else value
+        table.add_row(name.replace("_", " "), "unlimited" if value is None else str(shown))
+    output_console().print(table)
+
+
+def explain(
+    plan: Annotated[
+        str,
+        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
+    ],
+    corpus: CorpusPath,
+    request: Annotated[
+        str | None, typer.Option(help="Explain this request only, in words; its request_id.")
+    ] = None,
+    worst: Annotated[
+        int, typer.Option(min=0, help="How many of the requests that lost most to list.")
+    ] = 10,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json: also say at which token of the prompt two part."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a request instead.")
+    ] = False,
+) -> None:
+    """Say why requests hit or miss the prefix cache.
+
+    Each request is compared with those before it: the closest earlier prompt, the block at which
+    they part, the tokens that are computed again, and the cause.
+    """
+    only_one_from_standard_input(plan, corpus)
+    blocks = read_corpus(corpus)
+    planned = read_plan(plan)
+    if request is not None and request not in {str(one.request_id) for one in planned}:
+        raise InputFileError(f"{plan}: there is no request {request!r}; see its request_id fields")
+    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
+    with progress("comparing", len(planned)) as advance:
+        explained = []
+        for one in explain_plan(planned, blocks, encoder):
+            explained.append(one)
+            advance()
+    if request is not None:
+        explained = [one for one in explained if str(one.explanation.request_id) == request]
+    if as_json:
+        for one in explained:
+            typer.echo(json.dumps(explanation_json(one)))
+    elif request is not None:
+        for one in explained:
+            typer.echo(in_words(one))
+    else:
+        for table in explanation_tables(explained, worst):
+            output_console().print(table)

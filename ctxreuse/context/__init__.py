@@ -1,0 +1,1 @@
+"""Frozen values and how they are rendered: no state, no I/O."""

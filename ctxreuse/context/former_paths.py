@@ -1,0 +1,64 @@
+"""Module paths that earlier documentation showed; they keep working as other names of the modules.
+
+The modules moved into folders. An import of a former path gives the very module of today, so that
+classes stay one class whichever path they are imported by.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+FORMER_PATHS = {
+    f"ctxreuse.{former}": f"ctxreuse.{now}"
+    for former, now in {
+        "assignment": "serving.pool.placement",
+        "bench": "evaluation.bench",
+        "demo": "evaluation.demo",
+        "demo.corpus": "evaluation.demo.corpus",
+        "demo.questions": "evaluation.demo.questions",
+        "demo.retrieval": "evaluation.demo.retrieval",
+        "evaluation.answers": "evaluation.results.answers",
+        "evaluation.estimate": "evaluation.replay.estimate",
+        "evaluation.explain": "evaluation.replay.explain_plan",
+        "evaluation.openai_recording": "evaluation.traces.openai_recording",
+        "evaluation.outcomes": "evaluation.replay.outcomes",
+        "evaluation.planfile": "evaluation.replay.plan_file",
+        "evaluation.policies": "evaluation.replay.policies",
+        "evaluation.recording": "evaluation.traces.recording",
+        "evaluation.runs": "evaluation.results.runs",
+        "evaluation.simulate": "evaluation.replay.simulate",
+        "evaluation.virtual_time": "serving.aio.virtual_time",
+        "explanations": "index.explain",
+        "marks": "adapters.plan_metadata",
+        "prompts": "context.rendering",
+        "report": "evaluation.report",
+        "report.page": "evaluation.report.report_page",
+        "shadow_mode": "planning.shadow_mode",
+        "tokens": "context.tokens",
+        "workflow.embedders": "workflow.models.embedders",
+        "workflow.llm": "workflow.models.language_model",
+    }.items()
+}
+
+
+class _FormerPaths(MetaPathFinder, Loader):
+    """Finds a former path; the first in line, or a package's own folder would be read twice."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in FORMER_PATHS else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = import_module(FORMER_PATHS[module.__name__])
+
+
+def keep_former_paths() -> None:
+    """Make former module paths importable, once a process."""
+    if not any(type(finder).__name__ == _FormerPaths.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FormerPaths())

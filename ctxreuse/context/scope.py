@@ -1,0 +1,102 @@
+"""Whose request is being served: set once by the application, read by every adapter.
+
+Retrievers, node postprocessors and memories have no argument for the tenant or the conversation;
+a context variable reaches them through any framework, in threads and tasks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from ctxreuse.context.blocks import ContextRequest, Message
+
+
+@dataclass(frozen=True, slots=True)
+class RequestScope:
+    """Tenant, conversation and history of the request at hand.
+
+    Attributes:
+        tenant: Whose request it is; None where nobody said so.
+        conversation_id: The conversation within the tenant.
+        history: The messages that will be sent before this turn, without the system message.
+    """
+
+    tenant: str | None = None
+    conversation_id: str | int | None = None
+    history: tuple[Message, ...] | None = None
+
+    def inside(
+        self,
+        tenant: str | None = None,
+        conversation_id: str | int | None = None,
+        history: Iterable[Message] | None = None,
+    ) -> RequestScope:
+        """Return the scope with what is given replaced.
+
+        Another tenant's conversation is another conversation, and another conversation's history
+        is not this one's: neither is inherited then.
+        """
+        scope = self
+        if tenant is not None and tenant != scope.tenant:
+            scope = RequestScope(tenant, scope.conversation_id if scope.tenant is None else None)
+            if self.tenant is None:
+                scope = replace(scope, history=self.history)
+        if conversation_id is not None and conversation_id != scope.conversation_id:
+            kept = scope.history if scope.conversation_id is None else None
+            scope = replace(scope, conversation_id=conversation_id, history=kept)
+        if history is not None:
+            scope = replace(scope, history=tuple(history))
+        return scope
+
+
+NO_SCOPE = RequestScope()
+"""Nobody said anything."""
+_current: ContextVar[RequestScope] = ContextVar("ctxreuse_request_scope", default=NO_SCOPE)
+
+
+def current_scope() -> RequestScope:
+    """Return the scope that the caller set."""
+    return _current.get()
+
+
+@contextmanager
+def request_context(
+    tenant: str | None = None,
+    conversation_id: str | int | None = None,
+    history: Iterable[Message] | None = None,
+) -> Iterator[RequestScope]:
+    """Say whose request the code inside serves; every adapter of ctxreuse reads it.
+
+    Works across `await`, and in threads that copy the context (`asyncio.to_thread`, LangChain's and
+    LlamaIndex's executors do). Inner ones inherit what they don't set; another tenant, or another
+    conversation, than the one outside inherits nothing of it.
+
+    Args:
+        tenant: Requests of different tenants never influence each other's order.
+        conversation_id: Names the conversation within the tenant.
+        history: The chat messages that will be sent before this turn, without the system message.
+            With it, blocks that the conversation shows already can be left out.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+
+    Example:
+        >>> with request_context(tenant="acme", conversation_id="c1") as scope:
+        ...     scope.tenant
+        'acme'
+    """
+    checked = ContextRequest(
+        (),
+        tenant="" if tenant is None else tenant,
+        conversation_id=conversation_id,
+        history=history,
+    )
+    token = _current.set(_current.get().inside(tenant, conversation_id, checked.history))
+    try:
+        yield _current.get()
+    finally:
+        with suppress(ValueError):  # a generator closed from a context where nothing was set
+            _current.reset(token)

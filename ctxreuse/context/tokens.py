@@ -1,0 +1,77 @@
+"""Counting tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from numbers import Integral
+from typing import Any, TypeAlias
+
+from ctxreuse.errors import InvalidRequestError, describe
+
+TokenCounter: TypeAlias = Callable[[str], int]
+
+ENGINE_BLOCK_TOKENS = 16
+"""Engines reuse whole blocks of this many tokens; a shorter common prefix saves nothing."""
+
+_BYTES_PER_TOKEN = 4
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate a text's length in tokens: one for every four bytes of UTF-8, rounded up.
+
+    English prose and code come out within about 20% of what current tokenizers count. The planner
+    only compares lengths with each other, so an estimate is enough to order blocks; pass a real
+    counter where the absolute number matters.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        Tokens; 0 for an empty text.
+    """
+    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+
+
+def well_formed(text: str) -> str:
+    """Return a text that tokenizers take: lone surrogates, which UTF-8 lacks, become '?'."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def as_token_counter(counter: Any) -> TokenCounter:
+    """Turn what users have at hand into a function from text to tokens.
+
+    Args:
+        counter: None for the estimate, a function from text to an integer, or a tokenizer
+            with `encode(text, add_special_tokens=...)` (those of tokenizers and transformers).
+
+    Returns:
+        A function that counts the tokens of a text.
+
+    Raises:
+        InvalidRequestError: If it is none of these.
+    """
+    if counter is None:
+        return estimate_tokens
+    encode = None if isinstance(counter, (str, bytes)) else getattr(counter, "encode", None)
+    if callable(encode):
+        return lambda text: _length(encode(well_formed(text), add_special_tokens=False))
+    if callable(counter):
+        return lambda text: _checked(counter(text))
+    raise InvalidRequestError(
+        f"token_counter must be a function or a tokenizer, not {describe(counter)}"
+    )
+
+
+def _length(encoded: Any) -> int:
+    ids = getattr(encoded, "ids", encoded)
+    if not isinstance(ids, Sized):
+        raise InvalidRequestError(f"the tokenizer's encode returned {describe(encoded)}")
+    return len(ids)
+
+
+def _checked(count: Any) -> int:
+    if not isinstance(count, Integral) or int(count) < 0:
+        raise InvalidRequestError(
+            f"token_counter returned {describe(count)}; it must return an integer from 0"
+        )
+    return int(count)

@@ -1,0 +1,178 @@
+"""What planning would save on a recorded trace: every policy, over cache sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.errors import BatchTooLargeError, InputFileError
+from ctxreuse.evaluation.replay.outcomes import Outcome, Replay
+from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Policy
+from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+
+_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+"""Tokens that caches of usual engines hold, from a small GPU beside a large model on."""
+
+_MOST_SIZES = 4
+
+_KS = (3, 5, 10, 15)
+"""Blocks a request at most, as retrievers are usually set."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace holds.
+
+    Attributes:
+        requests: How many.
+        conversations: How many different ones.
+        turns: Requests that are part of one.
+        blocks: Different blocks that are sent.
+        distinct_tokens: Tokens of these.
+        block_tokens: Tokens of all blocks of all requests.
+        repeated_tokens: Those of blocks that an earlier request of the tenant had, too. Hardly any
+            order has so many served, for a prefix cache has a block only behind the same ones.
+    """
+
+    requests: int
+    conversations: int
+    turns: int
+    blocks: int
+    distinct_tokens: int
+    block_tokens: int
+    repeated_tokens: int
+
+    @classmethod
+    def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
+        """Return the summary of a trace."""
+        seen: set[tuple[str, bytes]] = set()
+        distinct: dict[bytes, int] = {}
+        conversations = set()
+        turns = block_tokens = repeated = 0
+        for request in trace:
+            if request.conversation_id is not None:
+                turns += 1
+                conversations.add((request.tenant, request.conversation_id))
+            for key, block in {block.key: block for block in request.blocks}.items():
+                tokens = estimate_tokens(block.text) if block.tokens is None else block.tokens
+                distinct[key] = tokens
+                block_tokens += tokens
+                repeated += tokens * ((request.tenant, key) in seen)
+                seen.add((request.tenant, key))
+        return cls(
+            requests=len(trace),
+            conversations=len(conversations),
+            turns=turns,
+            blocks=len(distinct),
+            distinct_tokens=sum(distinct.values()),
+            block_tokens=block_tokens,
+            repeated_tokens=repeated,
+        )
+
+    @property
+    def reuse_bound(self) -> float:
+        """Share of the block tokens that had been sent before."""
+        return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
+
+    def cache_sizes(self) -> list[int | None]:
+        """Return sizes to try, in tokens: unlimited, and those of usual engines that are less."""
+        less = [size for size in _SIZES if size < self.block_tokens]
+        return [None, *less[-_MOST_SIZES:]]
+
+
+def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
+    """Return a trace as it were with a retriever that finds k blocks a request."""
+    return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
+
+
+def usual_ks(trace: Sequence[TraceRequest]) -> list[int]:
+    """Return numbers of blocks a request to try: usual ones, and the most that one has."""
+    most = max((len(traced.blocks) for traced in trace), default=0)
+    return [*(k for k in _KS if k < most), *([most] if most else [])]
+
+
+def estimate(
+    replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
+) -> Iterator[Outcome]:
+    """Yield what each policy reaches, with and without de-duplication, with each cache.
+
+    De-duplication is tried where there are conversations. A policy that cannot hold the trace as
+    one batch is left out.
+
+    Args:
+        replay: The trace.
+        capacities: Tokens that the cache holds; None is unlimited.
+        policies: What to try.
+    """
+    for policy in policies:
+        for deduplicate in deduplications(replay.trace):
+            for capacity in capacities:
+                try:
+                    yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
+                except BatchTooLargeError:
+                    break
+
+
+def estimate_over_k(
+    replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
+) -> Iterator[tuple[int, Outcome]]:
+    """Yield what each policy reaches with an unlimited cache and k blocks a request, with k.
+
+    Blocks that a conversation shows already are left out. A policy that cannot hold the trace as
+    one batch is left out.
+
+    Args:
+        replay: The trace.
+        ks: Numbers of blocks to try.
+        policies: What to try.
+    """
+    for k in ks:
+        shorter = replay.of(cut(replay.trace, k))
+        for policy in policies:
+            with suppress(BatchTooLargeError):
+                yield k, shorter.run(policy)
+
+
+def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """Return for each k the share of the block tokens that had been sent before."""
+    return tuple((k, TraceSummary.of(cut(trace, k)).reuse_bound) for k in ks)
+
+
+def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
+    """Return what to try of de-duplication: where there are conversations, without and with it."""
+    has_turns = any(request.conversation_id is not None for request in trace)
+    return (False, True) if has_turns else (False,)
+
+
+def shown(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome whose prompts a report shows: this package's, online, no cache limit."""
+    return [one for one in outcomes if one.policy == OURS_ONLINE and one.capacity_tokens is None][
+        -1
+    ]
+
+
+def runs_of(trace: Sequence[TraceRequest], policies: Sequence[Policy] = POLICIES) -> int:
+    """Return how often `estimate` replays a trace for each cache size, at most."""
+    return len(policies) * len(deduplications(trace))
+
+
+def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
+    """Return the paths of a trace and its corpus.
+
+    Args:
+        trace: A trace, or a folder that holds a recording.
+        corpus: Its corpus; None is the `corpus.jsonl` beside it.
+
+    Raises:
+        InputFileError: If there is no such trace.
+    """
+    path = Path(trace)
+    if not path.exists():
+        raise InputFileError(f"{trace}: there is no such file or folder")
+    if path.is_dir():
+        path /= TRACE
+    return str(path), str(path.parent / CORPUS) if corpus is None else corpus

@@ -1,0 +1,190 @@
+"""Why the requests of a plan file hit or miss, each compared with those before it."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.tokens import estimate_tokens, well_formed
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.simulate import Tokenizer, corpus_block, prompt_tokens
+from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.index.explain import HEAVIEST, Explanation, SentPrompt, explain
+
+_LATEST = 200
+"""How many earlier prompts are looked at for each block, beside those that begin alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRequest:
+    """A request of a plan file with its explanation.
+
+    Attributes:
+        explanation: Why it hits or misses, in block tokens.
+        prompt_tokens: Length of the whole prompt; None without a tokenizer.
+        parts_at_token: How many tokens it shares with the closest earlier prompt, labels and
+            everything else counted: the index of the first token where the two part. None without
+            a tokenizer or an earlier prompt.
+    """
+
+    explanation: Explanation
+    prompt_tokens: int | None = None
+    parts_at_token: int | None = None
+
+
+def explain_plan(
+    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
+) -> Iterator[ExplainedRequest]:
+    """Yield an explanation for each request, other tenants' requests looked at, too.
+
+    Args:
+        planned: The requests in execution order.
+        corpus: The blocks.
+        tokenizer: Where given, the prompts are also compared token by token.
+
+    Raises:
+        InputFileError: If a plan names a block that the corpus lacks.
+    """
+    sent = _SentPrompts()
+    tokens_of: dict[str | int, array[int]] = {}
+    prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)
+    for request in planned:
+        prompt = _sent_prompt(request, corpus)
+        related = sent.related(prompt)
+        explanation = explain(prompt, related, request.expected_cached_tokens, across_tenants=True)
+        sent.add(prompt)
+        if prompts is None:
+            yield ExplainedRequest(explanation)
+            continue
+        tokens = array("I", next(prompts))  # a list takes up to ten times as much memory
+        closest = None if explanation.closest is None else tokens_of.get(explanation.closest)
+        tokens_of[request.request_id] = tokens
+        yield ExplainedRequest(
+            explanation, len(tokens), None if closest is None else _common(tokens, closest)
+        )
+
+
+class _SentPrompts:
+    """The prompts so far, found by how they begin and by their blocks: a long trace stays quick."""
+
+    def __init__(self) -> None:
+        self._prompts: list[SentPrompt] = []
+        self._with: dict[BlockId, deque[int]] = {}
+        self._beginnings: dict[Hashable, int] = {}
+
+    def add(self, prompt: SentPrompt) -> None:
+        number = len(self._prompts)
+        self._prompts.append(prompt)
+        for block_id in set(prompt.ids):
+            self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
+        if not prompt.is_later_turn:
+            for beginning in _beginnings(prompt):
+                self._beginnings[beginning] = number
+
+    def related(self, prompt: SentPrompt) -> list[SentPrompt]:
+        """Return, in order, the earlier prompts that can be closest to this one.
+
+        These are the latest one of each beginning that is the same, with the same system text and
+        tenant, with the same tenant, or with any, and the latest ones with each of its blocks.
+        """
+        numbers = {
+            self._beginnings[beginning]
+            for beginning in _beginnings(prompt)
+            if beginning in self._beginnings
+        }
+        numbers.update(number for block_id in prompt.ids for number in self._with.get(block_id, ()))
+        return [self._prompts[number] for number in sorted(numbers)]
+
+
+def _beginnings(prompt: SentPrompt) -> Iterator[Hashable]:
+    """Yield a name for each beginning of a prompt, the empty one included."""
+    for root in ((prompt.tenant, prompt.system), (prompt.tenant,), ()):
+        digest = hashlib.blake2b(digest_size=16)
+        yield (root, b"")
+        for key in prompt.keys:
+            digest.update(key)
+            yield (root, digest.digest())
+
+
+def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
+    blocks = [corpus_block(corpus, block_id, request) for block_id in request.blocks]
+    return SentPrompt(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        system=request.system,
+        is_later_turn=request.after is not None,
+        after=request.after,
+        keys=tuple(block.key for block in blocks),
+        ids=tuple(block.id for block in blocks),
+        tokens=tuple(
+            estimate_tokens(block.text) if block.tokens is None else min(block.tokens, HEAVIEST)
+            for block in blocks
+        ),
+    )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def in_words(explained: ExplainedRequest) -> str:
+    """Return the explanation of one request as text."""
+    explanation = explained.explanation
+    name = well_formed(str(explanation.request_id))
+    lines = [f"{name}: {explanation.cause}", explanation.words]
+    if explained.parts_at_token is not None:
+        lines.append(
+            f"Token by token the two prompts part at token {explained.parts_at_token:,} of "
+            f"{explained.prompt_tokens:,}."
+        )
+    return "\n".join(lines)
+
+
+def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
+    """Return the explanation of one request as a JSON object."""
+    return {
+        **asdict(explained.explanation),
+        "prompt_tokens": explained.prompt_tokens,
+        "parts_at_token": explained.parts_at_token,
+    }
+
+
+def explanation_tables(explained: Sequence[ExplainedRequest], worst: int) -> list[Table]:
+    """Return the causes, and the requests that lost most, as tables."""
+    causes = Table("cause", "requests", "tokens computed again", title="Why requests hit or miss")
+    by_cause: dict[str, list[int]] = {}
+    for one in explained:
+        by_cause.setdefault(one.explanation.cause, []).append(one.explanation.lost_tokens)
+    for cause, lost in sorted(by_cause.items(), key=lambda item: (-sum(item[1]), item[0])):
+        causes.add_row(cause, f"{len(lost):,}", f"{sum(lost):,}")
+    tables = [causes]
+    losers = [one.explanation for one in explained if one.explanation.lost_tokens]
+    losers.sort(key=lambda one: -one.lost_tokens)
+    if worst and losers:
+        table = Table()
+        for column in ("request", "cause", "closest", "shared", "parts at", "computed again"):
+            table.add_column(column, overflow="fold")
+        for loser in losers[:worst]:
+            table.add_row(
+                *(_shown(name) for name in (loser.request_id, loser.cause, loser.closest)),
+                f"{loser.shared_tokens:,} tokens",
+                "its end" if loser.block is None else _shown(loser.block),
+                f"{loser.lost_tokens:,}",
+            )
+        table.title = "Requests that lost most (`--request ID` says more)"
+        tables.append(table)
+    return tables
+
+
+def _shown(name: object) -> str:
+    return escape(well_formed(str(name)))

@@ -1,0 +1,153 @@
+"""Plans as JSON lines, one a request, in execution order.
+
+A line holds ids, labels and words, never a document's text: `request_id`, `blocks` (ids to send, in
+order), `references` (ids left out), `order_annotation`, `parts` (what the message shows, in order:
+`[label, id]` for a block, `[label, id, words]` for a reference), `query`, `system`, `tenant`,
+`conversation_id`, `turn`, `after` (the request whose prompt and answer stand before this one),
+`expected_cached_tokens`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.rendering import Reference
+from ctxreuse.evaluation.traces.json_lines import Line, read_lines
+from ctxreuse.planning.plan import Plan
+
+PlannedPart = tuple[str, BlockId, str | None]
+"""A label, the block's id, and the location annotation if the block is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A plan without its texts."""
+
+    request_id: str | int
+    parts: tuple[PlannedPart, ...]
+    order_annotation: str | None
+    query: str
+    system: str | None
+    tenant: str
+    conversation_id: str | int | None
+    turn: int
+    after: str | int | None
+    expected_cached_tokens: int | None
+    place: str = "plan"
+
+    @classmethod
+    def of(cls, plan: Plan, turn: int = 0, after: str | int | None = None) -> PlannedRequest:
+        """Return a plan's record.
+
+        Args:
+            plan: The plan.
+            turn: Its turn in the conversation, from 0.
+            after: The id of the request that the history ends with.
+        """
+        return cls(
+            request_id=plan.request_id,
+            parts=tuple(
+                (part.label, part.id, part.annotation)
+                if isinstance(part, Reference)
+                else (part.label, part.block.id, None)
+                for part in plan.parts
+            ),
+            order_annotation=plan.order_annotation,
+            query=plan.request.query,
+            system=plan.request.system,
+            tenant=plan.request.tenant,
+            conversation_id=plan.request.conversation_id,
+            turn=turn,
+            after=after,
+            expected_cached_tokens=plan.expected_cached_tokens,
+        )
+
+    @property
+    def blocks(self) -> list[BlockId]:
+        """The ids of the blocks to send, in order."""
+        return [block_id for _, block_id, annotation in self.parts if annotation is None]
+
+    @property
+    def references(self) -> list[BlockId]:
+        """The ids of the blocks left out."""
+        return [block_id for _, block_id, annotation in self.parts if annotation is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line as a JSON object."""
+        return {
+            "request_id": self.request_id,
+            "blocks": self.blocks,
+            "references": self.references,
+            "order_annotation": self.order_annotation,
+            "parts": [
+                [label, block_id] if annotation is None else [label, block_id, annotation]
+                for label, block_id, annotation in self.parts
+            ],
+            "query": self.query,
+            "system": self.system,
+            "tenant": self.tenant,
+            "conversation_id": self.conversation_id,
+            "turn": self.turn,
+            "after": self.after,
+            "expected_cached_tokens": self.expected_cached_tokens,
+        }
+
+
+def read_plan(path: str) -> list[PlannedRequest]:
+    """Read a plan file.
+
+    Lines may come from elsewhere and hold `request_id` and `blocks` only; what is missing is taken
+    as not there, labels as counted from 1.
+
+    Args:
+        path: A file's path, or "-" for standard input.
+
+    Raises:
+        InputFileError: If a line is broken, or stands after a request that is not before it.
+    """
+    planned: list[PlannedRequest] = []
+    known: set[str | int] = set()
+    for line in read_lines(path):
+        request = PlannedRequest(
+            request_id=line.get("request_id", (str, int)),
+            parts=_parts(line),
+            order_annotation=line.get("order_annotation", (str,), None),
+            query=line.get("query", (str,), ""),
+            system=line.get("system", (str,), None),
+            tenant=line.get("tenant", (str,), ""),
+            conversation_id=line.get("conversation_id", (str, int), None),
+            turn=line.get("turn", (int,), 0),
+            after=line.get("after", (str, int), None),
+            expected_cached_tokens=line.get("expected_cached_tokens", (int,), None),
+            place=line.place,
+        )
+        if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
+            line.fail("field 'expected_cached_tokens' must be an integer from 0")
+        if request.after is not None and request.after not in known:
+            line.fail(
+                f"it continues request {request.after!r}, which does not stand before it; "
+                "keep the lines in execution order"
+            )
+        known.add(request.request_id)
+        planned.append(request)
+    return planned
+
+
+def _parts(line: Line) -> tuple[PlannedPart, ...]:
+    if line.fields.get("parts") is None:
+        return tuple(
+            (f"[Doc_{ordinal}]", block_id, None)
+            for ordinal, block_id in enumerate(line.ids("blocks"), start=1)
+        )
+    parts: list[PlannedPart] = []
+    for part in line.get("parts", (list,)):
+        match part:
+            case [str(label), str() | int() as block_id] if not isinstance(block_id, bool):
+                parts.append((label, block_id, None))
+            case [str(label), str() | int() as block_id, str(words)]:
+                parts.append((label, block_id, words))
+            case _:
+                line.fail("field 'parts' must hold [label, id] or [label, id, words]")
+    return tuple(parts)

@@ -1,0 +1,194 @@
+"""What a prefix cache would serve of a planned trace, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ctxreuse.cache.block_level import BlockLevelCache, block_key
+from ctxreuse.cache.simulator import PrefixCacheSimulator
+from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.rendering import Reference, SentBlock, render_turn
+from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.context.tokens import estimate_tokens, well_formed
+from ctxreuse.errors import InputFileError, describe
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.plan_trace import ANSWER
+from ctxreuse.evaluation.traces.trace_files import Corpus
+
+
+class Encoding(Protocol):
+    """What a tokenizer's `encode` returns."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+
+
+class Tokenizer(Protocol):
+    """A `tokenizers.Tokenizer`."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> Encoding:
+        """Return the tokens of a text."""
+
+
+def simulate_blocks(
+    planned: Sequence[PlannedRequest], corpus: Corpus, cache: BlockLevelCache
+) -> Iterator[CacheUsage]:
+    """Yield each request's usage at block level: a block counts as its `tokens`.
+
+    A later turn's prompt is that of the turn before and its own blocks; questions, answers, labels
+    and annotations weigh nothing here.
+
+    Args:
+        planned: The requests in execution order.
+        corpus: The blocks' tokens.
+        cache: Where the prompts are served from.
+
+    Raises:
+        InputFileError: If a plan names a block that the corpus lacks.
+    """
+    prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
+    continued = {request.after for request in planned}
+    for number, request in enumerate(planned):
+        keys: list[BlockKey] = []
+        tokens: list[int] = []
+        if request.after is not None:
+            earlier_keys, earlier_tokens = prompts[request.after]
+            # the turn before ends in a question and an answer that no other prompt has
+            keys = [*earlier_keys, block_key(f"turn {number}")]
+            tokens = [*earlier_tokens, 0]
+        for block_id in request.blocks:
+            block = corpus_block(corpus, block_id, request)
+            keys.append(block.key)
+            tokens.append(estimate_tokens(block.text) if block.tokens is None else block.tokens)
+        if request.request_id in continued:
+            prompts[request.request_id] = (keys, tokens)
+        yield cache.serve(keys, tokens, (request.tenant, request.system))
+
+
+def simulate_tokens(
+    planned: Sequence[PlannedRequest],
+    corpus: Corpus,
+    cache: PrefixCacheSimulator,
+    tokenizer: Tokenizer,
+) -> Iterator[CacheUsage]:
+    """Yield each request's usage at token level, everything in the prompt counted.
+
+    Tenants do not share.
+
+    Args:
+        planned: The requests in execution order.
+        corpus: The blocks' texts.
+        cache: Where the prompts are served from.
+        tokenizer: Turns text into token ids.
+
+    Raises:
+        InputFileError: If a plan names a block that the corpus lacks.
+    """
+    prompts = prompt_tokens(planned, corpus, tokenizer)
+    for request, prompt in zip(planned, prompts, strict=True):
+        yield cache.serve(prompt, salt=request.tenant)
+
+
+def prompt_tokens(
+    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
+) -> Iterator[list[int]]:
+    """Yield each request's whole prompt as token ids.
+
+    Messages are laid out as ChatML (`<|im_start|>role ... <|im_end|>`); other chat templates differ
+    by a few tokens a message. Turns are answered "OK.".
+
+    Args:
+        planned: The requests in execution order.
+        corpus: The blocks' texts.
+        tokenizer: Turns text into token ids.
+
+    Raises:
+        InputFileError: If a plan names a block that the corpus lacks.
+    """
+    prompts: dict[str | int, list[int]] = {}
+    continued = {request.after for request in planned}
+
+    def encode(role: str, content: str) -> list[int]:
+        text = f"<|im_start|>{role}\n{content}<|im_end|>\n"
+        return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
+
+    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
+    for request in planned:
+        if request.after is not None:
+            before = prompts[request.after]
+        else:
+            before = [] if request.system is None else encode("system", request.system)
+        prompt = before + encode("user", _content(request, corpus))
+        if request.request_id in continued:
+            prompts[request.request_id] = prompt + encode("assistant", ANSWER)
+        yield prompt + opening
+
+
+def total_usage(
+    usages: Iterator[CacheUsage], advance: Callable[[], object] = lambda: None
+) -> CacheUsage:
+    """Return the sum of all usages, calling `advance` once a request."""
+    total = CacheUsage()
+    for usage in usages:
+        total += usage
+        advance()
+    return total
+
+
+def load_tokenizer(path: str) -> Any:
+    """Return the tokenizer in a `tokenizer.json` file.
+
+    Raises:
+        MissingExtraError: If `tokenizers` is not installed.
+        InputFileError: If the file is none.
+    """
+    try:
+        from tokenizers import Tokenizer as FileTokenizer
+    except ImportError as error:
+        from ctxreuse.errors import MissingExtraError
+
+        raise MissingExtraError("--tokenizer", "tokenizers") from error
+    try:
+        return FileTokenizer.from_file(path)
+    except Exception as error:  # the library raises bare Exception
+        raise InputFileError(
+            f"{path}: not a tokenizer.json ({describe(str(error))}); "
+            "pass the file of a Hugging Face fast tokenizer"
+        ) from error
+
+
+def _content(request: PlannedRequest, corpus: Corpus) -> str:
+    parts = [
+        SentBlock(label, _readable(corpus_block(corpus, block_id, request), request))
+        if annotation is None
+        else Reference(label, block_id, annotation)
+        for label, block_id, annotation in request.parts
+    ]
+    return render_turn(parts, request.order_annotation, request.query, DEFAULT_TEMPLATES)
+
+
+def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
+    if block.tokens and not block.text:
+        raise InputFileError(
+            f"{request.place}: block {describe(block.id)}: the corpus has no text of it, only its "
+            "length; leave out --tokenizer"
+        )
+    return block
+
+
+def corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
+    """Return a block of a plan.
+
+    Raises:
+        InputFileError: If the corpus lacks it.
+    """
+    block = corpus.get(block_id)
+    if block is None:
+        raise InputFileError(
+            f"{request.place}: block {describe(block_id)} is not in the corpus; "
+            "pass the corpus that the plan was made with"
+        )
+    return block

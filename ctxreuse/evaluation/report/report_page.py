@@ -1,0 +1,118 @@
+"""A report: results as one HTML file that needs no network, and as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxreuse.context.tokens import well_formed
+from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.evaluation.report.charts import charts
+from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.sheets import sheets
+
+_CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n"))
+_NOT_IN_HTML = dict.fromkeys(_CONTROLS, "\ufffd")
+"""Ids may hold what a page must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """A headline number."""
+
+    name: str
+    number: str
+    words: str
+    is_good: bool = False
+
+
+def page(results: Results) -> str:
+    """Return results as an HTML page that holds everything it shows.
+
+    Raises:
+        MissingExtraError: If jinja2 or matplotlib is not installed.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingExtraError("an HTML report", "report") from error
+    environment = Environment(
+        loader=PackageLoader("ctxreuse.evaluation.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    drawn = [
+        {
+            "name": one.name,
+            "title": one.title,
+            "words": one.words,
+            "is_wide": one.is_wide,
+            "svg": one.svg(),
+        }
+        for one in charts(results)
+    ]
+    text = environment.get_template("report.html.j2").render(
+        results=results, charts=drawn, cards=list(_cards(results)), sheets=list(sheets(results))
+    )
+    return well_formed(text).translate(_NOT_IN_HTML)
+
+
+def write_report(results: Results, path: str | Path) -> None:
+    """Write the page of `page`.
+
+    Raises:
+        InputFileError: If the file cannot be written.
+        MissingExtraError: If jinja2 or matplotlib is not installed.
+    """
+    text = page(results)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_pictures(results: Results, folder: str | Path) -> list[Path]:
+    """Write the report's charts as PNG files; return their paths.
+
+    Raises:
+        InputFileError: If a file cannot be written.
+        MissingExtraError: If matplotlib is not installed.
+    """
+    paths = []
+    for chart in charts(results):
+        path = Path(folder) / f"{chart.name}.png"
+        figure = chart.figure()
+        figure.suptitle(chart.title, fontsize=10)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=160)
+        except OSError as error:
+            raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
+        paths.append(path)
+    return paths
+
+
+def _cards(results: Results) -> Iterator[_Card]:
+    unlimited = [run for run in results.part() if run.capacity_tokens is None]
+    if not unlimited:
+        return
+    base = unlimited[0]
+    before = base.total.prefilled_tokens
+    yield _Card(
+        "As retrieved", f"{base.total.hit_ratio:.0%}", "of the prompt tokens served from the cache"
+    )
+    for mode, name in (("online", "As requests arrive"), ("offline", "As one batch")):
+        ours = [run for run in unlimited if (run.strategy, run.mode) == ("reuse", mode)]
+        if not ours:
+            continue
+        best = min(ours, key=lambda run: run.total.prefilled_tokens)
+        saved = (before - best.total.prefilled_tokens) / before if before else 0.0
+        change = "fewer" if saved >= 0 else "more"
+        yield _Card(
+            name,
+            f"{abs(saved):.0%}",
+            f"{change} tokens to compute; {best.total.hit_ratio:.0%} from the cache",
+            is_good=saved > 0,
+        )
+        yield _Card("Planning", f"{best.planning_ms:.2f} ms", f"a request, {name.lower()}")

@@ -1,0 +1,112 @@
+"""Corpora and retrieval traces, as JSON lines.
+
+A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing. A
+trace line is a retrieval, in arrival order: `request_id`, `query`, `blocks` (ids, best first), and
+optionally `conversation_id`, `turn`, `tenant`, `system`. Further fields are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.errors import InvalidBlockError, describe
+from ctxreuse.evaluation.traces.json_lines import read_lines
+
+Corpus = Mapping[BlockId, ContextBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One retrieval of a trace.
+
+    Attributes:
+        request_id: Its id.
+        query: What was asked.
+        blocks: What was found, best first, or as somebody else put it.
+        conversation_id: The conversation that it is a turn of; None if it stands alone.
+        turn: Which one, from 0.
+        tenant: Whose it is.
+        system: The system message.
+        ranked: The retriever's order where `blocks` is another one that prompts should tell.
+    """
+
+    request_id: str | int
+    query: str
+    blocks: tuple[ContextBlock, ...]
+    conversation_id: str | int | None = None
+    turn: int = 0
+    tenant: str = ""
+    system: str | None = None
+    ranked: tuple[ContextBlock, ...] | None = None
+
+
+def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
+    """Read a corpus.
+
+    Args:
+        path: A file's path, or "-" for standard input.
+
+    Returns:
+        The blocks by id.
+
+    Raises:
+        InputFileError: If a line is broken, or an id has two texts.
+    """
+    corpus: dict[BlockId, ContextBlock] = {}
+    for line in read_lines(path):
+        block_id = line.get("id", (str, int))
+        tokens = line.get("tokens", (int,), None)
+        text = line.get("text", (str,), ... if tokens is None else "")
+        try:
+            block = ContextBlock(id=block_id, text=text, tokens=tokens)
+        except InvalidBlockError as error:
+            line.fail(str(error))
+        earlier = corpus.setdefault(block_id, block)
+        if earlier.text != text:
+            line.fail(
+                f"id {describe(block_id)} has had another text before; give every text its own id"
+            )
+    return corpus
+
+
+def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
+    """Read a trace.
+
+    Args:
+        path: A file's path, or "-" for standard input.
+        corpus: The blocks that the trace names.
+
+    Raises:
+        InputFileError: If a line is broken, names a block that the corpus lacks, or repeats a
+            request id.
+    """
+    trace: list[TraceRequest] = []
+    seen: set[str | int] = set()
+    for line in read_lines(path):
+        request_id = line.get("request_id", (str, int))
+        if request_id in seen:
+            line.fail(f"request_id {describe(request_id)} was there before; ids must be unique")
+        seen.add(request_id)
+        blocks = []
+        for block_id in line.ids("blocks"):
+            block = corpus.get(block_id)
+            if block is None:
+                line.fail(
+                    f"block {describe(block_id)} is not in the corpus; "
+                    "add it there, or pass the corpus that the trace was made with"
+                )
+            blocks.append(block)
+        trace.append(
+            TraceRequest(
+                request_id=request_id,
+                query=line.get("query", (str,), ""),
+                blocks=tuple(blocks),
+                conversation_id=line.get("conversation_id", (str, int), None),
+                turn=line.get("turn", (int,), 0),
+                tenant=line.get("tenant", (str,), ""),
+                system=line.get("system", (str,), None),
+            )
+        )
+    return trace

@@ -1,0 +1,1 @@
+"""What was sent, so probably stands in the engine's prefix cache."""

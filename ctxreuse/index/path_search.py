@@ -1,0 +1,104 @@
+"""The search of the context index: which sequence that was sent covers most of a new context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.index.radix_tree import Node, path_to
+
+_VISITS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The best cached path for a context."""
+
+    path: tuple[BlockKey, ...]
+    weight: int
+
+
+_NO_MATCH = Match((), 0)
+
+
+def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
+    """Return the path of most weight that uses only blocks of the context.
+
+    Among equal weights the path that more requests share wins, then the one whose blocks the
+    retriever ranked higher. The search is exact up to a bound on the nodes it visits and
+    continues greedily from there, so its work does not grow with the tree.
+
+    Args:
+        root: Where the path starts.
+        context: Block -> weight, in the retriever's order.
+    """
+    best: tuple[int, int] = (0, 0)
+    best_end: tuple[Node, int] | None = None
+    size = len(context)
+    visits = 0
+    stack = [(0, root)]
+    while stack:
+        weight, node = stack.pop()
+        children = node.children
+        if len(children) > size:
+            found = [children[key] for key in context if key in children]
+        else:
+            found = [child for edge, child in children.items() if edge in context]
+        visits += len(found)
+        complete: list[tuple[int, Node]] = []
+        for child in found:
+            gain, matched = weight, 0
+            for key in child.run:
+                share = context.get(key)
+                if share is None:
+                    break
+                gain += share
+                matched += 1
+            score = (gain, child.uses)
+            if score > best or (
+                score == best
+                and best_end is not None
+                and _ranks(child, matched, context) < _ranks(*best_end, context)
+            ):
+                best, best_end = score, (child, matched)
+            if child.children and matched == len(child.run):
+                complete.append((gain, child))
+        if complete:
+            complete.sort(key=_weight)
+            if visits > _VISITS:
+                stack = complete[-1:]
+            else:
+                stack += complete  # the heaviest on top: depth first, greedy first
+    if best_end is None:
+        return _NO_MATCH
+    return Match(path_to(*best_end), best[0])
+
+
+def _weight(entry: tuple[int, Node]) -> int:
+    return entry[0]
+
+
+def _ranks(node: Node, matched: int, context: Mapping[BlockKey, int]) -> list[int]:
+    rank = {key: position for position, key in enumerate(context)}
+    return [rank[key] for key in path_to(node, matched)]
+
+
+def sent_prefix(root: Node, path: Sequence[BlockKey]) -> int:
+    """Return how many leading blocks of a path were sent before, in this order.
+
+    Args:
+        root: Where the path starts.
+        path: Blocks in the order in which they would be sent.
+    """
+    done, node = 0, root
+    while done < len(path):
+        child = node.children.get(path[done])
+        if child is None:
+            break
+        for key in child.run:
+            if done == len(path) or path[done] != key:
+                return done
+            done += 1
+        node = child
+    return done

@@ -1,0 +1,450 @@
+"""The context index: the tree of block sequences that were sent, so probably stand in the cache.
+
+A path from a root is a block sequence that was sent; there is a root for each system text, since
+that text comes first in the prompt. Nodes hold *runs* of blocks (a radix tree): most contexts end
+in a long tail that nothing shares, which costs one node instead of one a block.
+
+Children are found by their first block. The papers' descent (ContextPilot Algorithm 1) compares
+with every child of a node instead; `descent.paper_order` does that, for `strategy="paper"`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from ctxreuse.context.blocks import BlockKey
+
+_REQUESTS_A_NODE = 4
+
+
+class Node:
+    """A run of blocks behind the run of the parent.
+
+    A plain class with slots: a hundred thousand contexts make some two hundred thousand of these.
+    """
+
+    __slots__ = (
+        "children",
+        "edge",
+        "last_use",
+        "parent",
+        "request_ids",
+        "run",
+        "uses",
+        "weights",
+    )
+
+    def __init__(
+        self,
+        parent: Node | None,
+        edge: Hashable,
+        run: tuple[BlockKey, ...],
+        weights: tuple[int, ...],
+    ) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.run = run
+        self.weights = weights
+        self.children: dict[Hashable, Node] = {}
+        self.request_ids: dict[str | int, None] = {}
+        self.uses = 0
+        self.last_use = 0
+
+
+def opens_turn(node: Node) -> bool:
+    """Return whether a later turn of a conversation begins here."""
+    return node.parent is not None and node.edge != node.run[0]
+
+
+def path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
+    """Return the blocks from the root to the `matched`-th block of the node's run."""
+    runs = [node.run[:matched]]
+    above = node.parent
+    while above is not None:
+        runs.append(above.run)
+        above = above.parent
+    return tuple(key for run in reversed(runs) for key in run)
+
+
+class LeafQueue:
+    """The leaves of a tree by their last use.
+
+    A heap that is told of each node that becomes a leaf, and of nothing else: entries of nodes that
+    were used again, grew children or left the tree are passed over when they come up, and swept out
+    once they are many.
+
+    Args:
+        nodes: Returns all nodes of the tree, for sweeping.
+    """
+
+    def __init__(self, nodes: Callable[[], Iterable[Node]]) -> None:
+        self._nodes = nodes
+        self._heap: list[tuple[int, int, Node]] = []
+        self._ticket = count()
+
+    def __len__(self) -> int:
+        """Return the number of entries, stale ones included."""
+        return len(self._heap)
+
+    def push(self, leaf: Node, tree_size: int) -> None:
+        """Note a leaf.
+
+        Args:
+            leaf: A node without children, not a root.
+            tree_size: How many nodes the tree has: the queue stays within four times as many.
+        """
+        heapq.heappush(self._heap, self._entry(leaf))
+        if len(self._heap) > 64 + 4 * tree_size:
+            self._heap = [self._entry(node) for node in self._nodes() if _is_leaf(node)]
+            heapq.heapify(self._heap)
+
+    def oldest(self) -> Node | None:
+        """Return the leaf whose last use is longest ago; None if there is none."""
+        heap = self._heap
+        while heap:
+            last_use, _, node = heap[0]
+            if node.last_use == last_use and _is_leaf(node):
+                return node
+            heapq.heappop(heap)
+        return None
+
+    def _entry(self, leaf: Node) -> tuple[int, int, Node]:
+        return leaf.last_use, next(self._ticket), leaf
+
+
+def _is_leaf(node: Node) -> bool:
+    return node.parent is not None and not node.children
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """Where a sequence ended, and how many of its blocks were there before."""
+
+    node: Node
+    blocks_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What an eviction did.
+
+    Attributes:
+        requests: How many of the given request ids were known.
+        tokens: Block tokens that left the index.
+        unknown: The given request ids that the index does not hold (any more).
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    unknown: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatistics:
+    """Size of an index.
+
+    Attributes:
+        nodes: Tree nodes, roots left out.
+        tokens: Block tokens held.
+        requests: Request ids remembered.
+    """
+
+    nodes: int = 0
+    tokens: int = 0
+    requests: int = 0
+
+
+class ContextIndex:
+    """The tree of sent block sequences of one tenant.
+
+    Invariants: a child's edge is its run's first block, or a mark that no context holds (a later
+    turn stands behind its history, where no other context can follow); no two children of a node
+    share an edge; `tokens` is the sum of all weights; memory is bounded by `capacity_tokens` and
+    `max_nodes`, by evicting the least recently used leaves, last blocks first, as engines do.
+
+    A weight is a block's tokens, at least 1: a block without text still costs its label.
+
+    Args:
+        capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
+        max_nodes: Bound on memory, whatever the capacity; four times as many request ids are
+            remembered.
+    """
+
+    def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.max_nodes = max_nodes
+        self._roots: dict[Hashable, Node] = {}
+        self._by_request: OrderedDict[str | int, Node] = OrderedDict()
+        self._tokens = 0
+        self._nodes = 0
+        self._leaves = LeafQueue(self.nodes)
+        self._turns = count()
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of the index."""
+        return IndexStatistics(self._nodes, self._tokens, len(self._by_request))
+
+    def root(self, system: Hashable) -> Node:
+        """Return the root for a system text; a new one is kept once something is sent with it."""
+        return self._roots.get(system) or Node(None, system, (), ())
+
+    def knows(self, request_id: str | int) -> bool:
+        """Return whether a request of this id is remembered."""
+        return request_id in self._by_request
+
+    def holds(self, node: Node) -> bool:
+        """Return whether the node is still part of the tree."""
+        return node.parent is not None or self._roots.get(node.edge) is node
+
+    def insert(
+        self,
+        root: Node,
+        path: Sequence[BlockKey],
+        weights: Sequence[int],
+        request_id: str | int,
+        now: int,
+    ) -> Inserted:
+        """Record that a block sequence was sent.
+
+        Args:
+            root: The root of its system text.
+            path: The blocks in the order in which they were sent.
+            weights: Each block's weight.
+            request_id: For eviction by request.
+            now: A clock that never goes back.
+        """
+        node = root = self._roots.setdefault(root.edge, root)
+        done, size = 0, len(path)
+        root.last_use = now
+        while done < size:
+            child = node.children.get(path[done])
+            if child is None:
+                break
+            common = 1
+            for key in child.run[1:]:
+                if done + common == size or path[done + common] != key:
+                    break
+                common += 1
+            if common < len(child.run):
+                child = self._split(child, common)
+            node = child
+            node.uses += 1
+            node.last_use = now
+            done += common
+        before = done
+        if done < size:
+            node = self._grow(node, path[done], tuple(path[done:]), tuple(weights[done:]), now)
+        self._end_request(node, request_id)
+        return Inserted(node, before)
+
+    def extend(
+        self,
+        node: Node,
+        path: Sequence[BlockKey],
+        weights: Sequence[int],
+        request_id: str | int,
+        now: int,
+    ) -> Inserted:
+        """Record a later turn of a conversation: blocks behind everything that `node` ends.
+
+        Between the two stand a question and an answer, so no other context may continue here.
+        """
+        if node.parent is None:
+            node = self._roots.setdefault(node.edge, node)
+        above: Node | None = node
+        while above is not None:
+            above.last_use = now
+            above = above.parent
+        if path:
+            mark = ("turn", next(self._turns))
+            node = self._grow(node, mark, tuple(path), tuple(weights), now)
+        self._end_request(node, request_id)
+        return Inserted(node, 0)
+
+    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+        """Forget requests that the engine dropped (ContextPilot section 4.1).
+
+        A node goes when neither a request ends in it nor another path leads through it; parents
+        left empty go with it.
+        """
+        known, before = 0, self._tokens
+        unknown = []
+        for request_id in request_ids:
+            node = self._by_request.pop(request_id, None)
+            if node is None:
+                unknown.append(request_id)
+                continue
+            known += 1
+            node.request_ids.pop(request_id, None)
+            while node.parent is not None and not node.children and not node.request_ids:
+                parent = node.parent
+                self._remove(node)
+                node = parent
+            self._note_leaf(node)
+        return Evicted(known, before - self._tokens, tuple(unknown))
+
+    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        """Keep only the first blocks that a request sent; change nothing if it sent no more.
+
+        What other requests sent from the first lost block on goes, too: the same blocks under the
+        same labels are the same tokens, so an engine that lacks them can serve nothing behind them.
+        What is left of all these requests ends at the cut; those of which nothing is left are
+        forgotten.
+
+        Args:
+            request_id: The request. Of a later turn the blocks of that turn are meant.
+            blocks: How many of its blocks stay, from 0.
+        """
+        end = self._by_request.get(request_id)
+        if end is None:
+            return Evicted(0, 0, (request_id,))
+        turn = [end]
+        while turn[-1].parent is not None and not opens_turn(turn[-1]):
+            turn.append(turn[-1].parent)
+        before = self._tokens
+        for node in reversed(turn):
+            if blocks < len(node.run):
+                self._cut(node, blocks)
+                break
+            blocks -= len(node.run)
+        return Evicted(1, before - self._tokens, ())
+
+    def oldest_use(self) -> int | None:
+        """Return when the least recently used leaf was used; None for an empty index."""
+        leaf = self._leaves.oldest()
+        return None if leaf is None else leaf.last_use
+
+    def evict_oldest(self, tokens: int) -> int:
+        """Shorten the least recently used leaf, from its end, by at least `tokens` if it can.
+
+        Returns:
+            The tokens that left; 0 for an empty index.
+        """
+        leaf = self._leaves.oldest()
+        if leaf is None:
+            return 0
+        keep, gone = len(leaf.run), 0
+        while keep and gone < tokens:
+            keep -= 1
+            gone += leaf.weights[keep]
+        if keep:
+            self._tokens -= gone
+            leaf.run, leaf.weights = leaf.run[:keep], leaf.weights[:keep]
+            return gone
+        parent = leaf.parent
+        assert parent is not None
+        if parent.parent is not None and leaf.edge == leaf.run[0]:
+            # what is left of its requests ends above; of a later turn's own blocks nothing is
+            parent.request_ids.update(leaf.request_ids)
+            self._by_request.update(dict.fromkeys(leaf.request_ids, parent))
+            leaf.request_ids = {}
+        self._remove(leaf)
+        self._note_leaf(parent)
+        return gone
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node, roots included, parents first."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _cut(self, node: Node, keep: int) -> None:
+        """Shorten a node's run to `keep` blocks, and remove all below it; without any, itself."""
+        parent = node.parent
+        assert parent is not None
+        end = node if keep else parent
+        stays = end.parent is not None and (keep > 0 or not opens_turn(node))
+        below = [(node, stays)]
+        for above, is_same_turn in below:  # grows; parents come first
+            below += [
+                (child, is_same_turn and not opens_turn(child)) for child in above.children.values()
+            ]
+        for gone, is_same_turn in below:
+            if is_same_turn and gone is not end:
+                end.request_ids.update(gone.request_ids)
+                self._by_request.update(dict.fromkeys(gone.request_ids, end))
+                gone.request_ids = {}
+        for gone, _ in reversed(below):
+            if gone is not end:
+                self._remove(gone)
+        if keep:
+            self._tokens -= sum(node.weights[keep:])
+            node.run, node.weights = node.run[:keep], node.weights[:keep]
+        self._note_leaf(end)
+
+    def _grow(
+        self,
+        parent: Node,
+        edge: Hashable,
+        run: tuple[BlockKey, ...],
+        weights: tuple[int, ...],
+        now: int,
+    ) -> Node:
+        node = Node(parent, edge, run, weights)
+        node.uses = 1
+        node.last_use = now
+        parent.children[edge] = node
+        self._nodes += 1
+        self._tokens += sum(weights)
+        return node
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node's run in two; the node itself stays the lower part, where requests end."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(parent, node.edge, node.run[:length], node.weights[:length])
+        upper.uses, upper.last_use = node.uses, node.last_use
+        parent.children[node.edge] = upper
+        node.run, node.weights = node.run[length:], node.weights[length:]
+        node.edge, node.parent = node.run[0], upper
+        upper.children[node.edge] = node
+        self._nodes += 1
+        return upper
+
+    def _end_request(self, node: Node, request_id: str | int) -> None:
+        earlier = self._by_request.pop(request_id, None)
+        if earlier is not None:
+            del earlier.request_ids[request_id]
+        self._by_request[request_id] = node
+        node.request_ids[request_id] = None
+        if earlier is not None:
+            self._note_leaf(earlier)
+        if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
+            forgotten, end = self._by_request.popitem(last=False)
+            end.request_ids.pop(forgotten, None)
+            self._note_leaf(end)
+        self._note_leaf(node)
+        self._enforce_bounds()
+
+    def _enforce_bounds(self) -> None:
+        while self._nodes > self.max_nodes:
+            self.evict_oldest(self._tokens)
+        if self.capacity_tokens is not None:
+            while self._tokens > self.capacity_tokens:
+                self.evict_oldest(self._tokens - self.capacity_tokens)
+
+    def _note_leaf(self, node: Node) -> None:
+        """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
+        if node.children:
+            return
+        if node.parent is not None:
+            self._leaves.push(node, self._nodes)
+        elif not node.request_ids and self._roots.get(node.edge) is node:
+            del self._roots[node.edge]
+
+    def _remove(self, node: Node) -> None:
+        assert node.parent is not None
+        assert not node.children
+        del node.parent.children[node.edge]
+        node.parent = None
+        self._nodes -= 1
+        self._tokens -= sum(node.weights)
+        for request_id in node.request_ids:
+            del self._by_request[request_id]
+        node.request_ids = {}

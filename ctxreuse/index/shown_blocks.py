@@ -1,0 +1,205 @@
+"""What each conversation has been shown: de-duplication across turns.
+
+A block is left out only if its text, under its label, really stands in the messages that will be
+sent (ContextPilot Algorithm 3 trusts its own record instead, and so refers to turns that were
+edited, branched or cut away). The record here only says where to look: for each block that was
+sent its label and the digest of its text, never the text itself. Forgetting a conversation costs
+reuse, never content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, Message, text_digest
+from ctxreuse.context.rendering import message_texts
+from ctxreuse.context.templates import Templates
+from ctxreuse.index.radix_tree import Node
+
+_TRUSTED_ORDINALS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBlock:
+    """A block as a conversation's record knows it."""
+
+    key: BlockKey
+    id: BlockId
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the messages before this turn show.
+
+    Attributes:
+        labels: Label -> block id, for the recorded blocks that really stand there.
+        label_of: Block -> its label, for the same blocks.
+        used: Every ordinal that stands in a label anywhere in the messages.
+        texts: Label -> text, for the blocks of `labels`.
+    """
+
+    labels: Mapping[str, BlockId]
+    label_of: Mapping[BlockKey, str]
+    used: frozenset[int]
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def next_ordinals(self, number: int) -> list[int]:
+        """Return the ordinals of the next blocks: those that follow the ones in use.
+
+        A label that some document's text happens to hold is never given out again, and an absurdly
+        high one does not set the count.
+        """
+        start = max((used for used in self.used if used <= _TRUSTED_ORDINALS), default=0) + 1
+        return list(islice((n for n in count(start) if n not in self.used), number))
+
+
+EMPTY_HISTORY = History({}, {}, frozenset())
+
+
+@dataclass(slots=True)
+class _Record:
+    """One conversation: recorded blocks by ordinal, and where its last turn ends in the index."""
+
+    shown: OrderedDict[tuple[int, BlockKey], ShownBlock] = field(default_factory=OrderedDict)
+    end: Node | None = None
+    system: str | None = None
+    last_use: int = 0
+
+
+class Conversations:
+    """The records of one tenant's conversations, bounded by count and age.
+
+    Args:
+        max_conversations: How many are remembered; the least recently used goes first.
+        max_idle: A conversation unused for this many requests of others is forgotten.
+        max_blocks: How many blocks of one conversation are remembered, the oldest going first.
+    """
+
+    def __init__(
+        self, max_conversations: int = 10_000, max_idle: int = 1_000_000, max_blocks: int = 2_000
+    ) -> None:
+        self._max_conversations = max_conversations
+        self._max_idle = max_idle
+        self._max_blocks = max_blocks
+        self._records: OrderedDict[str | int, _Record] = OrderedDict()
+        self._requests = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read(
+        self,
+        conversation_id: str | int | None,
+        messages: Sequence[Message],
+        templates: Templates,
+    ) -> History:
+        """Return what the messages show of the blocks that this conversation was sent.
+
+        Args:
+            conversation_id: Whose record says where to look; None has no record.
+            messages: The history that will be sent before this turn.
+            templates: The words that the blocks were rendered with.
+        """
+        record = None if conversation_id is None else self._records.get(conversation_id)
+        recorded: dict[int, list[ShownBlock]] = {}
+        if record is not None:
+            for (ordinal, _), shown in reversed(record.shown.items()):  # the latest is right
+                recorded.setdefault(ordinal, []).append(shown)
+        standing: dict[str, ShownBlock] = {}
+        texts: dict[str, str] = {}
+        used: set[int] = set()
+        for message in messages:
+            for text in message_texts(message):
+                for found in templates.label_pattern.finditer(text):
+                    ordinal = int(found[1])
+                    used.add(ordinal)
+                    if ordinal in recorded and found[0] not in standing:
+                        block = _standing(recorded[ordinal], text, found, templates)
+                        if block is not None:
+                            standing[found[0]] = block
+                            first = _text_start(found, templates)
+                            texts[found[0]] = text[first : first + block.length]
+        return History(
+            labels={label: shown.id for label, shown in standing.items()},
+            label_of={shown.key: label for label, shown in reversed(standing.items())},
+            used=frozenset(used),
+            texts=texts,
+        )
+
+    def remember(
+        self,
+        conversation_id: str | int,
+        sent: Iterable[tuple[int, ContextBlock]],
+        end: Node,
+        system: str | None,
+    ) -> None:
+        """Record the blocks of a turn under their ordinals, and where the turn ends."""
+        self._requests += 1
+        record = self._records.setdefault(conversation_id, _Record())
+        self._records.move_to_end(conversation_id)
+        record.end, record.system, record.last_use = end, system, self._requests
+        for ordinal, block in sent:
+            record.shown[ordinal, block.key] = ShownBlock(
+                block.key, block.id, len(block.text), block.digest
+            )
+            record.shown.move_to_end((ordinal, block.key))
+        while len(record.shown) > self._max_blocks:
+            record.shown.popitem(last=False)
+        while self._records and (
+            len(self._records) > self._max_conversations
+            or next(iter(self._records.values())).last_use < self._requests - self._max_idle
+        ):
+            self._records.popitem(last=False)
+
+    def end_of(self, conversation_id: str | int | None, system: str | None) -> Node | None:
+        """Return the index node where the conversation's last turn ends, if it is known."""
+        record = None if conversation_id is None else self._records.get(conversation_id)
+        if record is None or record.system != system:
+            return None
+        return record.end
+
+    def forget(self, conversation_id: str | int) -> bool:
+        """Drop a conversation's record; return whether there was one."""
+        return self._records.pop(conversation_id, None) is not None
+
+
+def _text_start(label: re.Match[str], templates: Templates) -> int:
+    """Return where the text of a block begins whose label was found."""
+    before = templates.before_text(label[0])
+    return label.start() - before.index(label[0]) + len(before)
+
+
+def _standing(
+    candidates: Iterable[ShownBlock], text: str, label: re.Match[str], templates: Templates
+) -> ShownBlock | None:
+    """Return which of the blocks stands in a text under a label, if one does.
+
+    A block ends where the separator or the text ends; failing that, where the line ends, for users
+    who join blocks in their own way.
+    """
+    before = templates.before_text(label[0])
+    first = _text_start(label, templates)
+    start = first - len(before)
+    if start < 0 or not text.startswith(before, start):
+        return None
+    if start > 0 and not text.endswith(("\n", templates.separator), 0, start):
+        return None
+    here = [
+        shown
+        for shown in candidates
+        if text.startswith(templates.after_text, first + shown.length)
+        and text_digest(text[first : first + shown.length]) == shown.digest
+    ]
+    here.sort(key=lambda shown: shown.length, reverse=True)  # "a\n\nb" holds "a", too
+    for ending in (templates.separator, "\n"):
+        for shown in here:
+            end = first + shown.length + len(templates.after_text)
+            if end == len(text) or text.startswith(ending, end):
+                return shown
+    return None

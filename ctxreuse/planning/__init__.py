@@ -1,0 +1,1 @@
+"""The planner's state and its results."""

@@ -1,0 +1,113 @@
+"""A conversation that keeps its own messages: append-only, replayed byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from threading import RLock
+from typing import Any
+
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.rendering import render_messages
+from ctxreuse.errors import ConversationError, InvalidRequestError, describe
+from ctxreuse.planning.plan import Plan
+
+
+class Conversation:
+    """One conversation. Made by `ReusePlanner.conversation`.
+
+    What was sent is never rendered again, so every turn's prompt begins with the bytes of the turn
+    before, and blocks that stand there are left out with a location annotation.
+
+    Example:
+        >>> from ctxreuse import ReusePlanner
+        >>> chat = ReusePlanner().conversation("c1")
+        >>> _ = chat.plan(["Paris is in France."], query="Where is Paris?")
+        >>> chat.record("In France.")
+        >>> chat.plan(["Paris is in France."], query="Sure?").location_annotations
+        ('Please refer to [Doc_1] in the previous conversation.',)
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[ContextRequest], Plan],
+        conversation_id: str | int,
+        tenant: str = "",
+        system: str | None = None,
+    ) -> None:
+        self._plan = plan
+        self.conversation_id = conversation_id
+        self.tenant = tenant
+        self.system = system
+        self._history: list[dict[str, Any]] = []
+        self._unanswered: Plan | None = None
+        self._lock = RLock()
+
+    def plan(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        query: str = "",
+        *,
+        request_id: str | int | None = None,
+    ) -> Plan:
+        """Plan the next turn; a turn that was planned but not answered is replaced.
+
+        Args:
+            blocks: The turn's retrieved blocks, best first.
+            query: The user's question.
+            request_id: The engine's id of the request, for eviction.
+        """
+        with self._lock:
+            request = ContextRequest(
+                blocks=blocks,
+                query=query,
+                system=self.system,
+                history=self._history,
+                conversation_id=self.conversation_id,
+                tenant=self.tenant,
+                request_id=request_id,
+            )
+            self._unanswered = self._plan(request)
+            return self._unanswered
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages so far: system, all turns, the unanswered one included."""
+        with self._lock:
+            if self._unanswered is not None:
+                return self._unanswered.messages()
+            return render_messages(self.system, self._history)
+
+    def record(self, answer: str) -> None:
+        """Append the model's answer to the turn that was planned last.
+
+        Raises:
+            ConversationError: If no turn waits for an answer.
+        """
+        _require_text("answer", answer)
+        with self._lock:
+            if self._unanswered is None:
+                raise ConversationError(
+                    f"conversation {describe(self.conversation_id)} has no turn that waits for an "
+                    "answer; call plan() first"
+                )
+            self._history.append({"role": "user", "content": self._unanswered.content})
+            self._history.append({"role": "assistant", "content": answer})
+            self._unanswered = None
+
+    def compact(self, summary: str) -> None:
+        """Replace the history by a summary.
+
+        Blocks that the summary does not show are sent again when they come up. A turn that waits
+        for its answer keeps the messages it was planned with and is forgotten.
+
+        Args:
+            summary: What to keep of the conversation; becomes its first message.
+        """
+        _require_text("summary", summary)
+        with self._lock:
+            self._history = [{"role": "user", "content": summary}]
+            self._unanswered = None
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} must be a string, not {describe(value)}")

@@ -1,0 +1,1 @@
+"""Helpers for asyncio: sync callers, tasks, closing, limits."""

@@ -1,0 +1,380 @@
+"""A client for engines that speak OpenAI's protocol, which tells what each prompt cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
+from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.client.cached_tokens import CachedTokenReports, Expectation
+from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.connection import EngineConnection
+from ctxreuse.serving.client.model_name import ModelName
+from ctxreuse.serving.client.request import Call, Prompt, check_params, messages_of
+from ctxreuse.serving.client.stream import CompletionStream
+from ctxreuse.serving.client.transient_errors import BrokenReplyError, foreign_errors
+
+if TYPE_CHECKING:
+    from ctxreuse.cache.capacity_tracker import ShadowCache
+    from ctxreuse.cache.kv_events.event_sync import KVEventSync
+
+
+class EngineClient(AsyncClosing):
+    """Sends plans to an OpenAI-compatible engine and measures each request.
+
+    Answers are streamed inside, to see the first token. Broken connections, 429 and 5xx are tried
+    again, with growing random waits, but never once the caller has got a piece of the answer. A
+    request that fails for good or is cancelled is told to the planner, which then does not expect
+    its prompt in the engine's cache. Nothing is added to a call that was not asked for.
+
+    Args:
+        base_url: The engine's address, with or without `/v1`.
+        model: The model's name; None takes `lora` or asks the engine, once.
+        api_key: Its key; vLLM takes any unless it was started with one.
+        planner: Who is told of failed requests.
+        shadow: Who is told of answered requests, for engines that report no evictions.
+        events: Who is told which tokens a prompt had, for engines that do.
+        lora: The name of the LoRA adapter that `model` is, if it is one: `events` needs to know,
+            since the engine keeps the blocks of each adapter apart. A call with another `model=`
+            counts as one without an adapter.
+        http_client: An `httpx.AsyncClient` of your own, which you close; None makes one.
+        retries: How often a request is sent again.
+        backoff_s: Longest wait before the first retry, in seconds; it doubles with each.
+        timeout_s: Seconds without a sign of the engine after which an attempt has failed.
+        cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`, so that
+            tenants cannot tell from response times what others asked.
+        session_id: "conversation" sends a hash of tenant and conversation as header
+            `X-Session-ID`, for routers that keep a conversation on one engine.
+        salt_key: A secret for both hashes; processes that share it share the cache.
+        clock: Seconds from any start.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+        MissingExtraError: If `openai` or `tenacity` is not installed.
+
+    Example:
+        >>> import asyncio, httpx
+        >>> from ctxreuse import ContextRequest, ReusePlanner
+        >>> from ctxreuse.serving import EmulatedEngine
+        >>> async def main():
+        ...     transport = EmulatedEngine(answer="In France.").transport()
+        ...     async with httpx.AsyncClient(transport=transport) as http:
+        ...         planner = ReusePlanner()
+        ...         client = EngineClient("http://engine", planner=planner, http_client=http)
+        ...         plan = planner.plan(ContextRequest(["Paris is in France."], "Where is Paris?"))
+        ...         return await client.complete(plan, max_tokens=20)
+        >>> asyncio.run(main()).text
+        'In France.'
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        *,
+        api_key: str = "EMPTY",
+        planner: ReusePlanner | None = None,
+        shadow: ShadowCache | None = None,
+        events: KVEventSync | None = None,
+        lora: str | None = None,
+        http_client: Any = None,
+        retries: int = 2,
+        backoff_s: float = 0.5,
+        timeout_s: float | None = 600.0,
+        cache_salt: Literal["tenant"] | None = None,
+        session_id: Literal["conversation"] | None = None,
+        salt_key: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if planner is not None and not isinstance(planner, ReusePlanner):
+            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
+        if lora is not None and not isinstance(lora, str):
+            raise InvalidRequestError(f"lora must be an adapter's name, not {describe(lora)}")
+        for name, value, known in (
+            ("cache_salt", cache_salt, "tenant"),
+            ("session_id", session_id, "conversation"),
+        ):
+            if value not in (known, None):
+                raise InvalidRequestError(
+                    f"{name} must be {known!r} or None, not {describe(value)}; "
+                    f"a literal one goes into complete(..., {name}=...)"
+                )
+        self._connection = EngineConnection(
+            base_url, api_key, http_client, retries, backoff_s, timeout_s
+        )
+        self._model = ModelName(lora if model is None else model, self._connection.first_model)
+        self._lora = lora
+        self._planner = planner
+        self._shadow = shadow
+        self._events = events
+        self._salts_tenants = cache_salt is not None
+        self._names_sessions = session_id is not None
+        self._salt_key = salt_key
+        self._clock = clock
+        self._reports = CachedTokenReports(self._connection.host)
+        self._bookkeeping = FailOpen(
+            "EngineClient", "the answer is returned all the same", work="bookkeeping"
+        )
+
+    @property
+    def faults(self) -> int:
+        """How often the bookkeeping after an answer has failed; the answers were returned."""
+        return self._bookkeeping.faults
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        *,
+        cache_salt: str | None = None,
+        session_id: str | None = None,
+        on_first_token: Callable[[], object] | None = None,
+        **params: Any,
+    ) -> Completion:
+        """Send a prompt and wait for the whole answer.
+
+        Args:
+            prompt: A plan, or chat messages.
+            cache_salt: vLLM's `cache_salt` for this request, instead of the tenant's.
+            session_id: The `X-Session-ID` of this request, instead of the conversation's.
+            on_first_token: Called when the first token has come.
+            **params: What `chat.completions.create` takes: `max_tokens`, `temperature`, `tools`,
+                `extra_body`, ...
+
+        Returns:
+            The answer and what it cost.
+
+        Raises:
+            InvalidRequestError: If an argument is of the wrong kind.
+            EngineError: If the engine did not answer; the client's own error is its cause.
+        """
+        call = self._call(prompt, cache_salt, session_id, params, on_first_token)
+        with self._reporting(call):
+            model = await self.model()
+            async for attempt in self._connection.attempts():
+                with attempt:
+                    async for _ in self._pieces(call, model):
+                        pass
+            return self._completed(call)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        cache_salt: str | None = None,
+        session_id: str | None = None,
+        **params: Any,
+    ) -> CompletionStream:
+        """Send a prompt and get the answer piece by piece.
+
+        Args:
+            prompt: A plan, or chat messages.
+            cache_salt: As in `complete`.
+            session_id: As in `complete`.
+            **params: As in `complete`.
+
+        Returns:
+            An async iterator of texts; use it with `async with`, so that a request whose answer is
+            left early is cancelled at once.
+
+        Raises:
+            InvalidRequestError: If an argument is of the wrong kind.
+        """
+        call = self._call(prompt, cache_salt, session_id, params)
+        return CompletionStream(call, self._stream(call), lambda: self._drop(call))
+
+    async def model(self) -> str:
+        """Return the model's name: the one given, or the engine's first one.
+
+        Raises:
+            EngineError: If the engine does not say.
+        """
+        return await self._model.get()
+
+    async def check_health(self) -> None:
+        """Ask the engine whether it is ready (vLLM's `/health`).
+
+        Raises:
+            EngineError: If it is not.
+        """
+        await self._connection.ask("GET", "/health")
+
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if the engine is silent.
+
+        vLLM tells it as the model's `max_model_len`.
+
+        Raises:
+            EngineError: If the engine does not answer.
+        """
+        return await self._connection.max_model_len()
+
+    async def metrics(self) -> EngineMetrics:
+        """Return what the engine's `/metrics` say about its prefix cache.
+
+        Raises:
+            EngineError: If the engine does not answer.
+        """
+        return EngineMetrics.parse(await self._connection.ask("GET", "/metrics"))
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
+
+        Raises:
+            InvalidRequestError: If the prompt is of the wrong kind.
+            EngineError: If the engine has no such route.
+        """
+        body = {"model": await self.model(), "messages": messages_of(prompt)}
+        try:
+            return tuple(
+                json.loads(await self._connection.ask("POST", "/tokenize", body))["tokens"]
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise EngineError(
+                f"the engine at {self._connection.host} returned no tokens"
+            ) from error
+
+    def forget(self, plan: Plan) -> None:
+        """Tell the planner that a plan's prompt is not in the engine's cache."""
+        if self._shadow is not None:
+            self._shadow.forget(plan)
+        if self._planner is not None and (
+            self._shadow is None or self._shadow.planner is not self._planner
+        ):
+            self._planner.evict([plan.request_id])
+
+    async def aclose(self) -> None:
+        """Close the connections, unless they are those of an `http_client` of yours."""
+        await self._connection.aclose()
+
+    def _call(
+        self,
+        prompt: Prompt,
+        cache_salt: str | None,
+        session_id: str | None,
+        params: Mapping[str, Any],
+        on_first_token: Callable[[], object] | None = None,
+    ) -> Call:
+        """Put together what is sent."""
+        check_params(params)
+        messages = messages_of(prompt)
+        plan = prompt if isinstance(prompt, Plan) else None
+        salt = checked_cache_salt(cache_salt)
+        if plan is not None:
+            request = plan.request
+            if salt is None and self._salts_tenants:
+                salt = tenant_salt(request.tenant, self._salt_key)
+            if session_id is None and self._names_sessions and request.conversation_id is not None:
+                session_id = conversation_session(
+                    request.tenant, request.conversation_id, self._salt_key
+                )
+        body: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
+        if self._events is not None and plan is not None:
+            body["return_token_ids"] = True
+        headers = {} if session_id is None else {"X-Session-ID": session_id}
+        arguments = {
+            **params,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {**(params.get("stream_options") or {}), "include_usage": True},
+            "extra_body": {**body, **(params.get("extra_body") or {})},
+            "extra_headers": {**headers, **(params.get("extra_headers") or {})},
+        }
+        return Call(plan, arguments, on_first_token)
+
+    async def _pieces(self, call: Call, model: str) -> AsyncGenerator[str]:
+        """Send the request once; yield the answer's pieces."""
+        arguments = {"model": model, **call.arguments}
+        expectation = self._bookkeeping.attempt(
+            lambda: self._reports.expect(arguments), Expectation
+        )
+        call.begin(self._clock(), expectation)
+        chunks = await self._connection.openai.chat.completions.create(**arguments)
+        async with chunks:
+            async for chunk in chunks:
+                content = call.reader.take(chunk)
+                if content.has_token:
+                    call.note_token(self._clock())
+                if content.text:
+                    yield content.text
+        if call.reader.finish_reason is None:
+            raise BrokenReplyError("the stream ended before the answer did")
+
+    async def _stream(self, call: Call) -> AsyncGenerator[str]:
+        """Yield the answer's pieces; send the request again only until the first one is there."""
+        with self._reporting(call):
+            model = await self.model()
+            async for attempt in self._connection.attempts():
+                with attempt:
+                    pieces = self._pieces(call, model)
+                    piece = await anext(pieces, None)
+            async with aclosing(pieces):
+                while piece is not None:
+                    yield piece
+                    piece = await anext(pieces, None)
+            call.completion = self._completed(call)
+
+    def _completed(self, call: Call) -> Completion:
+        reader, ended = call.reader, self._clock()
+        first_token = ended if call.first_token_at is None else call.first_token_at
+        completion = Completion(
+            text=reader.text,
+            request_id=reader.reply_id if call.plan is None else call.plan.request_id,
+            finish_reason=reader.finish_reason or "",
+            prompt_tokens=reader.prompt_tokens,
+            cached_tokens=self._reports.read(
+                call.expectation, reader.prompt_tokens, reader.cached_tokens
+            ),
+            completion_tokens=reader.completion_tokens,
+            time_to_first_token_s=first_token - call.attempt_began_at,
+            total_s=ended - call.began_at,
+            attempts=call.attempts,
+            prompt_token_ids=reader.prompt_token_ids,
+            tool_calls=reader.tool_calls,
+        )
+        self._bookkeeping.attempt(lambda: self._note(call, completion), lambda: None)
+        return completion
+
+    def _note(self, call: Call, completion: Completion) -> None:
+        """Tell the caches' observers what the engine has seen."""
+        if call.plan is None:
+            return
+        if self._shadow is not None and completion.prompt_tokens is not None:
+            self._shadow.observe(
+                call.plan,
+                completion.prompt_tokens,
+                completion.cached_tokens,
+                completion.completion_tokens or 0,
+            )
+        if self._events is not None and completion.prompt_token_ids is not None:
+            own = call.arguments.get("model")  # an adapter is asked for by its name
+            self._events.record(
+                call.plan,
+                completion.prompt_token_ids,
+                cache_salt=call.arguments["extra_body"].get("cache_salt"),
+                lora=self._lora if own in (None, self._lora) else None,
+            )
+
+    @contextmanager
+    def _reporting(self, call: Call) -> Iterator[None]:
+        """Map foreign errors to ours; whatever goes wrong, the planner hears of it."""
+        try:
+            yield
+        except BaseException as error:
+            self._drop(call)
+            if isinstance(error, foreign_errors()):
+                raise self._connection.error(error, call.attempts) from error
+            raise
+
+    def _drop(self, call: Call) -> None:
+        """Tell the planner that a call will not be answered."""
+        if call.plan is not None:
+            self.forget(call.plan)

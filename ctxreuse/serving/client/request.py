@@ -1,0 +1,94 @@
+"""One request of a client: what is sent, and what has come of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ctxreuse.context.blocks import Message, copied_message
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.client.cached_tokens import Expectation
+from ctxreuse.serving.client.completion import ChunkReader, Completion
+
+Prompt: TypeAlias = Plan | Sequence[Message]
+"""What is sent: a plan, or chat messages as they are."""
+
+_RESERVED = ("messages", "stream")
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way through its attempts.
+
+    Attributes:
+        plan: Its plan; None for bare messages.
+        arguments: What `chat.completions.create` is called with, but for the model's name.
+        on_first_token: Called when the first token has come.
+        reader: Collects what the attempt that is going on brings.
+        expectation: What the prefix cache must hold of it.
+        attempts: How often it was sent.
+        began_at: When it was sent first, in seconds of the client's clock.
+        attempt_began_at: When it was sent last.
+        first_token_at: When that attempt's first token came.
+        completion: The answer, once it has ended.
+    """
+
+    plan: Plan | None
+    arguments: dict[str, Any]
+    on_first_token: Callable[[], object] | None = None
+    reader: ChunkReader = field(default_factory=ChunkReader)
+    expectation: Expectation = field(default_factory=Expectation)
+    attempts: int = 0
+    began_at: float = 0.0
+    attempt_began_at: float = 0.0
+    first_token_at: float | None = None
+    completion: Completion | None = None
+
+    def begin(self, now: float, expectation: Expectation) -> None:
+        """Begin an attempt; what an earlier one has brought is dropped."""
+        self.attempts += 1
+        if self.attempts == 1:
+            self.began_at = now
+        self.attempt_began_at, self.first_token_at = now, None
+        self.reader = ChunkReader()
+        self.expectation = expectation
+
+    def note_token(self, now: float) -> None:
+        """Note that a token has come."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+            if self.on_first_token is not None:
+                self.on_first_token()
+
+
+def messages_of(prompt: object) -> list[dict[str, Any]]:
+    """Return a prompt as chat messages, copied.
+
+    Raises:
+        InvalidRequestError: If it is neither a plan nor a list of chat messages.
+    """
+    if isinstance(prompt, Plan):
+        return prompt.messages()
+    if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Sequence):
+        raise InvalidRequestError(
+            f"a prompt must be a Plan or a list of chat messages, not {describe(prompt)}"
+        )
+    for message in prompt:
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(f"a chat message must be a dict, not {describe(message)}")
+    return [copied_message(message) for message in prompt]
+
+
+def check_params(params: Mapping[str, Any]) -> None:
+    """Check what a caller adds to a request.
+
+    Raises:
+        InvalidRequestError: If it is the client's to set, or asks for several answers.
+    """
+    for name in _RESERVED:
+        if name in params:
+            raise InvalidRequestError(f"{name} is set by the client; leave it out")
+    if params.get("n") not in (None, 1):
+        raise InvalidRequestError(f"n must be 1, not {describe(params['n'])}")

@@ -1,0 +1,1 @@
+"""An emulated engine: no socket, no model, no GPU."""

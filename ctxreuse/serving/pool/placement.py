@@ -1,0 +1,299 @@
+"""Which agent reads which document: who read it before, unless that one has too much to do.
+
+A document that several questions bring up should go to the agent, and so to the engine, that has
+processed it before (ContextPilot section 7.2). Three rules, in this order:
+
+- *Affinity*: an agent that has read the document.
+- *Rendezvous hashing* (Thaler and Ravishankar, 1998) for a new one: the agent that scores highest
+  for it, so that every process sends it to the same one, and an agent that comes or goes moves only
+  the documents that it wins or leaves behind.
+- *Bounded load* (Mirrokni, Thorup and Zadimoghaddam, 2018): nobody takes a document that would
+  bring its load above c times the mean; the next one in the document's order does.
+
+Agents that live on the same engine share its cache. So engines are ranked before agents are: what
+one agent has no room for goes to its neighbours first, and whoever loses an engine loses its
+documents only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.errors import InvalidRequestError, describe
+
+Agent: TypeAlias = str | int
+"""An agent's name."""
+
+DEFAULT_BOUND = 1.15
+"""How far above the mean an agent's load may be: much lower moves many documents, much higher
+leaves agents idle; both cost more than they save on the public traces."""
+
+_SLACK_OF_READERS = 4
+"""Documents that a reader of the next one may be above the mean, whatever the bound."""
+
+_SLACK_OF_NEW = 0.75
+"""How far above the mean, in means, who takes a new document may be for want of load alone: less
+than 1, so that of two documents for two agents each gets one."""
+
+_MAX_HOMES = 4
+"""Agents remembered for a document that is too much in demand for one."""
+
+
+class Document(NamedTuple):
+    """A document to assign.
+
+    Attributes:
+        key: What it is known by; `ContextBlock.key` is one.
+        tokens: What reading it costs, in tokens.
+    """
+
+    key: BlockKey
+    tokens: int
+
+
+def rendezvous_order(key: bytes, agents: Iterable[Agent]) -> list[Agent]:
+    """Return agents from the one that scores highest for a key to the lowest.
+
+    Args:
+        key: Any bytes.
+        agents: Names, each once; their order does not matter.
+    """
+    return sorted(agents, key=lambda agent: _score(key, agent))
+
+
+def assign(
+    documents: Sequence[Document],
+    agents: Sequence[Agent],
+    loads: Mapping[Agent, float],
+    homes: Mapping[BlockKey, Collection[Agent]],
+    engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
+    bound: float = DEFAULT_BOUND,
+    slack_tokens: float = 0,
+) -> list[Agent]:
+    """Assign each document to one agent.
+
+    The bounds: after each document, the load of the agent that took it is at most `bound` times the
+    mean, or the mean plus that document where nobody has room: then the least loaded takes it. An
+    engine on which n agents live is bounded as tightly as chance evens out more among n: by n times
+    the mean, times 1 + (c - 1) / sqrt(n).
+
+    With little to do, keeping a document where it was read is worth more than evenness: its readers
+    may be as far above the mean as `slack_tokens` or, if that is more, four such documents. With no
+    reader free, the slack is at most three quarters of the mean, so that even the first documents
+    spread. Both hold for engines, too.
+
+    Args:
+        documents: In the order in which they choose.
+        agents: Who may be chosen.
+        loads: What each agent has to do already, in tokens; 0 for who is not in it.
+        homes: Who has read each document before; who may not be chosen is passed over.
+        engines: The engine that each agent lives on; None gives each its own.
+        bound: The c above, from 1.
+        slack_tokens: What an agent may have above the mean while there is little to do.
+
+    Returns:
+        The agent of each document, in the documents' order; the same for the same arguments.
+
+    Raises:
+        InvalidRequestError: If there is no agent, or the bound is less than 1.
+    """
+    if not agents:
+        raise InvalidRequestError("there is no agent to assign documents to")
+    checked_bound(bound)
+    loaded = _Loads(agents, loads, engines or {}, bound)
+    assigned = []
+    for document in documents:
+        tokens = document.tokens
+        loaded.total += tokens
+        read_by = [agent for agent in homes.get(document.key, ()) if agent in loaded.of]
+        slack = max(slack_tokens, _SLACK_OF_READERS * tokens)
+        chosen = _least_loaded(
+            [agent for agent in read_by if loaded.has_room(agent, tokens, slack)],
+            loaded.of,
+            document.key,
+        )
+        if chosen is None:
+            slack_of_new = min(slack_tokens, _SLACK_OF_NEW * loaded.total / len(agents))
+            order = _order(document.key, loaded.engine_of, read_by)
+            free = (agent for agent in order if loaded.has_room(agent, tokens, slack_of_new))
+            chosen = next(free, None)
+            if chosen is None:
+                chosen = min(order, key=loaded.of.__getitem__)
+        loaded.add(chosen, tokens)
+        assigned.append(chosen)
+    return assigned
+
+
+class _Loads:
+    """What agents and their engines have to do, and what more they may have."""
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        loads: Mapping[Agent, float],
+        engines: Mapping[Any, str],
+        bound: float,
+    ) -> None:
+        self.of = {agent: loads.get(agent, 0.0) for agent in agents}
+        self.total = sum(self.of.values())
+        self.engine_of: dict[Agent, Agent] = {agent: engines.get(agent, agent) for agent in agents}
+        self._bound = bound
+        self._living = Counter(self.engine_of.values())
+        self._on: dict[Agent, float] = dict.fromkeys(self._living, 0.0)
+        for agent, load in self.of.items():
+            self._on[self.engine_of[agent]] += load
+
+    def has_room(self, agent: Agent, tokens: int, slack: float) -> bool:
+        """Return whether an agent, and its engine, may take so many tokens more."""
+        engine = self.engine_of[agent]
+        living = self._living[engine]
+        mean = self.total / len(self.of)
+        shared = living * mean
+        shared_bound = 1 + (self._bound - 1) / math.sqrt(living)
+        return self.of[agent] + tokens <= max(self._bound * mean, mean + slack) and self._on[
+            engine
+        ] + tokens <= max(shared_bound * shared, shared + slack)
+
+    def add(self, agent: Agent, tokens: int) -> None:
+        """Note that an agent takes a document."""
+        self.of[agent] += tokens
+        self._on[self.engine_of[agent]] += tokens
+
+
+class DocumentHomes:
+    """Remembers who reads which document, and how much each has read of late.
+
+    Args:
+        bound: The c of `assign`.
+        window_tokens: About how many of the latest assigned tokens count as load.
+        slack_tokens: As in `assign`.
+        max_documents: How many documents are remembered; the least recently assigned ones are
+            forgotten and then hashed like new ones.
+
+    Raises:
+        InvalidRequestError: If a number is out of range.
+
+    Example:
+        >>> homes = DocumentHomes()
+        >>> document = Document(BlockKey(b"d1"), tokens=100)
+        >>> [home] = homes.assign([document], [0, 1, 2])
+        >>> homes.assign([document], [0, 1, 2]) == [home]
+        True
+    """
+
+    def __init__(
+        self,
+        bound: float = DEFAULT_BOUND,
+        window_tokens: int = 1_000_000,
+        slack_tokens: int = 4_096,
+        max_documents: int = 200_000,
+    ) -> None:
+        for name, value, least in (
+            ("window_tokens", window_tokens, 1),
+            ("slack_tokens", slack_tokens, 0),
+            ("max_documents", max_documents, 1),
+        ):
+            if not isinstance(value, int) or value < least:
+                raise InvalidRequestError(
+                    f"{name} must be an integer from {least}, not {describe(value)}"
+                )
+        self._bound = checked_bound(bound)
+        self._window_tokens = window_tokens
+        self._slack_tokens = slack_tokens
+        self._max_documents = max_documents
+        self._homes: OrderedDict[BlockKey, dict[Agent, None]] = OrderedDict()
+        self._loads: dict[Agent, float] = {}
+
+    def assign(
+        self,
+        documents: Sequence[Document],
+        agents: Sequence[Agent],
+        engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
+    ) -> list[Agent]:
+        """Assign each document to one agent, and remember it.
+
+        Args:
+            documents: In the order in which they choose.
+            agents: Who may be chosen now.
+            engines: The engine that each agent lives on; None gives each its own.
+
+        Returns:
+            The agent of each document, in the documents' order.
+
+        Raises:
+            InvalidRequestError: If there is no agent.
+        """
+        assigned = assign(
+            documents,
+            agents,
+            self._loads,
+            self._homes,
+            engines,
+            self._bound,
+            self._slack_tokens,
+        )
+        for document, agent in zip(documents, assigned, strict=True):
+            self._note(document, agent)
+        return assigned
+
+    def forget_agent(self, agent: Agent) -> None:
+        """Forget what an agent has read: its engine has lost its cache."""
+        self._loads.pop(agent, None)
+        for key in [key for key, homes in self._homes.items() if agent in homes]:
+            del self._homes[key][agent]
+            if not self._homes[key]:
+                del self._homes[key]
+
+    def _note(self, document: Document, agent: Agent) -> None:
+        homes = self._homes.setdefault(document.key, {})
+        homes.pop(agent, None)
+        homes[agent] = None
+        if len(homes) > _MAX_HOMES:
+            del homes[next(iter(homes))]
+        self._homes.move_to_end(document.key)
+        if len(self._homes) > self._max_documents:
+            self._homes.popitem(last=False)
+        fading = math.exp(-document.tokens / self._window_tokens)
+        for one in self._loads:
+            self._loads[one] *= fading
+        self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
+
+
+def _least_loaded(
+    agents: Collection[Agent], load: Mapping[Agent, float], key: bytes
+) -> Agent | None:
+    """Return the agent with the least to do; among equals, whatever their order, by hash."""
+    if len(agents) < 2:
+        return next(iter(agents), None)
+    return min(agents, key=lambda agent: (load[agent], _score(key, agent)))
+
+
+def _order(key: bytes, engine_of: Mapping[Agent, Agent], read_by: Iterable[Agent]) -> list[Agent]:
+    """Return agents in the order in which a document prefers them: cached, then by hash."""
+    cached_on = {engine_of[agent] for agent in read_by}
+    rank = {
+        agent: (engine not in cached_on, _score(key, engine), _score(key, agent))
+        for agent, engine in engine_of.items()
+    }
+    return sorted(rank, key=rank.__getitem__)
+
+
+def _score(key: bytes, agent: Agent) -> bytes:
+    name = f"{type(agent).__name__}:{agent}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name + b"\0" + key, digest_size=8).digest()
+
+
+def checked_bound(bound: float) -> float:
+    """Return a bound if it is one.
+
+    Raises:
+        InvalidRequestError: If it is no number from 1.
+    """
+    if not isinstance(bound, (int, float)) or not 1 <= bound < float("inf"):
+        raise InvalidRequestError(f"the bound must be a number from 1, not {describe(bound)}")
+    return bound

@@ -1,0 +1,57 @@
+"""Answers of a pool, with who gave them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from ctxreuse.errors import EngineError
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.client.completion import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An answer of a pool.
+
+    Attributes:
+        completion: The answer and what it cost.
+        plan: What was sent.
+        replica: The name of the replica that answered.
+        tried: The names of those that were tried before, in order.
+    """
+
+    completion: Completion
+    plan: Plan
+    replica: str
+    tried: tuple[str, ...] = ()
+
+
+class PoolStream(AsyncClosing):
+    """An answer of a pool that is on its way: an async iterator of its pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: AsyncGenerator[str]
+        self.result: Served | None = None
+
+    @property
+    def served(self) -> Served:
+        """The whole answer.
+
+        Raises:
+            EngineError: If the answer has not ended.
+        """
+        if self.result is None:
+            raise EngineError("the answer has not ended; iterate over its pieces first")
+        return self.result
+
+    def __aiter__(self) -> PoolStream:
+        return self
+
+    async def __anext__(self) -> str:
+        return await anext(self.pieces)
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it has ended."""
+        await self.pieces.aclose()

@@ -1,0 +1,398 @@
+"""One engine of a pool: the way to it, what its cache holds, and how much it has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from ctxreuse.cache.capacity_tracker import ShadowCache
+from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.errors import EngineError
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.request import Prompt
+from ctxreuse.serving.client.stream import CompletionStream
+from ctxreuse.serving.client.transient_errors import passes
+from ctxreuse.serving.pool.admission import Plannable, WaitingRoom
+from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
+
+_SURPRISES = 3
+"""So many answers in a row without one cached token, where some were expected, are no accident."""
+_SURPRISING_TOKENS = 64
+_ASKING_S = 5.0
+"""After so many seconds an engine has failed to tell what its cache or its model holds."""
+_QUESTIONS = 3
+"""So often an engine is asked what its cache holds."""
+_STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
+
+_Answer = TypeVar("_Answer")
+
+
+class Client(Protocol):
+    """What a pool needs of a client; `EngineClient` has it all."""
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        *,
+        session_id: str | None = None,
+        on_first_token: Callable[[], object] | None = None,
+        **params: Any,
+    ) -> Completion:
+        """Send a prompt and wait for the whole answer."""
+
+    def stream(
+        self, prompt: Prompt, *, session_id: str | None = None, **params: Any
+    ) -> CompletionStream:
+        """Send a prompt and get the answer piece by piece."""
+
+    def forget(self, plan: Plan) -> None:
+        """Tell the planner that a plan's prompt is not in the engine's cache."""
+
+    async def check_health(self) -> None:
+        """Raise EngineError if the engine is not ready."""
+
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if nobody says."""
+
+    async def metrics(self) -> EngineMetrics:
+        """Return what the engine says about its prefix cache."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """How a replica is.
+
+    Attributes:
+        name: Its name.
+        state: "up", "resting" (it failed too often and is left alone), "on trial" (it has rested,
+            and the next request tries it) or "draining".
+        running: Requests that were sent and have not ended.
+        waiting: Requests that are held back.
+        queued_tokens: What all these have still to compute, in prompt tokens, as expected.
+        answered: Requests answered so far.
+        failed: Requests that it did not answer.
+        generation: How often it has been found with an empty cache.
+    """
+
+    name: str
+    state: str
+    running: int
+    waiting: int
+    queued_tokens: int
+    answered: int
+    failed: int
+    generation: int
+
+
+class Sending:
+    """A request on its way to a replica.
+
+    Attributes:
+        plan: What is sent.
+        generation: The replica's when this was planned.
+    """
+
+    def __init__(self, plan: Plan, generation: int, replica: str, limit_s: float | None) -> None:
+        self.plan = plan
+        self.generation = generation
+        self._replica = replica
+        self._limit_s = limit_s
+        self._left_s = limit_s
+
+    async def in_time(self, answer: Awaitable[_Answer]) -> _Answer:
+        """Wait for a part of the answer, as long as the time for all parts lasts.
+
+        What happens between two parts takes none of it: it is not the engine's fault if somebody
+        reads slowly. And no limit is in force then, which would cancel whoever reads.
+
+        Raises:
+            EngineError: If the time is over.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self._left_s) as limit:
+                return await answer
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EngineError(
+                f"replica {self._replica} did not answer within {self._limit_s} s; "
+                "give a larger limit_s if it needs longer"
+            ) from error
+        finally:
+            if self._left_s is not None:
+                self._left_s = max(0.0, self._left_s - (loop.time() - began))
+
+
+class Replica:
+    """One engine of a pool. Made by `EnginePool`; threads and event loops may share it.
+
+    Args:
+        name: What it is called in statistics and errors.
+        connect: Makes a client; one is made for each event loop that uses the replica.
+        planner: Its own planner, whose index is what this engine's cache holds.
+        room: Where its requests wait.
+        circuit: Whether it is left alone.
+        capacity_tokens: What its cache holds; None asks the engine, once it has answered.
+        follows_events: Whether its index is kept by the engine's own events; the capacity is of no
+            interest then.
+        clock: Seconds from any start.
+
+    Attributes:
+        is_draining: Whether it gets no new requests.
+        queued_tokens: What its requests have still to compute, in prompt tokens, as expected.
+        generation: How often it has been found with an empty cache.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Client],
+        planner: ReusePlanner,
+        room: WaitingRoom,
+        circuit: CircuitBreaker,
+        *,
+        capacity_tokens: int | None = None,
+        follows_events: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.planner = planner
+        self.is_draining = False
+        self.queued_tokens = 0
+        self.generation = 0
+        self._room = room
+        self._circuit = circuit
+        self._clock = clock
+        self._connect = connect
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
+        self._shadow: ShadowCache | None = None
+        if capacity_tokens is not None and not follows_events:
+            self._shadow = ShadowCache(planner, capacity_tokens)
+        self._questions = 0 if follows_events or self._shadow is not None else _QUESTIONS
+        self._window: int | None = None
+        self._knows_window = False
+        self._surprises = 0
+        self._answered = 0
+        self._failed = 0
+        self._lock = Lock()
+        self._bookkeeping = FailOpen(
+            "EnginePool", "the answer is returned all the same", work="bookkeeping"
+        )
+
+    @property
+    def faults(self) -> int:
+        """How often bookkeeping or planning has failed."""
+        return self._bookkeeping.faults + self._room.faults
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request, waiting or under way."""
+        return not (self._room.inside or self._room.waiting)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a new request may go there: always, never, or one to try it."""
+        with self._lock:
+            return not self.is_draining and self._circuit.admits(self._clock())
+
+    def status(self) -> ReplicaStatus:
+        """Return how it is."""
+        with self._lock:
+            circuit = self._circuit.state(self._clock())
+        return ReplicaStatus(
+            name=self.name,
+            state="draining" if self.is_draining else _STATES[circuit],
+            running=self._room.inside,
+            waiting=self._room.waiting,
+            queued_tokens=self.queued_tokens,
+            answered=self._answered,
+            failed=self._failed,
+            generation=self.generation,
+        )
+
+    def client(self) -> Client:
+        """Return the client of the running event loop."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            client = self._clients.get(loop)
+            if client is None:
+                for other in list(self._clients):
+                    if other.is_closed():  # its client's connections may keep it alive
+                        del self._clients[other]
+                client = self._clients[loop] = self._connect()
+            return client
+
+    @asynccontextmanager
+    async def sending(
+        self, prompt: Plannable, to_compute: int, limit_s: float | None
+    ) -> AsyncIterator[Sending]:
+        """Wait for a place and hold it while a request is sent; note if that fails.
+
+        Args:
+            prompt: The request, or a plan whose order stands.
+            to_compute: Prompt tokens that it has to compute, as expected.
+            limit_s: Seconds that the answer may take; None waits.
+
+        Yields:
+            What to send, and the time that there is for it.
+        """
+        with self._lock:
+            now = self._clock()
+            is_trial = self._circuit.state(now) is Circuit.HALF_OPEN and self._circuit.admits(now)
+            self._circuit.begin(now)
+            self.queued_tokens += to_compute
+            generation = self.generation
+        try:
+            async with self._room.turn(prompt) as plan:
+                try:
+                    yield Sending(plan, generation, self.name, limit_s)
+                    await self._learn_capacity()
+                except BaseException:
+                    self.planner.evict([plan.request_id])
+                    raise
+        except EngineError as error:
+            if passes(error.status):
+                self._note_failure()
+            else:
+                self._note_life()  # it refuses this request, and works
+            raise
+        except BaseException:
+            if is_trial:  # any other one leaves the trial alone
+                with self._lock:
+                    self._circuit.abandon()
+            raise
+        finally:
+            with self._lock:
+                self.queued_tokens -= to_compute
+
+    def note_answer(self, sending: Sending, completion: Completion) -> None:
+        """Take note of an answered request."""
+        with self._lock:
+            self._circuit.succeed()
+            self._answered += 1
+        self._bookkeeping.attempt(lambda: self._observe(sending, completion), lambda: None)
+
+    async def check_health(self, limit_s: float) -> bool:
+        """Ask the engine whether it is ready; one that is not is left alone at once.
+
+        Args:
+            limit_s: Seconds after which it is not.
+        """
+        is_ready = await self._is_ready(limit_s)
+        with self._lock:
+            now = self._clock()
+            was_closed = self._circuit.state(now) is Circuit.CLOSED
+            if not is_ready:
+                self._circuit.open(now)
+            elif not was_closed:  # else it would hide that requests fail in a row
+                self._circuit.succeed()
+        if was_closed and not is_ready:
+            self.reset()
+        return is_ready
+
+    async def context_window(self) -> int | None:
+        """Return what the engine says its model holds; None if it is silent, or down."""
+        with self._lock:
+            is_resting = self._circuit.state(self._clock()) is Circuit.OPEN
+        if not self._knows_window and not is_resting:
+            try:
+                async with asyncio.timeout(_ASKING_S):
+                    self._window = await self.client().context_window()
+            except (EngineError, TimeoutError):
+                return None  # the next one who wants to know asks again
+            self._knows_window = True
+        return self._window
+
+    def reset(self) -> None:
+        """Treat the engine's cache as empty."""
+        with self._lock:
+            self.generation += 1
+            self._surprises = 0
+            if self._shadow is not None:
+                self._shadow = ShadowCache(self.planner, self._shadow.capacity_tokens)
+        self.planner.evict_tokens(self.planner.statistics().tokens)
+
+    async def disconnect(self) -> None:
+        """Close the running event loop's client; those of loops that are gone are gone, too."""
+        with self._lock:
+            client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    async def _learn_capacity(self) -> None:
+        """Ask the engine how much its cache holds; one that does not say is unlimited.
+
+        It has just answered, so it works: asked before that, an engine that is down would fail
+        twice for each request.
+        """
+        if not self._questions:
+            return
+        questions, self._questions = self._questions, 0  # the others don't ask, too
+        try:
+            async with asyncio.timeout(_ASKING_S):
+                capacity = (await self.client().metrics()).capacity_tokens
+        except (EngineError, TimeoutError):
+            self._questions = questions - 1
+            return
+        except asyncio.CancelledError:
+            self._questions = questions
+            raise
+        except Exception as error:
+            self._bookkeeping.note(error)
+            return
+        if capacity is not None:
+            self._shadow = ShadowCache(self.planner, capacity)
+
+    async def _is_ready(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.client().check_health()
+        except EngineError as error:
+            return not passes(error.status)  # 404: it answers, and knows no such route
+        except TimeoutError:
+            return False
+        return True
+
+    def _observe(self, sending: Sending, completion: Completion) -> None:
+        plan, cached = sending.plan, completion.cached_tokens
+        if self._shadow is not None and completion.prompt_tokens is not None:
+            self._shadow.observe(
+                plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
+            )
+        with self._lock:
+            if sending.generation != self.generation:
+                return  # it was planned for a cache that is known to be gone
+            if cached:
+                self._surprises = 0
+            elif cached == 0 and plan.expected_cached_tokens >= _SURPRISING_TOKENS:
+                self._surprises += 1
+            is_gone = self._surprises >= _SURPRISES
+            if is_gone:
+                self._surprises = 0
+        if is_gone:
+            self.reset()
+
+    def _note_life(self) -> None:
+        with self._lock:
+            self._circuit.succeed()
+
+    def _note_failure(self) -> None:
+        with self._lock:
+            self._failed += 1
+            has_opened = self._circuit.fail(self._clock())
+        if has_opened:
+            self.reset()

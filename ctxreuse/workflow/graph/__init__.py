@@ -1,0 +1,1 @@
+"""Workflows as graphs: building, checking and drawing them."""

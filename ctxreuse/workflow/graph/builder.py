@@ -1,0 +1,356 @@
+"""Writing a workflow down: nodes, edges, routers, visit limits (HedraRAG, Listing 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from types import MappingProxyType
+from typing import Any
+
+from ctxreuse.errors import describe
+from ctxreuse.workflow.errors import GraphError, quoted
+from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router
+from ctxreuse.workflow.graph.drawing import drawn
+from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.text_templates import Template
+from ctxreuse.workflow.graph.validation import check_flow, check_names
+from ctxreuse.workflow.models.language_model import LanguageModel
+
+
+class WorkflowGraph:
+    """A workflow in the making: stages as nodes, joined by edges.
+
+    Every method that adds something returns the graph. What is wrong on its face is refused at
+    once, what only the whole graph shows when it is compiled.
+
+    Args:
+        inputs: The keys that a run is given; the first is what a bare text is taken for.
+        defaults: What keys hold before any node has written them; an input that has one may be left
+            out. Copied for each run.
+        answer: The key that holds the answer. None takes what the generations before END write, or
+            the generation (or else the node) that was added last where that is not one key.
+        name: The workflow's name, for metrics and errors.
+
+    Raises:
+        GraphError: If an argument is of the wrong kind.
+
+    Example:
+        >>> graph = WorkflowGraph(name="hyde")
+        >>> graph = graph.add_generation("guess", prompt="Write a passage on {input}.")
+        >>> graph = graph.add_retrieval("search", query="{guess}")
+        >>> graph = graph.add_generation("answer", prompt="Answer {input} using {docs}.")
+        >>> graph = graph.add_edge(START, "guess").add_edge("guess", "search")
+        >>> graph = graph.add_edge("search", "answer").add_edge("answer", END)
+        >>> graph.compile().answer
+        'answer'
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Iterable[str] = ("input",),
+        defaults: Mapping[str, Any] | None = None,
+        answer: str | None = None,
+        name: str = "workflow",
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise GraphError(
+                f"a workflow's name must be a string and not empty, not {describe(name)}"
+            )
+        if answer is not None:
+            _check_key("answer", answer)
+        self._name = name
+        self._inputs = _checked_inputs(inputs)
+        self._defaults = _checked_defaults(defaults)
+        self._answer = answer
+        self._nodes: dict[str, Node] = {}
+        self._edges: dict[str, Edges] = {START: Edges()}
+        self._compiled: Graph | None = None
+
+    def add_generation(
+        self,
+        name: str,
+        *,
+        prompt: str,
+        output: str | None = None,
+        system: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        llm: LanguageModel | None = None,
+        max_visits: int | None = None,
+        otherwise: str | None = None,
+    ) -> WorkflowGraph:
+        """Add a call of the language model.
+
+        Args:
+            name: The node's name.
+            prompt: The user's message, with `{key}` for values of the state. Documents are shown
+                before it, and called "the documents above" in it.
+            output: The key that the answer is written to; None takes the node's name.
+            system: The system message, with variables too.
+            params: What else the engine is given, such as `{"max_tokens": 100}`.
+            llm: Another model than the engine's; None asks that.
+            max_visits: How often the node runs in one run at most.
+            otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
+
+        Raises:
+            GraphError: If an argument is of the wrong kind, or the name is taken.
+        """
+        place = f"of node {quoted([name])}"
+        return self._add(
+            Generation(
+                name=name,
+                output=name if output is None else output,
+                prompt=Template.parse(prompt, f"the prompt {place}"),
+                system=None if system is None else Template.parse(system, f"the system {place}"),
+                params={} if params is None else params,
+                llm=llm,
+                max_visits=max_visits,
+                otherwise=otherwise,
+            )
+        )
+
+    def add_retrieval(
+        self,
+        name: str,
+        *,
+        query: str,
+        k: int = 5,
+        output: str = "docs",
+        retriever: str | None = None,
+        max_visits: int | None = None,
+        otherwise: str | None = None,
+    ) -> WorkflowGraph:
+        """Add a search.
+
+        Args:
+            name: The node's name.
+            query: What is searched for, with `{key}` for values of the state.
+            k: How many documents are wanted.
+            output: The key that the documents are written to.
+            retriever: Which of the engine's retrievers is asked; None takes the default one.
+            max_visits: How often the node runs in one run at most.
+            otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
+
+        Raises:
+            GraphError: If an argument is of the wrong kind, or the name is taken.
+        """
+        return self._add(
+            Retrieval(
+                name=name,
+                output=output,
+                query=Template.parse(query, f"the query of node {quoted([name])}"),
+                k=k,
+                retriever=retriever,
+                max_visits=max_visits,
+                otherwise=otherwise,
+            )
+        )
+
+    def add_function(
+        self,
+        name: str,
+        function: Callable[[State], Any],
+        *,
+        output: str | None = None,
+        max_visits: int | None = None,
+        otherwise: str | None = None,
+    ) -> WorkflowGraph:
+        """Add a function of your own on the state, such as one that collects notes.
+
+        Args:
+            name: The node's name.
+            function: Sync or async; what it returns is written. It must not change what it reads.
+            output: The key that it is written to; None takes the node's name.
+            max_visits: How often the node runs in one run at most.
+            otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
+
+        Raises:
+            GraphError: If an argument is of the wrong kind, or the name is taken.
+        """
+        return self._add(
+            Function(
+                name=name,
+                output=name if output is None else output,
+                function=function,
+                max_visits=max_visits,
+                otherwise=otherwise,
+            )
+        )
+
+    def add_edge(
+        self,
+        source: str,
+        target: str | RouteFunction,
+        targets: Iterable[str] | None = None,
+    ) -> WorkflowGraph:
+        """Say what comes after a node. All edges of a node are followed, side by side.
+
+        Args:
+            source: A node's name, or START. The node may be added later.
+            target: A node's name, END, or a router: a function, sync or async, that is given the
+                state and returns a name, END, or a list of them.
+            targets: What a router may return, END included if it may. None allows anything, and
+                so makes a cycle of every node: give `targets`, or some `max_visits`.
+
+        Raises:
+            GraphError: If an argument is of the wrong kind, or the edge goes into START or out of
+                END.
+        """
+        if not isinstance(source, str):
+            raise GraphError(f"an edge comes from a node's name or START, not {describe(source)}")
+        if source == END:
+            raise GraphError("an edge cannot come from END, where runs end; give its source")
+        edges = self._edges.get(source, Edges())
+        if isinstance(target, str):
+            if targets is not None:
+                raise GraphError(
+                    f"the edge from {quoted([source])} to {quoted([target])} has targets=, which "
+                    "only a router has; leave it out"
+                )
+            _check_not_start(source, target)
+            edges = Edges(tuple(dict.fromkeys((*edges.static, target))), edges.routers)
+        elif callable(target):
+            router = Router(target, _checked_targets(source, targets))
+            edges = Edges(edges.static, (*edges.routers, router))
+        else:
+            raise GraphError(
+                f"the edge from {quoted([source])} leads to {describe(target)}; "
+                "give a node's name, END, or a function that returns one"
+            )
+        self._edges[source] = edges
+        self._compiled = None
+        return self
+
+    def compile(self) -> Graph:
+        """Return the graph, validated. It is kept until something is added.
+
+        Raises:
+            GraphError: If the graph cannot be run; the message names node, key and remedy.
+        """
+        if self._compiled is None:
+            graph = self._assembled()
+            check_flow(graph)
+            self._compiled = graph
+        return self._compiled
+
+    def draw(self) -> str:
+        """Return the graph as a Mermaid flowchart, also where it does not compile yet.
+
+        Raises:
+            GraphError: If it has no nodes, or an edge leads to none.
+        """
+        return drawn(self._assembled())
+
+    def _add(self, node: Node) -> WorkflowGraph:
+        if node.name in self._nodes:
+            raise GraphError(f"node {quoted([node.name])} is there already; give it another name")
+        self._nodes[node.name] = node
+        self._compiled = None
+        return self
+
+    def _assembled(self) -> Graph:
+        edges = {name: self._edges.get(name, Edges()) for name in (START, *self._nodes)}
+        graph = Graph(
+            name=self._name,
+            nodes=MappingProxyType(dict(self._nodes)),
+            edges=MappingProxyType({**edges, **self._edges}),
+            inputs=self._inputs,
+            defaults=MappingProxyType(self._defaults),
+            answer=self._answer_key(),
+        )
+        check_names(graph)
+        return graph
+
+    def _answer_key(self) -> str:
+        outputs = [node.output for node in self._nodes.values()]
+        if self._answer is not None:
+            known = [*outputs, *self._inputs, *self._defaults]
+            if self._answer not in known:
+                raise GraphError(
+                    f"answer={quoted([self._answer])} is written by no node; "
+                    f"choose one of {quoted(dict.fromkeys(known))}"
+                )
+            return self._answer
+        generations = [one for one in self._nodes.values() if isinstance(one, Generation)]
+        last = {one.output for one in generations if self._leads_to_end(one.name)}
+        if len(last) == 1:
+            return last.pop()
+        if generations:
+            return generations[-1].output
+        return outputs[-1] if outputs else ""  # a graph without nodes is refused
+
+    def _leads_to_end(self, name: str) -> bool:
+        edges = self._edges.get(name, Edges())
+        return END in edges.static or any(END in (one.targets or ()) for one in edges.routers)
+
+
+def _check_key(what: str, key: object) -> None:
+    if not isinstance(key, str) or not key.isidentifier():
+        raise GraphError(
+            f"{what} has the key {describe(key)}, which no {{variable}} can read; "
+            "give a name of letters, digits and underscores"
+        )
+
+
+def _checked_inputs(inputs: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
+        raise GraphError(f"inputs must be a list of keys, not {describe(inputs)}")
+    keys = tuple(inputs)
+    for key in keys:
+        _check_key("inputs", key)
+    if not keys:
+        raise GraphError("inputs is empty; name at least one key, such as 'input'")
+    return tuple(dict.fromkeys(keys))
+
+
+def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
+    if defaults is None:
+        return {}
+    if not isinstance(defaults, Mapping):
+        raise GraphError(
+            f"defaults must be a dict of keys and values, not {type(defaults).__name__}"
+        )
+    copies = {}
+    for key, value in defaults.items():
+        _check_key("defaults", key)
+        try:
+            copies[key] = deepcopy(value)
+        except Exception as error:  # whatever a foreign __deepcopy__ raises
+            raise GraphError(
+                f"the default of {quoted([key])} cannot be copied for each run "
+                f"({type(error).__name__}); let a function write it instead"
+            ) from error
+    return copies
+
+
+def _checked_targets(source: str, targets: Iterable[str] | None) -> tuple[str, ...] | None:
+    if targets is None:
+        return None
+    if isinstance(targets, (str, bytes)) or not isinstance(targets, Iterable):
+        raise GraphError(
+            f"targets= of the router behind {quoted([source])} must be a list of names, "
+            f"not {describe(targets)}"
+        )
+    names = tuple(dict.fromkeys(targets))
+    for name in names:
+        if not isinstance(name, str):
+            raise GraphError(
+                f"targets= of the router behind {quoted([source])} holds {describe(name)}; "
+                "give nodes' names or END"
+            )
+        _check_not_start(source, name)
+    if not names:
+        raise GraphError(
+            f"targets= of the router behind {quoted([source])} is empty; "
+            "name what it may return, END included"
+        )
+    return names
+
+
+def _check_not_start(source: str, target: str) -> None:
+    if target == START:
+        raise GraphError(
+            f"the edge from {quoted([source])} leads to START, where runs begin; "
+            "lead it to the first node instead"
+        )

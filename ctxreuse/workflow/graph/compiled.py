@@ -1,0 +1,225 @@
+"""A graph that is ready to run: validated, and never changed again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from ctxreuse.errors import describe
+from ctxreuse.workflow.errors import RouterError, StateKeyError, VisitLimitError, quoted
+from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.state import State
+
+Targets: TypeAlias = str | Sequence[str]
+RouteFunction: TypeAlias = Callable[[State], Targets | Awaitable[Targets]]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """An edge whose target is decided when it is taken.
+
+    Args:
+        function: Called with the committed state; returns a name, END, or a list of them.
+        targets: What it may return; None allows any node and END.
+    """
+
+    function: RouteFunction
+    targets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What leads on from a node; all of it is followed.
+
+    Args:
+        static: The targets that are always gone to.
+        routers: The edges that decide.
+    """
+
+    static: tuple[str, ...] = ()
+    routers: tuple[Router, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Graph:
+    """A workflow that can be run.
+
+    A run goes in wavefronts, as in Pregel. The nodes of a wavefront run side by side and read the
+    same state. When all have ended, what they wrote is committed in the order of `nodes`; then
+    their edges give the next wavefront, in which a node that is reached twice runs once. A run ends
+    when everything has led to END. So what a run gives does not depend on how long anything takes.
+
+    `WorkflowGraph.compile` makes graphs, and nothing else should.
+
+    Args:
+        name: The workflow's name.
+        nodes: The nodes by name, in the order in which they were added.
+        edges: What leads on from each node, and from START.
+        inputs: The keys that a run is given; the first is what a bare text is taken for.
+        defaults: What keys hold before any node has written them.
+        answer: The key that holds the answer.
+    """
+
+    name: str
+    nodes: Mapping[str, Node]
+    edges: Mapping[str, Edges]
+    inputs: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    answer: str
+
+    @cached_property
+    def searches_again(self) -> bool:
+        """Whether a run may search behind a search, so that the first is worth remembering."""
+        searches = {name for name, node in self.nodes.items() if isinstance(node, Retrieval)}
+        seen: set[str] = set()
+        ahead = list(searches)
+        while ahead:
+            new = self._leads_to(ahead.pop()) - seen
+            seen |= new
+            ahead += new
+        return bool(seen & searches)
+
+    def _leads_to(self, name: str) -> set[str]:
+        """Return the nodes that an edge from a node can lead to, visit limits included."""
+        edges = self.edges[name]
+        targets = set(edges.static)
+        for router in edges.routers:
+            targets.update(self.nodes if router.targets is None else router.targets)
+        targets.update(
+            [
+                node.otherwise
+                for node in self.nodes.values()
+                if node.name in targets and node.otherwise
+            ]
+        )
+        return targets & self.nodes.keys()
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The nodes with which every run begins; routers at START may add to them."""
+        static = self.edges[START].static
+        return tuple(name for name in self.nodes if name in static)
+
+    def initial_state(self, inputs: Mapping[str, Any]) -> State:
+        """Return the state in which a run begins; defaults are copied for it.
+
+        Raises:
+            StateKeyError: If an input is missing, or is none of the workflow's.
+        """
+        for key in inputs:
+            if key not in self.inputs:
+                raise StateKeyError(
+                    f"workflow {quoted([self.name])} has no input {quoted([key])}; "
+                    f"it has {quoted(self.inputs)}",
+                    key=key,
+                )
+        for key in self.inputs:
+            if key not in inputs and key not in self.defaults:
+                raise StateKeyError(
+                    f"workflow {quoted([self.name])} was run without its input {quoted([key])}; "
+                    "pass it, or give it a value with defaults={...}",
+                    key=key,
+                )
+        return State({**deepcopy(dict(self.defaults)), **inputs})
+
+    def routed(self, source: str, router: Router, returned: object) -> tuple[str, ...]:
+        """Return what a router has chosen.
+
+        Args:
+            source: The node behind which the router stands, or START.
+            router: The router.
+            returned: What its function has returned, awaited.
+
+        Raises:
+            RouterError: If it is not a name, or a list of at least one, that it may lead to.
+        """
+        names = (returned,) if isinstance(returned, str) else returned
+        if not isinstance(names, Sequence) or not names:
+            raise RouterError(
+                f"the router behind {quoted([source])} returned {describe(returned)}; "
+                "return a node's name, END, or a list of them",
+                source,
+            )
+        allowed = (*self.nodes, END) if router.targets is None else router.targets
+        for name in names:
+            if name not in allowed:
+                raise RouterError(
+                    f"the router behind {quoted([source])} returned {describe(name)}; "
+                    f"it may lead to {quoted(allowed)}",
+                    source,
+                )
+        return tuple(names)
+
+    def wavefront(self, targets: Iterable[str], state: State) -> tuple[str, ...]:
+        """Return the nodes that run next, in the order of `nodes`; none ends the run.
+
+        Args:
+            targets: Where the edges of the last wavefront lead: node names and END.
+            state: The committed state, whose visits count the last wavefront.
+
+        Raises:
+            VisitLimitError: If a node is reached once too often and has no `otherwise`.
+            RouterError: If two of the nodes write the same key; a router that returns several
+                targets can lead there.
+        """
+        reached = {self._within_limit(target, state) for target in targets}
+        writer_of: dict[str, str] = {}
+        for name in self.nodes:
+            if name not in reached:
+                continue
+            output = self.nodes[name].output
+            if output in writer_of:
+                raise RouterError(
+                    f"nodes {quoted([writer_of[output], name])} would run side by side and both "
+                    f"write {quoted([output])}; give them different output="
+                )
+            writer_of[output] = name
+        return tuple(writer_of.values())
+
+    def next_generation(self, name: str, state: State | None = None) -> Generation | None:
+        """Return the generation that certainly comes next, and alone, when a node has ended.
+
+        Nothing else may lead on from the node. Whether other nodes run beside it is the caller's to
+        know.
+
+        Args:
+            name: The node.
+            state: The state before the node's visit is committed: a node that may not be visited
+                again is replaced by its `otherwise`. None leaves visit limits out of account.
+        """
+        node = self._only_successor(name, state)
+        return node if isinstance(node, Generation) else None
+
+    def next_retrieval(self, name: str, state: State | None = None) -> Retrieval | None:
+        """Return the retrieval that certainly comes next, and alone; as `next_generation`."""
+        node = self._only_successor(name, state)
+        return node if isinstance(node, Retrieval) else None
+
+    def _only_successor(self, name: str, state: State | None) -> Node | None:
+        edges = self.edges[name]
+        if edges.routers or len(edges.static) != 1:
+            return None
+        target = edges.static[0]
+        if state is not None:
+            try:
+                target = self._within_limit(target, state.commit({}, [name]))
+            except VisitLimitError:
+                return None
+        return None if target == END else self.nodes[target]
+
+    def _within_limit(self, target: str, state: State) -> str:
+        while target != END:
+            node = self.nodes[target]
+            if node.max_visits is None or state.visits(target) < node.max_visits:
+                break
+            if node.otherwise is None:
+                raise VisitLimitError(
+                    f"an edge led to node {quoted([target])} after its {node.max_visits} visits; "
+                    "raise max_visits=, or say with otherwise= where to go then",
+                    target,
+                )
+            target = node.otherwise
+        return target

@@ -1,0 +1,181 @@
+"""The nodes of a workflow: generations, retrievals, and functions of the user's.
+
+HedraRAG section 4.1; functions are added for what is neither, such as collecting notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.serving.client.request import check_params
+from ctxreuse.workflow.errors import GraphError, quoted
+from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.text_templates import Template
+from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
+
+START = "__start__"
+"""Where every run begins."""
+
+END = "__end__"
+"""Where every branch of a run ends."""
+
+RESERVED_NAMES = (START, END)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What every node has.
+
+    Args:
+        name: The node's name.
+        output: The key of the state that it writes.
+        max_visits: How often it runs in one run at most; None sets no bound.
+        otherwise: Where an edge that leads to it once more leads instead: a node, or END. None
+            makes that a `VisitLimitError`.
+
+    Raises:
+        GraphError: If an argument is of the wrong kind.
+    """
+
+    name: str
+    output: str
+    max_visits: int | None = None
+    otherwise: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or self.name in RESERVED_NAMES:
+            raise GraphError(
+                f"a node's name must be a string, not empty and neither START nor END, "
+                f"not {describe(self.name)}"
+            )
+        if not isinstance(self.output, str) or not self.output.isidentifier():
+            raise self.error(
+                f"its output is {describe(self.output)}, which no {{variable}} can read; "
+                "give output= a name of letters, digits and underscores"
+            )
+        if self.max_visits is not None:
+            check_count(f"max_visits of node {quoted([self.name])}", self.max_visits)
+        elif self.otherwise is not None:
+            raise self.error("it has otherwise= without max_visits=; give both, or neither")
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The texts that read the state."""
+        return ()
+
+    def error(self, message: str) -> GraphError:
+        """Return an error that names the node."""
+        return GraphError(f"node {quoted([self.name])}: {message}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Stage):
+    """A call of the language model.
+
+    Args:
+        prompt: The user's message; its documents are shown before its text.
+        system: The system message; None sends none.
+        params: What else the engine is given, such as `max_tokens`. Copied.
+        llm: Another model than the engine's; None asks that.
+
+    Raises:
+        GraphError: If an argument is of the wrong kind.
+    """
+
+    prompt: Template
+    system: Template | None = None
+    params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    llm: LanguageModel | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        Stage.__post_init__(self)  # a class with slots is made anew, which super() does not know
+        if not isinstance(self.params, Mapping) or not all(
+            isinstance(name, str) for name in self.params
+        ):
+            raise self.error(
+                f"its params must be a dict such as {{'max_tokens': 100}}, "
+                f"not {describe(self.params)}"
+            )
+        try:
+            check_params(self.params)
+        except InvalidRequestError as error:
+            raise self.error(f"its params cannot be sent: {error}") from error
+        if self.llm is not None:
+            try:
+                checked_llm(self.llm)
+            except InvalidRequestError as error:
+                raise self.error(f"its {error}") from error
+        object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The prompt, and the system text if there is one."""
+        return (self.prompt,) if self.system is None else (self.prompt, self.system)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval(Stage):
+    """A search.
+
+    Args:
+        query: What is searched for.
+        k: How many documents are wanted.
+        retriever: Which of the engine's retrievers is asked; None takes the default one.
+
+    Raises:
+        GraphError: If an argument is of the wrong kind.
+    """
+
+    query: Template
+    k: int
+    retriever: str | None = None
+
+    def __post_init__(self) -> None:
+        Stage.__post_init__(self)
+        check_count(f"k of node {quoted([self.name])}", self.k)
+        if self.retriever is not None and not (isinstance(self.retriever, str) and self.retriever):
+            raise self.error(
+                f"its retriever must be a name that the engine knows, or None for the default one, "
+                f"not {describe(self.retriever)}"
+            )
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The query."""
+        return (self.query,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function(Stage):
+    """A function of the user's on the state, sync or async, whose result is written.
+
+    Args:
+        function: The function. It gets the state and must not change values in it.
+
+    Raises:
+        GraphError: If an argument is of the wrong kind.
+    """
+
+    function: Callable[[State], Any]
+
+    def __post_init__(self) -> None:
+        Stage.__post_init__(self)
+        if not callable(self.function):
+            raise self.error(f"its function must be callable, not {describe(self.function)}")
+
+
+Node: TypeAlias = Generation | Retrieval | Function
+
+
+def check_count(what: str, count: object) -> None:
+    """Check an argument that counts something.
+
+    Raises:
+        GraphError: If it is no integer from 1.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise GraphError(f"{what} must be an integer from 1, not {describe(count)}")

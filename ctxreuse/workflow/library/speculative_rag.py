@@ -1,0 +1,55 @@
+"""A search and the answer from what it finds, where somebody else's template makes the prompt.
+
+The plain workflow for frameworks: the model is one of a single run, which is handed the documents,
+in their planned order and as text, and puts them where its template wants them.
+"""
+
+from __future__ import annotations
+
+from ctxreuse.context.rendering import render_turn
+from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.client.request import Prompt, messages_of
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.compiled import Graph
+from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.graph.text_templates import DOCUMENTS_ABOVE, NO_DOCUMENTS
+from ctxreuse.workflow.models.language_model import LanguageModel
+
+SEARCH, ANSWER = "search", "answer"
+"""The two nodes."""
+
+
+def linked_graph(name: str, llm: LanguageModel, k: int, retriever: str | None = None) -> Graph:
+    """Return a graph that searches for its `input` and has the model answer.
+
+    Args:
+        name: The graph's; what is learned of graphs of one name is kept for the next.
+        llm: Is asked with documents alone, of which `context_of` makes a text.
+        k: How many documents are wanted.
+        retriever: Which of the engine's retrievers is asked; None takes the default one.
+
+    Raises:
+        GraphError: If k or the retriever is none.
+    """
+    graph = WorkflowGraph(name=name)
+    graph.add_retrieval(SEARCH, query="{input}", k=k, retriever=retriever, output="docs")
+    graph.add_generation(ANSWER, prompt="{docs}", llm=llm)
+    return graph.add_edge(START, SEARCH).add_edge(SEARCH, ANSWER).add_edge(ANSWER, END).compile()
+
+
+def context_of(prompt: Prompt) -> str:
+    """Return the documents that a `linked_graph` asks with: labels, texts, the order annotation.
+
+    Args:
+        prompt: What its model is given.
+
+    Returns:
+        The text; an empty one where nothing was found.
+    """
+    if isinstance(prompt, Plan):
+        return render_turn(prompt.parts, prompt.order_annotation, "", prompt.templates)
+    content: str = messages_of(prompt)[-1]["content"]
+    if content == NO_DOCUMENTS:
+        return ""
+    return content.removesuffix(DEFAULT_TEMPLATES.separator + DOCUMENTS_ABOVE)

@@ -1,0 +1,1 @@
+"""Language models and embedders that workflows call."""

@@ -1,0 +1,1 @@
+"""Retrievers that find blocks in one go."""

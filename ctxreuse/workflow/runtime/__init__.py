@@ -1,0 +1,1 @@
+"""Running graphs: one run, its stages, and speculation."""

@@ -1,0 +1,96 @@
+"""A picture of a timeline: a row for each run, its stages as bars, speculation marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os import PathLike
+
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.workflow.runtime.timeline import Kind, Outcome, Span, Timeline
+
+_COLOURS: dict[Kind, str] = {
+    "generation": "#4c72b0",
+    "retrieval": "#dd8452",
+    "function": "#8c8c8c",
+}
+_HATCHES: dict[Outcome, str] = {"committed": "////", "wasted": "xxxx"}
+_LABELS: dict[Outcome, str] = {
+    "committed": "launched before its retrieval had ended, and right",
+    "wasted": "launched, and wrong",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+_MOST_RUNS = 60
+_ROW_INCHES = 0.28
+
+
+def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
+    """Draw the latest stages of an engine.
+
+    Args:
+        timeline: The stages; of many runs, the latest sixty are drawn.
+        path: A picture's name, ending in .png, .svg or .pdf.
+
+    Raises:
+        InvalidRequestError: If nothing has happened yet.
+        MissingExtraError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise MissingExtraError("drawing a timeline", "workflow") from error
+    spans = _latest(timeline)
+    if not spans:
+        raise InvalidRequestError("the engine has run nothing yet: there is no timeline to draw")
+    runs = sorted({span.run for span in spans})
+    row_of = {run: row for row, run in enumerate(runs)}
+    began = min(span.began_s for span in spans)
+    figure = Figure(figsize=(11, 1.6 + _ROW_INCHES * len(runs)), layout="constrained")
+    axes = figure.subplots()
+    for span in spans:
+        is_speculative = span.outcome in _HATCHES
+        axes.barh(
+            row_of[span.run] + (0.22 if is_speculative else -0.11),
+            span.ended_s - span.began_s,
+            left=span.began_s - began,
+            height=0.22 if is_speculative else 0.44,
+            color="white" if is_speculative else _COLOURS[span.kind],
+            edgecolor=_edge(span),
+            hatch=_HATCHES.get(span.outcome),
+            linewidth=0.6,
+        )
+    name_of = {span.run: span.workflow for span in spans}
+    axes.set_yticks(range(len(runs)), [f"{name_of[run]} {run}" for run in runs], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+    kinds = [kind for kind in _COLOURS if any(span.kind == kind for span in spans)]
+    handles = [Patch(facecolor=_COLOURS[kind], edgecolor="black", label=kind) for kind in kinds]
+    handles += [
+        Patch(
+            facecolor="white",
+            edgecolor=_EDGES.get(outcome, _COLOURS["generation"]),
+            hatch=_HATCHES.get(outcome),
+            label=label,
+        )
+        for outcome, label in _LABELS.items()
+        if any(span.outcome == outcome for span in spans)
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+_EDGES: dict[Outcome, str] = {"wasted": "#c44e52", "failed": "#c44e52", "cancelled": "#c44e52"}
+
+
+def _edge(span: Span) -> str:
+    return _EDGES.get(span.outcome, _COLOURS[span.kind] if span.outcome in _HATCHES else "black")
+
+
+def _latest(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans of the latest runs."""
+    known = list(spans)
+    runs = sorted({span.run for span in known})[-_MOST_RUNS:]
+    first = runs[0] if runs else 0
+    return [span for span in known if span.run >= first]

@@ -1,0 +1,1 @@
+"""Step-wise vector search, shared by all requests."""

@@ -1,0 +1,112 @@
+"""Dense retrieval in steps: an index, the blocks it stands for, and an embedder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.workflow.models.embedders import Embedder
+from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.merging import best
+from ctxreuse.workflow.vector_search.sessions import Integers, Vectors
+
+if TYPE_CHECKING:
+    from ctxreuse.workflow.vector_search.tiers import ClusterTier
+
+Blocks: TypeAlias = Sequence[ContextBlock | str] | Callable[[int], ContextBlock]
+"""What each id of an index stands for."""
+
+
+class VectorRetriever:
+    """A vector index whose searches a workflow engine runs step by step.
+
+    It is an ordinary retriever, too: `retrieve` searches in one go.
+
+    Args:
+        index: A stock faiss IVF index, or an `IVFIndex`.
+        blocks: The block of each id: a sequence, or a function.
+        embedder: Makes a query's vector.
+        nprobe: Clusters that each search scans; the index's own by default.
+        hot: Keeps the clusters that are used most in fast memory: a `HotTier` or `GpuTier` over
+            the same `IVFIndex`.
+
+    Raises:
+        InvalidRequestError: If the parts do not fit each other.
+    """
+
+    def __init__(
+        self,
+        index: object,
+        blocks: Blocks,
+        embedder: Embedder,
+        *,
+        nprobe: int | None = None,
+        hot: ClusterTier[Any] | None = None,
+    ) -> None:
+        self.index = index if isinstance(index, IVFIndex) else IVFIndex(index)
+        if nprobe is None:
+            nprobe = self.index.nprobe
+        if not isinstance(nprobe, int) or nprobe < 1:
+            raise InvalidRequestError(f"nprobe must be an integer from 1, not {describe(nprobe)}")
+        if embedder.dimension != self.index.dimension:
+            raise InvalidRequestError(
+                f"the embedder makes vectors of {embedder.dimension} dimensions, the index holds "
+                f"vectors of {self.index.dimension}; use the embedder that the index was made with"
+            )
+        if not callable(blocks) and len(blocks) < self.index.size:
+            raise InvalidRequestError(
+                f"blocks has {len(blocks)} entries for an index of {self.index.size} vectors; "
+                "give one for each, or a function from id to block"
+            )
+        if hot is not None and hot.index is not self.index:
+            raise InvalidRequestError(
+                "the hot tier is over another index; make IVFIndex(...) once, and give it to both"
+            )
+        self.nprobe = min(nprobe, self.index.nlist)
+        self.hot = hot
+        self._blocks = blocks
+        self._embedder = embedder
+
+    def prepare(self, queries: Sequence[str]) -> tuple[Vectors, Integers]:
+        """Return the queries' vectors and the clusters to probe for each, nearest first.
+
+        Raises:
+            ValueError: If the embedder returns something else than one finite vector for each.
+        """
+        vectors = np.ascontiguousarray(self._embedder.embed(queries), dtype=np.float32)
+        if vectors.shape != (len(queries), self.index.dimension):
+            raise ValueError(
+                f"the embedder returned an array of shape {vectors.shape} for {len(queries)} "
+                f"queries; it must be ({len(queries)}, {self.index.dimension})"
+            )
+        if not np.isfinite(vectors).all():
+            raise ValueError("the embedder returned numbers that are not finite")
+        return vectors, self.index.nearest_clusters(vectors, self.nprobe)
+
+    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        """Return the k blocks nearest to a query, searched in one go in a thread."""
+        return await asyncio.to_thread(self._search, query, k)
+
+    def _search(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        vectors, probed = self.prepare([query])
+        clusters = probed[0][probed[0] >= 0]
+        rows = np.zeros(len(clusters), dtype=np.int64)
+        k = min(k, self.index.size)
+        found = self.index.scan(vectors, rows, clusters, k)
+        higher = self.index.higher_is_better
+        _, ids = best(found.scores.ravel(), found.ids.ravel(), k, higher)
+        return self.blocks_of(ids[ids >= 0])
+
+    def blocks_of(self, ids: Integers) -> tuple[ContextBlock, ...]:
+        """Return the blocks that ids stand for, in their order."""
+        blocks = self._blocks
+        found = [blocks(i) if callable(blocks) else blocks[i] for i in ids.tolist()]
+        return tuple(
+            block if isinstance(block, ContextBlock) else ContextBlock(text=block)
+            for block in found
+        )

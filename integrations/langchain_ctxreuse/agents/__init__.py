@@ -1,0 +1,1 @@
+"""An agent's messages and tool results."""

@@ -1,0 +1,311 @@
+"""An agent middleware: what was retrieved keeps its place, and is shown once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.retrievers import RetrieverLike
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+
+from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.templates import Templates
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from langchain_ctxreuse.agents.planned_messages import (
+    Question,
+    first_unplanned,
+    made_whole,
+    newest_question,
+    planned_result,
+)
+from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
+from langchain_ctxreuse.documents.document_plans import document_block, labelled_copy, without_plan
+from langchain_ctxreuse.formatting import format_context
+from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.scope import history_as_openai, scope_from_config
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+    from langchain.agents.middleware.types import ContextT, ResponseT
+    from langgraph.runtime import Runtime
+except ImportError as error:
+    raise MissingExtraError("ReuseMiddleware", "langchain") from error
+
+_OWN_PLANNER: Any = object()
+
+
+class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
+    r"""Gives what an agent retrieves a stable place in its conversation, and shows it once.
+
+    Context, memories and tool results are labelled and planned once, before the first model call
+    that shows them, and the agent's state holds them as they were sent: every later call replays
+    them byte for byte, from any checkpointer, in any process. Blocks that the conversation shows
+    already become location annotations, where the planner that planned them is still there; another
+    process shows them again. If what shows them is cut away later (a summary, trimming,
+    cleared tool results), the model gets them where the annotation stood.
+
+    A tool result is planned if it is certain which pieces of its text are the retrieved things: its
+    artifact is a list of Documents whose texts stand in it, or it is what a Mem0 search returns
+    (as JSON, or in the artifact), or it comes from one of `tools`. Any other stays as it is, and so
+    does everything where planning fails. The documents of an artifact come back as copies that say
+    their rank and label.
+
+    Put it behind middleware that summarizes or edits messages. `thread_id` and `tenant` in
+    `config["configurable"]` name the conversation and whose it is.
+
+    Args:
+        planner: Plans the contexts; an own one if it is left out.
+        retriever: Retrieves context for each new user message: any retriever, or any runnable from
+            a string to documents. The message becomes blocks, annotation, question; its mark
+            `additional_kwargs["ctxreuse"]["question"]` holds the user's words. Its errors are not
+            caught.
+        tools: Tools, or their names, whose plain text is blocks with `document_separator` between.
+        document_separator: What stands between two documents in a tool result.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+
+    Example:
+        >>> from langchain.agents import create_agent
+        >>> from langchain_core.language_models import FakeListChatModel
+        >>> from langchain_core.runnables import RunnableLambda
+        >>> found = RunnableLambda(lambda query: [Document("first text"), Document("second text")])
+        >>> model = FakeListChatModel(responses=["This one."])
+        >>> agent = create_agent(model, middleware=[ReuseMiddleware(retriever=found)])
+        >>> answer = agent.invoke({"messages": [{"role": "user", "content": "Which?"}]})
+        >>> answer["messages"][0].content
+        '[Doc_1] first text\n\n[Doc_2] second text\n\nWhich?'
+    """
+
+    def __init__(
+        self,
+        *,
+        planner: ReusePlanner = _OWN_PLANNER,
+        retriever: RetrieverLike | None = None,
+        tools: Iterable[str | BaseTool] | None = None,
+        document_separator: str = "\n\n",
+    ) -> None:
+        super().__init__()
+        self._planner = checked_planner(ReusePlanner() if planner is _OWN_PLANNER else planner)
+        self._retriever = _checked_retriever(retriever)
+        self._split_tools = _tool_names(tools)
+        if not isinstance(document_separator, str) or not document_separator:
+            raise InvalidRequestError(
+                f"document_separator must be a string that is not empty, not "
+                f"{describe(document_separator)}"
+            )
+        self._separator = document_separator
+        self._fail_open = FailOpen(type(self).__name__, "messages go through as they are")
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and a message went through as it was."""
+        return self._fail_open.faults
+
+    def before_agent(
+        self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
+    ) -> dict[str, Any] | None:
+        """Put retrieved context before the question of the newest user message, once."""
+        question = newest_question(state["messages"])
+        if self._retriever is None or question is None:
+            return None
+        documents = self._retriever.invoke(question.query)
+        return self._with_context(state["messages"], question, documents)
+
+    async def abefore_agent(
+        self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
+    ) -> dict[str, Any] | None:
+        """Do what `before_agent` does."""
+        question = newest_question(state["messages"])
+        if self._retriever is None or question is None:
+            return None
+        documents = await self._retriever.ainvoke(question.query)
+        return self._with_context(state["messages"], question, documents)
+
+    def before_model(
+        self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
+    ) -> dict[str, Any] | None:
+        """Plan the tool results that no model has seen, in their order.
+
+        Here, not where each tool ends: tools that a model calls together run in parallel, and their
+        labels have to count on from one another.
+        """
+        planned = self._planned_results(state["messages"])
+        return {"messages": list(planned.values())} if planned else None
+
+    async def abefore_model(
+        self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
+    ) -> dict[str, Any] | None:
+        """Do what `before_model` does; planning takes no time to await."""
+        return self.before_model(state, runtime)
+
+    def wrap_model_call(
+        self,
+        request: ModelRequest[ContextT],
+        handler: Callable[[ModelRequest[ContextT]], ModelResponse[ResponseT]],
+    ) -> ModelResponse[ResponseT] | AIMessage:
+        """Show again what location annotations point to, where it was cut away."""
+        return handler(self._made_whole(request))
+
+    async def awrap_model_call(
+        self,
+        request: ModelRequest[ContextT],
+        handler: Callable[[ModelRequest[ContextT]], Awaitable[ModelResponse[ResponseT]]],
+    ) -> ModelResponse[ResponseT] | AIMessage:
+        """Show again what location annotations point to, where it was cut away."""
+        return await handler(self._made_whole(request))
+
+    def _with_context(
+        self, messages: Sequence[AnyMessage], question: Question, retrieved: Iterable[Document]
+    ) -> dict[str, Any] | None:
+        documents = list(retrieved)
+        if not documents:
+            return None
+        # a tool result that ended the last run stands before the question, so it is labelled first
+        planned = self._planned_results(messages)
+        shown = [planned.get(position, message) for position, message in enumerate(messages)]
+        message = self._fail_open.attempt(
+            lambda: self._planned_question(shown, question, documents),
+            lambda: question.behind([document.page_content for document in documents], self._words),
+        )
+        return {"messages": [*planned.values(), message]}
+
+    def _planned_question(
+        self, messages: Sequence[AnyMessage], question: Question, documents: Sequence[Document]
+    ) -> HumanMessage:
+        unplanned = without_plan(documents)
+        if unplanned is None:  # an earlier plan left something out and says where it stands
+            return question.behind([format_context(documents, self._words)], self._words)
+        blocks = [document_block(document) for document in unplanned]
+        history = self._history(messages[: question.position])
+        return question.planned(self._plan(blocks, question.words, history, _scope(messages)))
+
+    def _planned_results(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
+        """Return the new tool results that hold blocks, planned, by position."""
+        return self._fail_open.attempt(lambda: self._results_planned_in_order(messages), dict)
+
+    def _results_planned_in_order(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
+        first = first_unplanned(messages)
+        found = {
+            position: blocks
+            for position, message in enumerate(messages[first:], start=first)
+            if isinstance(message, ToolMessage) and (blocks := self._blocks_in(message)) is not None
+        }
+        planned: dict[int, AnyMessage] = {}
+        if not found:
+            return planned
+        scope = _scope(messages)
+        history = self._history(messages[:first])
+        for position, message in enumerate(messages[first:], start=first):
+            shown = message
+            if isinstance(message, ToolMessage) and position in found:
+                shown = planned[position] = self._fail_open.attempt(
+                    partial(self._planned_result, message, found[position], history, scope),
+                    partial(_itself, message),
+                )
+            history += history_as_openai([shown])
+        return planned
+
+    def _blocks_in(self, message: ToolMessage) -> FoundBlocks | None:
+        parts = text_parts(message)
+        if message.status == "error" or message.id is None:
+            return None
+        if len(parts) != 1:  # which of them shows the artifact is not known
+            return None
+        return blocks_in(
+            message.artifact, parts[0].text, self._separator, message.name in self._split_tools
+        )
+
+    def _planned_result(
+        self,
+        message: ToolMessage,
+        found: FoundBlocks,
+        history: Sequence[Message],
+        scope: RequestScope,
+    ) -> ToolMessage:
+        plan = self._plan(found.blocks, "", history, scope)
+        [old] = text_parts(message)
+        planned = planned_result(message, old, plan, found.before, found.after)
+        if not found.documents:
+            return planned
+        label_of = plan.label_of
+        artifact = [
+            labelled_copy(document, rank, label_of[block.key])
+            for rank, (document, block) in enumerate(
+                zip(found.documents, found.blocks, strict=True)
+            )
+        ]
+        return planned.model_copy(update={"artifact": artifact})
+
+    def _plan(
+        self,
+        blocks: Sequence[ContextBlock],
+        query: str,
+        history: Sequence[Message],
+        scope: RequestScope,
+    ) -> Plan:
+        return self._planner.plan(
+            ContextRequest(
+                blocks,
+                query,
+                history=history,
+                conversation_id=scope.conversation_id,
+                tenant=scope.tenant or "",
+            )
+        )
+
+    def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
+        """Return messages as the model will see them."""
+        return history_as_openai(made_whole(messages, self._words) or messages)
+
+    def _made_whole(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
+        whole = self._fail_open.attempt(
+            lambda: made_whole(request.messages, self._words), lambda: None
+        )
+        return request if whole is None else request.override(messages=whole)
+
+    @property
+    def _words(self) -> Templates:
+        return self._planner.templates
+
+
+def _scope(messages: Sequence[AnyMessage]) -> RequestScope:
+    """Return whose messages these are; where nothing names a conversation, its start does."""
+    scope = scope_from_config(None)
+    if scope.conversation_id is None and messages:
+        return scope.inside(conversation_id=messages[0].id)
+    return scope
+
+
+def _itself(message: ToolMessage) -> ToolMessage:
+    return message
+
+
+def _checked_retriever(retriever: object) -> RetrieverLike | None:
+    if retriever is None or isinstance(retriever, Runnable):
+        return retriever
+    raise InvalidRequestError(
+        f"retriever must be a LangChain retriever, not {describe(retriever)}; "
+        "pass vector_store.as_retriever(), or leave it out"
+    )
+
+
+def _tool_names(tools: object) -> frozenset[str]:
+    given = () if tools is None else tools
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+        names = [one.name if isinstance(one, BaseTool) else one for one in given]
+        if all(isinstance(name, str) for name in names):
+            return frozenset(names)
+    raise InvalidRequestError(
+        f"tools must be a list of tools or of their names, not {describe(tools)}; "
+        "pass tools=['search_docs'], or leave it out"
+    )

@@ -1,0 +1,207 @@
+"""Messages of an agent whose text was planned, once, when they were new.
+
+The agent's state holds what was sent, so its history is replayed byte for byte. A mark in
+`additional_kwargs`, which no model sees, says what the text shows and what it left out:
+
+    labels     label -> id, for the blocks that the text shows
+    left_out   for each block that the conversation showed already its label, id and text, and where
+               in the text its location annotation begins
+    part       which part of a multi-part content holds the text; None if the content is a string
+    question   the user's words, where the text is a question behind its context
+
+Nothing in the mark changes from run to run, so caches of model calls still find such messages. A
+`ReuseChatModel` is told that these texts are planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.context.rendering import Reference, SentBlock, render_block, render_turn
+from ctxreuse.context.templates import Templates
+from ctxreuse.planning.plan import Plan
+from langchain_ctxreuse.message_content import TextPart, text_parts, with_text
+
+_Message = TypeVar("_Message", bound=BaseMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A user's message that waits for its context.
+
+    Attributes:
+        message: The message.
+        position: Where it stands among the messages.
+    """
+
+    message: HumanMessage
+    position: int
+
+    @property
+    def query(self) -> str:
+        """What to retrieve for."""
+        return str(self.message.text)
+
+    @property
+    def words(self) -> str:
+        """What follows the context in the same text; nothing if the content has several parts."""
+        return self.message.content if isinstance(self.message.content, str) else ""
+
+    def behind(self, texts: Sequence[str], templates: Templates) -> HumanMessage:
+        """Return the message with texts before it that nobody planned."""
+        pieces = [*texts, self.words] if self.words else texts
+        return self.rewritten(templates.separator.join(pieces), {"labels": {}, "left_out": []})
+
+    def planned(self, plan: Plan) -> HumanMessage:
+        """Return the message as a plan for it says; `words` was the plan's query."""
+        _remember(plan)
+        return self.rewritten(plan.content, planned_mark(plan))
+
+    def rewritten(self, text: str, mark: Mapping[str, Any]) -> HumanMessage:
+        """Return the message with a text in place of its own, or before its parts."""
+        if isinstance(self.message.content, str):
+            message = self.message.model_copy(update={"content": text})
+            return _marked(message, {**mark, "part": None, "question": self.words})
+        parts = [{"type": "text", "text": text}, *self.message.content]
+        return _marked(self.message.model_copy(update={"content": parts}), {**mark, "part": 0})
+
+
+def first_unsent(messages: Sequence[AnyMessage]) -> int:
+    """Return the position of the first message that no model has seen."""
+    answered = [n for n, message in enumerate(messages) if isinstance(message, AIMessage)]
+    return answered[-1] + 1 if answered else 0
+
+
+def first_unplanned(messages: Sequence[AnyMessage]) -> int:
+    """Return the position of the first message that no model has seen and no plan has met.
+
+    A message before a planned one stays as it is, whatever the reason, for labels count upwards.
+    """
+    first = first_unsent(messages)
+    planned = [n for n, message in enumerate(messages[first:], start=first) if is_planned(message)]
+    return planned[-1] + 1 if planned else first
+
+
+def newest_question(messages: Sequence[AnyMessage]) -> Question | None:
+    """Return the newest user message if it has a text and was neither planned nor sent."""
+    for position in reversed(range(first_unsent(messages), len(messages))):
+        message = messages[position]
+        if isinstance(message, HumanMessage):
+            question = Question(message, position)
+            waits = not is_planned(message) and message.id is not None and question.query.strip()
+            return question if waits else None
+    return None
+
+
+def is_planned(message: BaseMessage) -> bool:
+    """Return whether a message's text was planned."""
+    return METADATA_KEY in message.additional_kwargs
+
+
+def planned_result(
+    message: ToolMessage, old: TextPart, plan: Plan, before: str, after: str
+) -> ToolMessage:
+    """Return a tool's message with its text as a plan says.
+
+    Args:
+        message: The message.
+        old: The text that the plan replaces.
+        plan: The plan.
+        before: What the text says before its blocks.
+        after: What it says behind them.
+    """
+    _remember(plan)
+    new = with_text(message, TextPart(before + plan.content + after, old.part))
+    return _marked(new, {**planned_mark(plan, len(before)), "part": old.part})
+
+
+def planned_mark(plan: Plan, offset: int = 0) -> dict[str, Any]:
+    """Return what a mark says of a plan whose content begins at an offset in the text."""
+    labels = {part.label: part.block.id for part in plan.parts if isinstance(part, SentBlock)}
+    texts = {label: plan.request.unique_blocks[key].text for key, label in plan.label_of.items()}
+    left_out = []
+    for number, part in enumerate(plan.parts):
+        if isinstance(part, Reference):
+            before = render_turn(plan.parts[:number], None, "", plan.templates)
+            start = offset + len(before) + (len(plan.templates.separator) if number else 0)
+            left_out.append(
+                {"label": part.label, "id": part.id, "text": texts[part.label], "start": start}
+            )
+    return {"labels": labels, "left_out": left_out}
+
+
+def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[AnyMessage] | None:
+    """Return messages so that every location annotation in them points to something.
+
+    What a message left out because an earlier one showed it comes back, under its label, where the
+    earlier one was cut away or changed since: by a summary, by trimming, by clearing tool results.
+
+    Args:
+        messages: What is about to be sent.
+        templates: The words around blocks.
+
+    Returns:
+        The messages, or None if nothing is missing.
+    """
+    if not any(_left_out(message) for message in messages):
+        return None
+    whole: list[AnyMessage] = []
+    shown: list[str] = []
+    for message in messages:
+        one = _made_whole(message, shown, templates)
+        whole.append(one)
+        shown += [text for text, _ in text_parts(one)]
+    changed = any(new is not old for new, old in zip(whole, messages, strict=True))
+    return whole if changed else None
+
+
+def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates) -> AnyMessage:
+    left_out = _left_out(message)
+    if not left_out:
+        return message
+    part = message.additional_kwargs[METADATA_KEY]["part"]
+    old = next((text for text, number in text_parts(message) if number == part), "")
+    new = old
+    for one in reversed(left_out):  # from the end, so that what stands before keeps its place
+        label, text, start = one["label"], one["text"], one["start"]
+        words = templates.location_annotation(label)
+        stands = any(templates.before_text(label) + text in earlier for earlier in shown)
+        if new.startswith(words, start) and not stands:
+            block = render_block(label, text, templates)
+            new = new[:start] + block + new[start + len(words) :]
+    if new == old:
+        return message
+    RENDERED.remember_planned(new)
+    return with_text(message, TextPart(new, part))
+
+
+def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
+    left_out: Sequence[Mapping[str, Any]] = message.additional_kwargs.get(METADATA_KEY, {}).get(
+        "left_out", ()
+    )
+    return left_out
+
+
+def _marked(message: _Message, mark: Mapping[str, Any]) -> _Message:
+    kwargs = {**message.additional_kwargs, METADATA_KEY: dict(mark)}
+    return message.model_copy(update={"additional_kwargs": kwargs})
+
+
+def _remember(plan: Plan) -> None:
+    """Remember what a plan shows, so that nobody plans it again.
+
+    Without the question where that comes last: with it, the same question asked elsewhere about
+    documents that nobody has planned would pass for planned.
+    """
+    templates = plan.templates
+    if plan.order_annotation is None or templates.order_position == "before_question":
+        text = render_turn(plan.parts, plan.order_annotation, "", templates)
+    else:
+        text = plan.content
+    RENDERED.remember_planned(text)

@@ -1,0 +1,188 @@
+"""Retrieved blocks inside tool results.
+
+A tool result is text that somebody else wrote. Blocks are found in it only where it is certain
+which piece of the text belongs to which retrieved thing; each such piece, with whatever the tool
+wrote around the document, is a block, so no word of a result is lost; only what Mem0 found goes
+without its scores, for they change from one search to the next, and the order says them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from langchain_core.documents import Document
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, retrievers_order
+from ctxreuse.context.blocks import BlockId, ContextBlock
+from langchain_ctxreuse.documents.document_plans import marked_document
+
+_OF_ONE_SEARCH = ("score", "score_details")
+"""What one search says of a memory and the next says otherwise; the order says it, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBlocks:
+    """The text of a tool result, taken apart.
+
+    Attributes:
+        blocks: The blocks, best first.
+        before: The text before the first one.
+        after: The text behind the last one.
+        documents: For each block the document that it shows, where the tool gave them.
+    """
+
+    blocks: tuple[ContextBlock, ...]
+    before: str = ""
+    after: str = ""
+    documents: tuple[Document, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """A text, cut at separators: `before`, the pieces, `after`."""
+
+    texts: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+
+    def as_blocks(
+        self, ids: Sequence[BlockId | None] = (), order: Sequence[int] | None = None
+    ) -> FoundBlocks:
+        positions = range(len(self.texts)) if order is None else order
+        blocks = [_block(ids[n] if ids else None, self.texts[n]) for n in positions]
+        return FoundBlocks(tuple(blocks), self.before, self.after)
+
+
+def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBlocks | None:
+    """Return the blocks in a tool result, or None if it is not certain that there are any.
+
+    Args:
+        artifact: What the tool gave besides the text; it may hold Documents or what Mem0 found.
+        text: What the tool says.
+        separator: What stands between two blocks.
+        splits: Whether text with nothing else to go by is split at the separator.
+    """
+    documents = _documents(artifact)
+    memories = [] if documents else _memories(_parsed(text))
+    if memories:
+        return FoundBlocks(tuple(_block(one["id"], _shown_memory(one)) for one in memories))
+    memories = [] if documents else _memories(artifact)
+    contents = [document.page_content for document in documents]
+    contents += [one["memory"] for one in memories]
+    pieces = _pieces(text, contents, (separator, "\n") if memories else (separator,))
+    if pieces is None:
+        pieces = _split(text, separator) if splits else None
+        return None if pieces is None else pieces.as_blocks()
+    if documents:
+        return _shown_documents(pieces, documents)
+    return pieces.as_blocks([one["id"] for one in memories])
+
+
+def _documents(artifact: Any) -> list[Document]:
+    """Return an artifact's documents; none if it holds anything else."""
+    given = artifact if isinstance(artifact, list) else []
+    documents = [document for one in given if (document := _document(one)) is not None]
+    return documents if len(documents) == len(given) else []
+
+
+def _document(value: Any) -> Document | None:
+    """Return a document, also one that a checkpointer gave back as a dict."""
+    if isinstance(value, Document):
+        return value
+    if isinstance(value, Mapping) and value.get("type") == "Document":
+        return Document(**{name: one for name, one in value.items() if name != "type"})
+    return None
+
+
+def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks | None:
+    order = retrievers_order([marked_document(document) for document in documents])
+    if not order:
+        return None
+    found = pieces.as_blocks([document.id for document in documents], order)
+    return replace(found, documents=tuple(documents[position] for position in order))
+
+
+def _split(text: str, separator: str) -> _Pieces | None:
+    texts = tuple(piece for piece in text.split(separator) if piece.strip())
+    return _Pieces(texts) if texts else None
+
+
+def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _Pieces | None:
+    """Cut a text so that each piece holds one of the contents, in their order.
+
+    Returns:
+        The pieces, or None where there are no contents, where one is missing, or where there is not
+        exactly one place to cut between two.
+    """
+    if not contents:
+        return None
+    spans: list[tuple[int, int]] = []
+    behind = 0
+    for content in contents:
+        start = text.find(content, behind)
+        if start < 0:
+            return None
+        behind = start + len(content)
+        spans.append((start, behind))
+    gaps = [(end, start) for (_, end), (start, _) in pairwise(spans)]
+    for separator in separators:
+        if any(text.count(separator, end, start) != 1 for end, start in gaps):
+            continue
+        stands = separator in text[: spans[0][0]] or separator in text[behind:]
+        if not gaps and not stands and separator != separators[-1]:
+            continue
+        cuts = [text.index(separator, end) for end, _ in gaps]
+        first = text.rfind(separator, 0, spans[0][0])
+        begin = 0 if first < 0 else first + len(separator)
+        last = text.find(separator, spans[-1][1])
+        finish = len(text) if last < 0 else last
+        starts = [begin, *(cut + len(separator) for cut in cuts)]
+        texts = [text[start:end] for start, end in zip(starts, [*cuts, finish], strict=True)]
+        return _Pieces(tuple(texts), text[:begin], text[finish:])
+    return None
+
+
+def _parsed(text: str) -> Any:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:  # some other text
+        return None
+
+
+def _memories(result: Any) -> list[Mapping[str, Any]]:
+    """Return the memories in a search result of Mem0; none if it is anything else, or more."""
+    if not isinstance(result, Mapping):
+        return []
+    memories = result.get("results")
+    beside = [name for name, one in result.items() if name not in ("results", METADATA_KEY) and one]
+    if beside or not isinstance(memories, list) or _leaves_out(result.get(METADATA_KEY)):
+        return []
+    known = [
+        one
+        for one in memories
+        if isinstance(one, Mapping)
+        and isinstance(one.get("memory"), str)
+        and isinstance(one.get("id"), (str, int))
+    ]
+    return known if len(known) == len(memories) else []
+
+
+def _leaves_out(mark: Any) -> bool:
+    """Return whether a planned memory search left something out that a conversation shows."""
+    plan = mark.get("plan") if isinstance(mark, Mapping) else None
+    return isinstance(plan, Mapping) and bool(plan.get("references"))
+
+
+def _shown_memory(memory: Mapping[str, Any]) -> str:
+    said = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _block(id: BlockId | None, text: str) -> ContextBlock:  # noqa: A002  # as the core names it
+    return ContextBlock(text=text) if id is None else ContextBlock(id=id, text=text)

@@ -1,0 +1,55 @@
+"""What a wrapper adds to a call where that is asked for: vLLM's `cache_salt`, a session's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+
+from ctxreuse.adapters.engine_options import conversation_session, tenant_salt
+from ctxreuse.context.scope import RequestScope
+
+_SESSION_HEADER = "X-Session-ID"
+
+
+def with_cache_salt(
+    arguments: Mapping[str, Any], inner: BaseChatModel, scope: RequestScope, key: str
+) -> dict[str, Any]:
+    """Return a call's arguments with the tenant's salt in `extra_body`.
+
+    A salt that the user has set stays, and so does all else in `extra_body`. Without a tenant
+    nothing is added.
+
+    Args:
+        arguments: What the model is called with.
+        inner: The model; an argument would replace its own `extra_body`, so that is merged, too.
+        scope: Whose call it is.
+        key: A secret for the hash.
+    """
+    salt = tenant_salt(scope.tenant or "", key)
+    body = _given("extra_body", arguments, inner)
+    if salt is None or "cache_salt" in body:
+        return dict(arguments)
+    return {**arguments, "extra_body": {**body, "cache_salt": salt}}
+
+
+def with_session_id(
+    arguments: Mapping[str, Any], inner: BaseChatModel, scope: RequestScope, key: str
+) -> dict[str, Any]:
+    """Return a call's arguments with the conversation's name as header `X-Session-ID`.
+
+    As in `with_cache_salt`; without a conversation nothing is added.
+    """
+    headers = _given("extra_headers", arguments, inner)
+    if scope.conversation_id is None or _SESSION_HEADER.lower() in map(str.lower, headers):
+        return dict(arguments)
+    session = conversation_session(scope.tenant or "", scope.conversation_id, key)
+    return {**arguments, "extra_headers": {**headers, _SESSION_HEADER: session}}
+
+
+def _given(name: str, arguments: Mapping[str, Any], inner: BaseChatModel) -> Mapping[str, Any]:
+    """Return what the user has set under a name, at the call or at the model."""
+    at_model = getattr(inner, name, None) or (getattr(inner, "model_kwargs", None) or {}).get(name)
+    given = arguments.get(name, at_model)
+    return given or {}

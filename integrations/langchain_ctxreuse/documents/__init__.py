@@ -1,0 +1,1 @@
+"""Retrieved documents in their planned order."""

@@ -1,0 +1,174 @@
+"""Documents in their planned order: what the retriever and the compressor share.
+
+A planned document is a copy that carries its rank, label and plan in its metadata; the retriever's
+own documents are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.documents import Document
+
+from ctxreuse.adapters.document_planner import (
+    AnnotationMode,
+    Arranged,
+    Arranger,
+    Retrieved,
+    appended_annotation,
+)
+from ctxreuse.adapters.plan_metadata import (
+    METADATA_KEY,
+    MarkedDocument,
+    copied,
+    marks_of,
+    retrievers_order,
+)
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.scope import RequestScope
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What one query retrieved.
+
+    Attributes:
+        documents: The documents, best first.
+        query: The query.
+        scope: Whose request it is.
+    """
+
+    documents: Sequence[Document]
+    query: str
+    scope: RequestScope
+
+
+class DocumentArranger:
+    """Puts documents into their planned order; a fault of ours lets them through as retrieved.
+
+    Args:
+        planner: Plans the contexts.
+        annotation: Where annotations go.
+        component: The adapter's name, for the log.
+
+    Raises:
+        InvalidRequestError: If the planner or the annotation mode is none.
+    """
+
+    def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
+        self._arranger = Arranger(planner, document_block, annotation, component)
+        self._annotation = annotation
+        self._fail_open = FailOpen(component)
+
+    @property
+    def faults(self) -> int:
+        """How often documents went through as retrieved."""
+        return self._arranger.faults + self._fail_open.faults
+
+    def arrange(self, retrieval: Retrieval) -> list[Document]:
+        """Return what one query retrieved in its planned order."""
+        return self.arrange_batch([retrieval])[0]
+
+    def arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
+        """Return what some queries retrieved, planned together, each in its planned order.
+
+        Returns:
+            The documents of each query, in the order given.
+        """
+        return self._fail_open.attempt(
+            lambda: self._arrange_batch(retrievals),
+            lambda: [_as_they_came(retrieval.documents) for retrieval in retrievals],
+        )
+
+    def _arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
+        arranged: list[list[Document]] = [list(one.documents) for one in retrievals]
+        positions: list[int] = []
+        batch: list[Retrieved[Document]] = []
+        for position, retrieval in enumerate(retrievals):
+            unplanned = without_plan(retrieval.documents)
+            if unplanned is not None:
+                positions.append(position)
+                batch.append(Retrieved(unplanned, retrieval.query, retrieval.scope))
+        for position, one in zip(positions, self._arranger.arrange_batch(batch), strict=True):
+            if one.plan is not None:
+                arranged[position] = self._marked(one, one.plan)
+        return arranged
+
+    def _marked(self, arranged: Arranged[Document], plan: Plan) -> list[Document]:
+        """Return copies that carry their plan, the annotation behind them."""
+        marks = marks_of(plan, with_order=self._annotation != "off")
+        documents = [
+            _marked_copy(one.thing, marks.place(one.rank, one.label or ""))
+            for one in arranged.placed
+        ]
+        annotation = arranged.annotation
+        if not documents and self._annotation == "metadata":
+            annotation = appended_annotation(plan, [])  # no document is left to carry it
+        if annotation is not None:
+            shown = [one.thing for one in arranged.placed or arranged.left_out]
+            mark = marks.annotation(annotation)
+            documents.append(_annotation_document(annotation, mark, shown))
+        return documents
+
+
+def document_block(document: Document) -> ContextBlock:
+    """Return a document as a context block."""
+    if document.id is None:
+        return ContextBlock(text=document.page_content)
+    return ContextBlock(id=document.id, text=document.page_content)
+
+
+def marked_document(document: Document) -> MarkedDocument:
+    """Return a document as one that may carry a plan."""
+    return MarkedDocument(document_block(document), document.metadata)
+
+
+def without_plan(documents: Sequence[Document]) -> list[Document] | None:
+    """Return documents as they were before an earlier plan of ours, so that plans never nest.
+
+    None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
+    """
+    order = retrievers_order([marked_document(one) for one in documents])
+    return None if order is None else [_without_mark(documents[position]) for position in order]
+
+
+def labelled_copy(document: Document, rank: int, label: str) -> Document:
+    """Return a copy that says its rank and label, without a plan of which they are a part."""
+    return _marked_copy(document, {"rank": rank, "label": label})
+
+
+def _as_they_came(documents: Any) -> Any:
+    """Return what a retriever returned: a list of its own or, if it is no sequence, just that."""
+    return list(documents) if isinstance(documents, (list, tuple)) else documents
+
+
+def _without_mark(document: Document) -> Document:
+    if METADATA_KEY not in document.metadata:
+        return document
+    metadata = {name: one for name, one in document.metadata.items() if name != METADATA_KEY}
+    return document.model_copy(update={"metadata": metadata})
+
+
+def _marked_copy(document: Document, mark: Mapping[str, Any]) -> Document:
+    metadata = copied(document.metadata) | {METADATA_KEY: mark}
+    return document.model_copy(update={"metadata": metadata})
+
+
+def _annotation_document(
+    text: str, mark: Mapping[str, Any], documents: Sequence[Document]
+) -> Document:
+    """Return the annotation as a document.
+
+    It has the metadata names that all the documents it speaks of have, empty, because a prompt for
+    documents that names one of them fails for a document that lacks it.
+    """
+    shared = set(documents[0].metadata) if documents else set()
+    for document in documents:
+        shared &= set(document.metadata)
+    metadata: dict[str, Any] = dict.fromkeys(sorted(shared), "")
+    return Document(page_content=text, metadata=metadata | {METADATA_KEY: mark})

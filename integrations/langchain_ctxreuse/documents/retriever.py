@@ -1,0 +1,199 @@
+"""A retriever around another one, which plans what that retrieves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever, RetrieverLike
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import (
+    ensure_config,
+    get_config_list,
+    patch_config,
+    run_in_executor,
+)
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+
+from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
+from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
+from langchain_ctxreuse.documents.document_plans import DocumentArranger, Retrieval
+from langchain_ctxreuse.scope import scope_from_config
+
+_CALL = "_ctxreuse_call"
+"""The keyword that carries a call's config to where the documents are retrieved."""
+
+
+def checked_retriever(retriever: object) -> object:
+    """Return the retriever if it is one.
+
+    Raises:
+        InvalidRequestError: If it is something else.
+    """
+    if isinstance(retriever, Runnable):
+        return retriever
+    remedy = "pass a retriever or a runnable from a string to documents"
+    if hasattr(retriever, "as_retriever"):
+        remedy = "pass its as_retriever()"
+    raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How a retriever was called: its config, and whether a batch plans the documents later."""
+
+    config: RunnableConfig
+    in_batch: bool = False
+
+
+class ReuseRetriever(BaseRetriever):
+    """Returns what another retriever retrieves in the order that the prefix cache serves best.
+
+    Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
+    caught. No document is lost or altered; a planning fault lets them through as retrieved.
+
+    It is to be the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, equal
+    documents of two contexts would differ by their plan and come twice.
+
+    `batch` and `abatch` plan all contexts together, tenants apart; what callbacks see at the end of
+    a retriever's run is then still the order as retrieved. `batch_as_completed` plans each on its
+    own.
+
+    Args:
+        retriever: Any retriever, or any runnable from a string to documents.
+        planner: Plans the contexts; an own one if it is left out.
+        annotation: "append" puts the annotation behind the documents as one more Document, so that
+            an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
+            `format_context`, and for chains that call the model once a document (map-reduce,
+            refine) or list their sources; "off" drops it.
+
+    Raises:
+        ValueError: If the retriever, the planner or the annotation mode is none.
+
+    Example:
+        >>> from langchain_core.documents import Document
+        >>> from langchain_core.runnables import RunnableLambda
+        >>> found = RunnableLambda(lambda query: [Document("first text"), Document("second text")])
+        >>> [document.page_content for document in ReuseRetriever(retriever=found).invoke("Which?")]
+        ['first text', 'second text']
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    retriever: RetrieverLike
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
+    annotation: AnnotationMode = "append"
+    _arranger: DocumentArranger = PrivateAttr()
+
+    _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
+    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what holds the state of a run."""
+        super().model_post_init(context)
+        self._arranger = DocumentArranger(self.planner, self.annotation, type(self).__name__)
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and documents went through as retrieved."""
+        return self._arranger.faults
+
+    def invoke(
+        self,
+        input: str,  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return the planned documents for a query; `kwargs` reach the retriever inside."""
+        call = _Call(ensure_config(config), in_batch=kwargs.pop(_CALL, False))
+        return super().invoke(input, config, **kwargs, **{_CALL: call})
+
+    async def ainvoke(
+        self,
+        input: str,  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return the planned documents for a query; `kwargs` reach the retriever inside."""
+        call = _Call(ensure_config(config), in_batch=kwargs.pop(_CALL, False))
+        return await super().ainvoke(input, config, **kwargs, **{_CALL: call})
+
+    def batch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[list[Document]]:
+        """Return the documents for each query, in the order of the queries, planned together."""
+        configs = get_config_list(config, len(inputs))
+        retrieved = super().batch(
+            inputs, configs, return_exceptions=return_exceptions, **kwargs, **{_CALL: True}
+        )
+        return self._arranged(inputs, configs, retrieved)
+
+    async def abatch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[list[Document]]:
+        """Return the documents for each query, in the order of the queries, planned together."""
+        configs = get_config_list(config, len(inputs))
+        retrieved = await super().abatch(
+            inputs, configs, return_exceptions=return_exceptions, **kwargs, **{_CALL: True}
+        )
+        # a large batch takes long enough to hold up the event loop
+        return await run_in_executor(None, self._arranged, inputs, configs, retrieved)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        call = kwargs.pop(_CALL, None) or _Call(ensure_config())
+        inside = patch_config(call.config, callbacks=run_manager.get_child())
+        return self._planned(query, call, self.retriever.invoke(query, inside, **kwargs))
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        call = kwargs.pop(_CALL, None) or _Call(ensure_config())
+        inside = patch_config(call.config, callbacks=run_manager.get_child())
+        return self._planned(query, call, await self.retriever.ainvoke(query, inside, **kwargs))
+
+    def _planned(self, query: str, call: _Call, documents: list[Document]) -> list[Document]:
+        if call.in_batch:
+            return documents
+        return self._arranger.arrange(Retrieval(documents, query, scope_from_config(call.config)))
+
+    def _arranged(
+        self,
+        queries: Sequence[str],
+        configs: Sequence[RunnableConfig],
+        retrieved: list[list[Document]],
+    ) -> list[list[Document]]:
+        """Return what a batch retrieved in planned order; exceptions among it stay in place."""
+        answered = [
+            position
+            for position, documents in enumerate(retrieved)
+            if not isinstance(documents, Exception)
+        ]
+        arranged = self._arranger.arrange_batch(
+            [
+                Retrieval(retrieved[one], queries[one], scope_from_config(configs[one]))
+                for one in answered
+            ]
+        )
+        planned = dict(zip(answered, arranged, strict=True))
+        return [planned.get(one, documents) for one, documents in enumerate(retrieved)]

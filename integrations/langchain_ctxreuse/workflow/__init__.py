@@ -1,0 +1,1 @@
+"""Workflows as LangChain components, and LangChain components in workflows."""

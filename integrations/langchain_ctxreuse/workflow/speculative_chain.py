@@ -1,0 +1,217 @@
+"""Retriever, prompt and model as one chain, whose answer begins while the search goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForChainRun,
+    AsyncCallbackManagerForRetrieverRun,
+)
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import patch_config
+from langchain_core.runnables.utils import AddableDict
+
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.serving.client.request import Prompt
+from ctxreuse.workflow.library.speculative_rag import SEARCH, context_of, linked_graph
+from ctxreuse.workflow.models.language_model import Piece
+from ctxreuse.workflow.runtime.events import DocumentsFound, NodeStarted, TextDelta
+from langchain_ctxreuse.scope import scope_from_config
+from langchain_ctxreuse.workflow.engine_runnable import EngineRunnable
+from langchain_ctxreuse.workflow.langchain_documents import as_documents
+from langchain_ctxreuse.workflow.langchain_llm import checked_model, streamed
+from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
+
+
+class LinkedChain(EngineRunnable[Any, dict[str, Any]]):
+    """Answers from what it retrieves, as `create_retrieval_chain` does, but begins earlier.
+
+    The model is asked with the documents that the search has found so far; the answer counts if
+    these turn out to be what is found in the end, else it is dropped and asked for again. So the
+    output is always that of one after the other. How much is gained depends on how long a search
+    takes.
+
+    The input is a dict with the prompt's variables, or the query alone; the output has the inputs,
+    the documents (`context`), best first, and the `answer`. The prompt shows the documents as text,
+    with labels, in the order that the engine's planner gives them; a prefix cache has the more of
+    them the less of what changes stands before them.
+
+    Callbacks see the retrieval and each call of the model; a guess that was wrong shows as a call
+    that was cancelled.
+
+    Args:
+        retriever: A retriever over an engine.
+        prompt: The prompt template, with variables for the documents and for what else it says.
+        llm: A chat model, as it is or bound to arguments.
+        query_key: The input that is searched for.
+        context_key: The prompt's variable for the documents.
+        answer_key: The name of the answer in the output.
+        name: The run's name for callbacks.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind, or the prompt has no variable for
+            the documents.
+    """
+
+    def __init__(
+        self,
+        *,
+        retriever: WorkflowRetriever,
+        prompt: BasePromptTemplate[Any],
+        llm: Runnable[Any, Any],
+        query_key: str = "input",
+        context_key: str = "context",
+        answer_key: str = "answer",
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(retriever, WorkflowRetriever):
+            raise InvalidRequestError(
+                f"retriever must be a WorkflowRetriever, not {describe(retriever)}; give the one "
+                "that you have to an engine: WorkflowRetriever(engine=WorkflowEngine("
+                "retriever=RetrieverStage(it)))"
+            )
+        if not isinstance(prompt, BasePromptTemplate):
+            raise InvalidRequestError(
+                f"prompt must be a prompt template, not {describe(prompt)}; "
+                "pass ChatPromptTemplate.from_messages(...)"
+            )
+        if context_key not in prompt.input_variables:
+            raise InvalidRequestError(
+                f"the prompt has no variable {context_key!r} for the documents, only "
+                f"{', '.join(map(repr, prompt.input_variables)) or 'none'}; name it with "
+                "context_key="
+            )
+        self.name = type(self).__name__ if name is None else name
+        self._retriever = retriever
+        self._prompt = prompt
+        self._llm = checked_model(llm)
+        self._query_key = query_key
+        self._context_key = context_key
+        self._answer_key = answer_key
+        self._needed = {query_key, *prompt.input_variables} - {context_key}
+
+    @property
+    def InputType(self) -> Any:  # noqa: N802  # the base class names it so
+        """What goes in, for schemas."""
+        return Any
+
+    @property
+    def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
+        """What comes out, for schemas."""
+        return dict[str, Any]
+
+    async def _answer(
+        self,
+        input: Any,  # noqa: A002
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> dict[str, Any]:
+        whole = AddableDict()
+        async with aclosing(self._parts(input, run_manager, config)) as parts:
+            async for part in parts:
+                whole = whole + AddableDict(part)
+        return dict(whole)
+
+    async def _pieces(
+        self,
+        inputs: AsyncIterator[Any],
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> AsyncIterator[dict[str, Any]]:
+        async for input in inputs:  # noqa: A001
+            async with aclosing(self._parts(input, run_manager, config)) as parts:
+                async for part in parts:
+                    yield AddableDict(part)
+
+    async def _parts(
+        self,
+        given: Any,
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the inputs, the documents, and the answer piece by piece."""
+        inputs = self._checked_inputs(given)
+        yield {key: value for key, value in inputs.items() if key != self._answer_key}
+        source = self._retriever
+        inside = patch_config(config, callbacks=run_manager.get_child())
+        asked = _Asked(self._prompt, self._llm, inputs, self._context_key, inside)
+        graph = linked_graph(self.get_name(), asked, source.k, source.retriever)
+        scope = scope_from_config(config)
+        events = source.engine.stream(
+            graph,
+            inputs[self._query_key],
+            tenant=scope.tenant,
+            session=scope.conversation_id,
+        )
+        search: AsyncCallbackManagerForRetrieverRun | None = None
+        is_empty = True
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, NodeStarted) and event.node == SEARCH:
+                        callbacks = run_manager.get_child()
+                        search = await callbacks.on_retriever_start(
+                            None, inputs[self._query_key], name=source.get_name()
+                        )
+                    elif isinstance(event, DocumentsFound):
+                        found = as_documents(event.documents, event.scores, source.document_of)
+                        if search is not None:
+                            await search.on_retriever_end(found)
+                            search = None
+                        yield {self._context_key: found}
+                    elif isinstance(event, TextDelta):
+                        is_empty = False
+                        yield {self._answer_key: event.text}
+        except BaseException as error:
+            if search is not None:
+                await search.on_retriever_error(error)
+            raise
+        if is_empty:
+            yield {self._answer_key: ""}
+
+    def _checked_inputs(self, given: Any) -> dict[str, Any]:
+        inputs = dict(given) if isinstance(given, Mapping) else {self._query_key: given}
+        missing = sorted(self._needed - set(inputs))
+        if missing:
+            raise InvalidRequestError(
+                f"the input lacks {', '.join(map(repr, missing))}; pass a dict with "
+                f"{', '.join(map(repr, sorted(self._needed)))}"
+            )
+        if not isinstance(inputs[self._query_key], str):
+            raise InvalidRequestError(
+                f"{self._query_key!r} is searched for, so it must be a string, "
+                f"not {describe(inputs[self._query_key])}; name another one with query_key="
+            )
+        return inputs
+
+
+class _Asked:
+    """The model of one run: puts the documents into the prompt, and asks with that."""
+
+    def __init__(
+        self,
+        prompt: BasePromptTemplate[Any],
+        llm: Runnable[Any, Any],
+        inputs: Mapping[str, Any],
+        context_key: str,
+        config: RunnableConfig,
+    ) -> None:
+        self._prompt = prompt
+        self._llm = llm
+        self._inputs = inputs
+        self._context_key = context_key
+        self._config = config
+
+    async def stream(
+        self, prompt: Prompt, params: Mapping[str, Any]
+    ) -> AsyncGenerator[Piece, None]:
+        values = {**self._inputs, self._context_key: context_of(prompt)}
+        filled = await self._prompt.aformat_prompt(**values)
+        pieces = streamed(self._llm, filled, self._config, params)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece

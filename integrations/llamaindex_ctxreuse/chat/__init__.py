@@ -1,0 +1,1 @@
+"""A chat engine whose prompts only grow."""

@@ -1,0 +1,363 @@
+"""A chat engine whose prompts only grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.generic_utils import messages_to_history_str
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+)
+from llama_index.core.callbacks import CallbackManager, trace_method
+from llama_index.core.chat_engine.condense_plus_context import DEFAULT_CONDENSE_PROMPT_TEMPLATE
+from llama_index.core.chat_engine.types import (
+    AgentChatResponse,
+    BaseChatEngine,
+    StreamingAgentChatResponse,
+)
+from llama_index.core.llms.llm import LLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.schema import MetadataMode, QueryBundle
+from llama_index.core.settings import Settings
+from llama_index.core.tools import ToolOutput
+from llama_index.core.types import Thread
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
+from ctxreuse.context.scope import request_context
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planner import ReusePlanner
+from llamaindex_ctxreuse.chat.chat_turn import Turn, TurnPlanner
+from llamaindex_ctxreuse.chat.transcript import Transcript
+from llamaindex_ctxreuse.llm.own_planner import OWN_PLANNER, given_or_own
+from llamaindex_ctxreuse.nodes.retriever import checked_retriever
+
+
+class ReuseChatEngine(BaseChatEngine):
+    """Answers questions from what a retriever finds, with prompts that the prefix cache serves.
+
+    The system prompt comes first, then the conversation as it was sent, each question with its
+    context, then this turn's blocks, annotations and question. So each prompt begins with the bytes
+    of the one before. Blocks that the conversation shows already are only pointed to. (LlamaIndex's
+    own context chat engines put each turn's context before the conversation.)
+
+    When the prompt outgrows the model's `metadata.context_window`, the oldest turns are dropped,
+    down to half of it at once; blocks that they showed are sent again when they come up.
+
+    One engine is one conversation; its turns come one after the other. A fault of ours sends the
+    nodes' texts as retrieved, without labels. `ctxreuse.request_context` says the tenant.
+
+    Args:
+        retriever: Finds the context of a question.
+        llm: Answers. Of `OpenAILike` set `context_window`: its default is 3,900 tokens.
+        planner: Plans the contexts; an own one if it is left out.
+        system_prompt: What the model is told before everything else.
+        node_postprocessors: Applied to what was retrieved, in order.
+        skip_condense: False rewrites a follow-up question into one that stands alone, with one more
+            call of the model, and retrieves for that.
+        condense_prompt: The words for that, with `{chat_history}` and `{question}`.
+        chat_history: Earlier messages of the conversation.
+        metadata_mode: Which metadata is part of a node's text.
+        token_counter: Counts what has to fit into the window: a function from text to tokens, a
+            tokenizer, or None for an estimate, which also stands in for one that fails.
+        callback_manager: Where events go.
+
+    Raises:
+        InvalidRequestError: If an argument is of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        retriever: BaseRetriever,
+        llm: LLM,
+        *,
+        planner: ReusePlanner = OWN_PLANNER,
+        system_prompt: str | None = None,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        skip_condense: bool = True,
+        condense_prompt: str | BasePromptTemplate = DEFAULT_CONDENSE_PROMPT_TEMPLATE,
+        chat_history: Sequence[ChatMessage] = (),
+        metadata_mode: MetadataMode = MetadataMode.LLM,
+        token_counter: Any = None,
+        callback_manager: CallbackManager | None = None,
+    ) -> None:
+        if not isinstance(llm, LLM):
+            raise InvalidRequestError(
+                f"llm must be a LlamaIndex LLM, not {type(llm).__name__}; pass OpenAILike(...)"
+            )
+        self._retriever = checked_retriever(retriever)
+        self._llm = llm
+        self._system_prompt = system_prompt
+        self._postprocessors = _checked_postprocessors(node_postprocessors)
+        self._skip_condense = skip_condense
+        if isinstance(condense_prompt, str):
+            condense_prompt = PromptTemplate(condense_prompt)
+        self._condense_prompt = condense_prompt
+        self._turns = TurnPlanner(
+            given_or_own(planner),
+            system_prompt,
+            metadata_mode,
+            token_counter,
+            type(self).__name__,
+        )
+        self._transcript = Transcript().recalled(chat_history)
+        self._lock = Lock()
+        self.callback_manager = callback_manager or CallbackManager([])
+        if callback_manager is not None:
+            for postprocessor in self._postprocessors:
+                postprocessor.callback_manager = callback_manager  # as LlamaIndex's engines do
+
+    @classmethod
+    def from_defaults(
+        cls, retriever: BaseRetriever, llm: LLM | None = None, **options: Any
+    ) -> ReuseChatEngine:
+        """Return an engine with the model and the callbacks of LlamaIndex's Settings.
+
+        Args:
+            retriever: Finds the context of a question.
+            llm: Answers; that of the Settings if it is left out.
+            **options: As for the class.
+
+        Raises:
+            InvalidRequestError: If a `memory` is given: the engine keeps the conversation itself.
+        """
+        if "memory" in options:
+            raise InvalidRequestError(
+                f"{cls.__name__} keeps the conversation itself, as it was sent; leave memory out, "
+                "and hand in an earlier conversation as chat_history"
+            )
+        options.setdefault("callback_manager", Settings.callback_manager)
+        return cls(retriever, Settings.llm if llm is None else llm, **options)
+
+    @property
+    def chat_history(self) -> list[ChatMessage]:
+        """The conversation as it was sent, contexts included, without the system prompt.
+
+        Handed in again, to this engine or another one, it is replayed byte for byte.
+        """
+        return self._transcript.sent()
+
+    @property
+    def said(self) -> list[ChatMessage]:
+        """The conversation as the user knows it: questions and answers."""
+        return self._transcript.said()
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and nodes went through as retrieved, or counting has."""
+        return self._turns.faults
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        with self._lock:
+            self._transcript = Transcript()
+
+    @trace_method("chat")
+    def chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None
+    ) -> AgentChatResponse:
+        """Return the answer to a question.
+
+        Args:
+            message: The question.
+            chat_history: The conversation so far, where it is not this engine's; None goes on.
+        """
+        turn = self._turn(message, chat_history)
+        try:
+            answer = self._llm.chat(self._prompt(turn)).message.content or ""
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
+        self._record(turn, answer)
+        return _response(turn, answer)
+
+    @trace_method("chat")
+    async def achat(
+        self, message: str, chat_history: list[ChatMessage] | None = None
+    ) -> AgentChatResponse:
+        """Return the answer to a question; see `chat`."""
+        turn = await self._aturn(message, chat_history)
+        try:
+            answer = (await self._llm.achat(self._prompt(turn))).message.content or ""
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
+        self._record(turn, answer)
+        return _response(turn, answer)
+
+    @trace_method("chat")
+    def stream_chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None
+    ) -> StreamingAgentChatResponse:
+        """Return the answer to a question as it comes; see `chat`.
+
+        The turn is part of the conversation once the answer is complete.
+        """
+        turn = self._turn(message, chat_history)
+        try:
+            pieces = self._llm.stream_chat(self._prompt(turn))
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
+        response = StreamingAgentChatResponse(
+            chat_stream=self._recorded_stream(turn, pieces),
+            sources=_sources(turn),
+            source_nodes=turn.nodes,
+        )
+        thread = Thread(target=response.write_response_to_history, args=(_NoMemory(),))
+        response.write_response_to_history_thread = thread
+        thread.start()
+        return response
+
+    @trace_method("chat")
+    async def astream_chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None
+    ) -> StreamingAgentChatResponse:
+        """Return the answer to a question as it comes; see `stream_chat`."""
+        turn = await self._aturn(message, chat_history)
+        try:
+            pieces = await self._llm.astream_chat(self._prompt(turn))
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
+        response = StreamingAgentChatResponse(
+            achat_stream=self._arecorded_stream(turn, pieces),
+            sources=_sources(turn),
+            source_nodes=turn.nodes,
+        )
+        memory: Any = _NoMemory()
+        response.awrite_response_to_history_task = asyncio.create_task(
+            response.awrite_response_to_history(memory)
+        )
+        return response
+
+    def _turn(self, message: str, chat_history: list[ChatMessage] | None) -> Turn:
+        begun = self._begin(chat_history)
+        query = message
+        if self._has_to_condense(begun):
+            query = self._llm.complete(self._condensing(begun, message)).text
+        with request_context(history=()):  # one of ours among these must leave nothing out
+            nodes = self._retriever.retrieve(query)
+            for postprocessor in self._postprocessors:
+                nodes = postprocessor.postprocess_nodes(nodes, QueryBundle(query))
+        return self._turns.turn(message, nodes, begun, self._llm.metadata)
+
+    async def _aturn(self, message: str, chat_history: list[ChatMessage] | None) -> Turn:
+        begun = self._begin(chat_history)
+        query = message
+        if self._has_to_condense(begun):
+            query = (await self._llm.acomplete(self._condensing(begun, message))).text
+        with request_context(history=()):
+            nodes = await self._retriever.aretrieve(query)
+            for postprocessor in self._postprocessors:
+                nodes = await postprocessor.apostprocess_nodes(nodes, QueryBundle(query))
+        return self._turns.turn(message, nodes, begun, self._llm.metadata)
+
+    def _begin(self, chat_history: list[ChatMessage] | None) -> Transcript:
+        with self._lock:
+            if chat_history is not None:
+                self._transcript = self._transcript.recalled(chat_history)
+            return self._transcript
+
+    def _has_to_condense(self, begun: Transcript) -> bool:
+        return not self._skip_condense and len(begun) > 0
+
+    def _condensing(self, begun: Transcript, message: str) -> str:
+        return self._condense_prompt.format(
+            chat_history=messages_to_history_str(begun.said()), question=message
+        )
+
+    def _prompt(self, turn: Turn) -> list[ChatMessage]:
+        return turn.messages(self._system_prompt, self._llm.metadata.system_role)
+
+    def _record(self, turn: Turn, answer: str) -> None:
+        with self._lock:
+            # where another turn was recorded meanwhile, this one follows it
+            goes_on = self._transcript is turn.begun
+            history = turn.history if goes_on else self._transcript
+            self._transcript = history.with_turn(turn.question, turn.content, answer)
+
+    def _recorded_stream(self, turn: Turn, pieces: ChatResponseGen) -> ChatResponseGen:
+        answer = _StreamedAnswer()
+        try:
+            for piece in pieces:
+                answer.add(piece)
+                yield piece
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
+        self._record(turn, answer.text)
+
+    async def _arecorded_stream(
+        self, turn: Turn, pieces: ChatResponseAsyncGen
+    ) -> ChatResponseAsyncGen:
+        answer = _StreamedAnswer()
+        try:
+            async for piece in pieces:
+                answer.add(piece)
+                yield piece
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
+        self._record(turn, answer.text)
+
+
+class _StreamedAnswer:
+    """Puts an answer together from its pieces, byte for byte."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, piece: ChatResponse) -> None:
+        if piece.delta is None:  # it says the whole answer so far
+            self.text = piece.message.content or self.text
+        else:
+            self.text += piece.delta
+
+
+class _NoMemory:
+    """Stands for a memory: the engine keeps the conversation itself, as it was sent."""
+
+    def put(self, message: ChatMessage) -> None:
+        pass
+
+    async def aput(self, message: ChatMessage) -> None:
+        pass
+
+
+def _response(turn: Turn, answer: str) -> AgentChatResponse:
+    return AgentChatResponse(
+        response=answer,
+        sources=_sources(turn),
+        source_nodes=turn.nodes,
+        metadata=None if turn.plan is None else {METADATA_KEY: plan_metadata(turn.plan)},
+    )
+
+
+def _sources(turn: Turn) -> list[ToolOutput]:
+    return [
+        ToolOutput(
+            tool_name="retriever",
+            content=str(turn.nodes),
+            raw_input={"message": turn.question},
+            raw_output=turn.nodes,
+        )
+    ]
+
+
+def _checked_postprocessors(postprocessors: Iterable[Any]) -> list[BaseNodePostprocessor]:
+    checked = list(postprocessors or ())
+    for one in checked:
+        if not isinstance(one, BaseNodePostprocessor):
+            raise InvalidRequestError(
+                f"node_postprocessors holds {type(one).__name__}; each must be a LlamaIndex "
+                "BaseNodePostprocessor"
+            )
+    return checked

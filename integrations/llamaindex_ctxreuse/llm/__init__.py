@@ -1,0 +1,1 @@
+"""A model that plans its prompts and calls the model inside it."""

@@ -1,0 +1,171 @@
+"""LlamaIndex's messages and prompts as the texts that are planned, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.llms.llm import LLM
+from llama_index.core.prompts import BasePromptTemplate
+
+from ctxreuse.adapters.prompt_planner import Call, Segment
+from ctxreuse.context.blocks import Message
+from ctxreuse.context.scope import RequestScope
+
+_OPENAI_ROLES = {
+    MessageRole.DEVELOPER: "system",  # what OpenAI's reasoning models call it
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.FUNCTION: "tool",
+}
+
+
+def openai_role(role: MessageRole) -> str:
+    """Return a role as OpenAI names it."""
+    return _OPENAI_ROLES.get(role, role.value)
+
+
+def message_text(message: ChatMessage) -> str:
+    """Return the texts of a message as one."""
+    return message.content or ""
+
+
+def message_as_openai(message: ChatMessage) -> Message:
+    """Return a message's texts as an OpenAI chat message, for the planner to read."""
+    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    content: Any = [{"type": "text", "text": text} for text in texts]
+    return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
+
+
+def call_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Call:
+    """Return chat messages as a call: a segment for each text block."""
+    return Call(
+        tuple(
+            Segment(openai_role(message.role), block.text)
+            for message in messages
+            for block in message.blocks
+            if isinstance(block, TextBlock)
+        ),
+        scope,
+    )
+
+
+def call_of_text(prompt: str, scope: RequestScope) -> Call:
+    """Return a completion prompt as a call."""
+    return Call((Segment("user", prompt),), scope)
+
+
+def messages_with(messages: Iterable[ChatMessage], texts: Sequence[str]) -> list[ChatMessage]:
+    """Return messages with the texts of their text blocks replaced; changed ones are copies."""
+    remaining = iter(texts)
+    return [_with_texts(message, remaining) for message in messages]
+
+
+def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
+    blocks = [
+        _with_text(block, next(texts)) if isinstance(block, TextBlock) else block
+        for block in message.blocks
+    ]
+    if all(new is old for new, old in zip(blocks, message.blocks, strict=True)):
+        return message
+    return message.model_copy(update={"blocks": blocks})
+
+
+def _with_text(block: TextBlock, text: str) -> TextBlock:
+    return block if block.text == text else block.model_copy(update={"text": text})
+
+
+class PlannedPrompt(BasePromptTemplate):
+    """A template whose contexts are planned once it is filled in.
+
+    It stands where the template stood, so that a model's own way to structured output stays in
+    force: the template fills itself in, its output parser, or the one that a program sets instead,
+    adds its words, and then each text that was planned is replaced.
+    """
+
+    _template: BasePromptTemplate = PrivateAttr()
+    _texts: list[tuple[str, str]] = PrivateAttr()
+
+    def __init__(self, template: BasePromptTemplate, texts: Sequence[tuple[str, str]]) -> None:
+        super().__init__(
+            metadata=template.metadata,
+            template_vars=template.template_vars,
+            kwargs=template.kwargs,
+            output_parser=template.output_parser,
+        )
+        self._template = template
+        self._texts = [(old, new) for old, new in texts if old != new]
+
+    def partial_format(self, **kwargs: Any) -> PlannedPrompt:
+        """Return the prompt with some variables filled in."""
+        return PlannedPrompt(self._parsed().partial_format(**kwargs), self._texts)
+
+    def format(self, llm: Any = None, **kwargs: Any) -> str:
+        """Return the prompt as a text."""
+        text, _ = _replaced(self._parsed().format(llm=llm, **kwargs), self._texts)
+        return text
+
+    def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
+        """Return the prompt as chat messages."""
+        messages = self._parsed().format_messages(llm=llm, **kwargs)
+        remaining = self._texts
+        texts: list[str] = []
+        for message in messages:
+            for block in message.blocks:
+                if isinstance(block, TextBlock):
+                    text, remaining = _replaced(block.text, remaining)
+                    texts.append(text)
+        return messages_with(messages, texts)
+
+    def get_template(self, llm: Any = None) -> str:
+        """Return the template's words."""
+        return self._template.get_template(llm=llm)
+
+    def _parsed(self) -> BasePromptTemplate:
+        return self._template.model_copy(update={"output_parser": self.output_parser})
+
+
+def messages_of(
+    template: BasePromptTemplate, llm: LLM, arguments: dict[str, Any]
+) -> list[ChatMessage]:
+    """Return what a template becomes for a model, without an output parser's words."""
+    bare = template.model_copy(update={"output_parser": None})
+    return bare.format_messages(llm=llm, **arguments)
+
+
+def planned_prompt(
+    template: BasePromptTemplate, messages: Sequence[ChatMessage], texts: Sequence[str]
+) -> BasePromptTemplate:
+    """Return a template that becomes planned texts.
+
+    Args:
+        template: The template.
+        messages: What it becomes unplanned.
+        texts: A planned text for each text block in the messages; none plans nothing.
+    """
+    blocks = [block for message in messages for block in message.blocks]
+    given = [block.text for block in blocks if isinstance(block, TextBlock)]
+    return PlannedPrompt(template, list(zip(given, texts, strict=True)) if texts else [])
+
+
+def _replaced(
+    text: str, replacements: Sequence[tuple[str, str]]
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return a text with what stands in it replaced, from left to right, and the replacements left.
+
+    A replacement is used once; the ones behind the first that does not stand in it are left.
+    """
+    pieces: list[str] = []
+    end = 0
+    remaining = list(replacements)
+    while remaining:
+        old, new = remaining[0]
+        start = text.find(old, end)
+        if start < 0:
+            break
+        pieces += [text[end:start], new]
+        end = start + len(old)
+        del remaining[0]
+    return "".join([*pieces, text[end:]]), remaining

@@ -1,0 +1,1 @@
+"""Memories that keep their place in a conversation."""

@@ -1,0 +1,276 @@
+"""A memory that replays what it sent: memories stay in the messages that they were sent with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod, Memory
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+
+from ctxreuse.context.blocks import Message
+from ctxreuse.context.scope import current_scope, request_context
+from ctxreuse.errors import InvalidRequestError, describe
+from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai, message_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Inserted:
+    """What memory blocks gave for one turn.
+
+    Attributes:
+        blocks: What went into the prompt; may be nothing.
+    """
+
+    blocks: tuple[ContentBlock, ...]
+
+
+class ReplayMemory(Memory):
+    """LlamaIndex's `Memory` with a prompt that only grows.
+
+    What memory blocks return for a question stands at the beginning of that question's message, and
+    stays there in all later turns; so each turn's prompt begins with the bytes of the turn before,
+    and the engine's prefix cache serves it. A `ReuseMemoryBlock` knows what is shown already and
+    only points to it. For engines that ask for the history before they add the question (`get` with
+    `input`), it is a message of its own before the question.
+
+    When history and replayed memories outgrow `token_limit`, the earlier memories are taken out,
+    and shown anew where they come up. The chat store holds the plain messages. What was inserted is
+    kept in this object; another one that reads the same store shows the history without it.
+
+    Make one with `reuse_memory(...)`.
+    """
+
+    insert_method: InsertMethod = Field(default=InsertMethod.USER)
+    _inserted: dict[bytes, _Inserted] = PrivateAttr(default_factory=dict)
+
+    @field_validator("insert_method", mode="before")
+    @classmethod
+    def _check_insert_method(cls, method: object) -> object:
+        if method not in (InsertMethod.USER, InsertMethod.USER.value):
+            raise InvalidRequestError(
+                f"insert_method is {describe(method)}; a history can only be replayed with "
+                "InsertMethod.USER, for SYSTEM changes the system message every turn"
+            )
+        return method
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name that serialized memories carry."""
+        return "ReplayMemory"
+
+    @classmethod
+    def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
+        """Return a memory, made as `Memory.from_defaults` makes it, but for `insert_method`."""
+        memory = super().from_defaults(*args, **{"insert_method": InsertMethod.USER, **kwargs})
+        assert isinstance(memory, ReplayMemory)
+        return memory
+
+    async def aget(
+        self,
+        input: str | ChatMessage | None = None,  # noqa: A002  # the base class names it so
+        **block_kwargs: Any,
+    ) -> list[ChatMessage]:
+        """Return the history as it was sent, with what the memory blocks say to the question.
+
+        Args:
+            input: The question, where it is not in the history yet.
+            **block_kwargs: For the memory blocks.
+        """
+        stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
+        turns = _Turns(stored, input)
+        known = {one: self._inserted[one] for one in turns.places if one in self._inserted}
+        if turns.asked is not None and not turns.is_served(known):
+            known = await self._with_new_content(turns, known, input, block_kwargs)
+        self._inserted = known
+        return turns.as_sent(known)
+
+    async def _with_new_content(
+        self,
+        turns: _Turns,
+        known: dict[bytes, _Inserted],
+        question: str | ChatMessage | None,
+        block_kwargs: dict[str, Any],
+    ) -> dict[bytes, _Inserted]:
+        """Return what was inserted, that of the turn at hand included."""
+        assert turns.asked is not None
+        content = await self._content(turns, known, question, block_kwargs)
+        before = self._tokens(turns.before_the_question(known))
+        if known and before + self._tokens(content.values()) > self.token_limit:
+            known = {}
+            content = await self._content(turns, known, question, block_kwargs)
+            before = self._tokens(turns.before_the_question(known))
+        with request_context(conversation_id=self._conversation_id()):
+            fitting = await self._truncate_memory_blocks(
+                content, self._tokens(content.values()), before
+            )
+        data, messages = await self._format_memory_blocks(fitting)
+        blocks = [block for message in messages for block in message.blocks]
+        if data:
+            rendered = self.memory_blocks_template.format_messages(memory_blocks=data)
+            blocks += rendered[0].blocks if rendered else []
+        return {**known, turns.asked: _Inserted(tuple(blocks))}
+
+    async def _content(
+        self,
+        turns: _Turns,
+        known: dict[bytes, _Inserted],
+        question: str | ChatMessage | None,
+        block_kwargs: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Return what the memory blocks say, each by its name."""
+        history = turns.before_the_question(known)
+        with request_context(
+            conversation_id=self._conversation_id(),
+            history=[message_as_openai(one) for one in history if one.role != MessageRole.SYSTEM],
+        ):
+            return await self._get_memory_blocks_content(
+                turns.stored, input=question, **block_kwargs
+            )
+
+    async def _get_memory_blocks_content(
+        self,
+        chat_history: list[ChatMessage],
+        input: str | ChatMessage | None = None,  # noqa: A002
+        **block_kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return what each memory block says, each knowing what the ones before it show."""
+        asked = list(chat_history)
+        if input is not None:
+            asked.append(_as_message(input))
+        contents: dict[str, Any] = {}
+        history: list[Message] = list(current_scope().history or ())
+        for block in sorted(self.memory_blocks, key=lambda one: -one.priority):
+            with request_context(history=history):
+                content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
+            if content:
+                contents[block.name] = content
+                history.append(message_as_openai(_as_shown(content)))
+        return contents
+
+    def _conversation_id(self) -> str | int:
+        """Return the conversation that this is: the session, unless the surroundings say more."""
+        conversation = current_scope().conversation_id
+        return self.session_id if conversation is None else conversation
+
+    def _tokens(self, contents: Iterable[Any]) -> int:
+        return sum(self._estimate_token_count(content) for content in contents)
+
+
+class _Turns:
+    """A stored history: which messages are questions, and where memories stood or will stand.
+
+    A place is known by a digest of everything up to and with its question, so an edited or
+    shortened history has other places, and nothing is replayed into it.
+
+    Args:
+        stored: The history.
+        question: What is being asked, where the caller says so.
+    """
+
+    def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
+        self.stored = list(stored)
+        self._messages = list(stored)  # and the question, if it is not among them yet
+        asks = bool(stored) and stored[-1].role == MessageRole.USER
+        if question is not None and not (
+            asks and message_text(stored[-1]) == message_text(_as_message(question))
+        ):
+            self._messages.append(_as_message(question))
+            asks = True
+        self._digests = [bytes(16)]
+        for message in self._messages:
+            self._digests.append(_digest(self._digests[-1], message))
+        self.asked = self._place(len(self._messages) - 1) if asks else None
+        """The place of the turn at hand; None if nothing is asked."""
+
+    @property
+    def places(self) -> list[bytes]:
+        """All places where something may have been inserted."""
+        numbers = range(len(self._messages))
+        return [self._place(number) for number in numbers] + [
+            self._place_before(number) for number in numbers
+        ]
+
+    def is_served(self, known: Mapping[bytes, _Inserted]) -> bool:
+        """Return whether something was inserted for the turn at hand, in whichever place."""
+        last = len(self._messages) - 1
+        return self._place(last) in known or self._place_before(last) in known
+
+    def before_the_question(self, known: Mapping[bytes, _Inserted]) -> list[ChatMessage]:
+        """Return the messages, as sent, that stand before what the turn at hand inserts."""
+        return self.as_sent(known, len(self._messages) - 1)
+
+    def as_sent(
+        self, known: Mapping[bytes, _Inserted], end: int | None = None
+    ) -> list[ChatMessage]:
+        """Return copies of the stored messages, up to the `end`-th, with what was inserted."""
+        sent: list[ChatMessage] = []
+        for number, message in enumerate(self._messages[:end]):
+            before, within = known.get(self._place_before(number)), known.get(self._place(number))
+            if before is not None and before.blocks:
+                sent.append(ChatMessage(role=MessageRole.USER, blocks=_copies(before.blocks)))
+            if number < len(self.stored):
+                blocks = [*(within.blocks if within else ()), *message.blocks]
+                sent.append(message.model_copy(update={"blocks": _copies(blocks)}))
+        return sent
+
+    def _place(self, number: int) -> bytes:
+        """Return where memories for a question stand: in its message, or before it."""
+        if number < len(self.stored):
+            return b"within" + self._digests[number + 1]
+        return self._place_before(number)
+
+    def _place_before(self, number: int) -> bytes:
+        return b"before" + self._digests[number + 1]
+
+
+def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> ReplayMemory:
+    """Return a memory whose prompt only grows, so that the engine's prefix cache serves it.
+
+    Args:
+        *memory_blocks: Long-term memories, such as `ReuseMemoryBlock(memory=mem0)`.
+        **options: As for LlamaIndex's `Memory.from_defaults`: `session_id`, `token_limit`, ...
+
+    Raises:
+        ValueError: If an option is not possible.
+    """
+    return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
+
+
+def _as_message(question: str | ChatMessage) -> ChatMessage:
+    if isinstance(question, ChatMessage):
+        return question
+    return ChatMessage(role=MessageRole.USER, content=question)
+
+
+def _as_shown(content: Any) -> ChatMessage:
+    """Return what a memory block said as one message."""
+    if isinstance(content, str):
+        return ChatMessage(content=content)
+    blocks = [
+        block
+        for one in content
+        for block in (one.blocks if isinstance(one, ChatMessage) else [one])
+    ]
+    return ChatMessage(blocks=blocks)
+
+
+def _copies(blocks: Sequence[ContentBlock]) -> list[ContentBlock]:
+    """Return copies, for agents write into the messages that they get."""
+    return [block.model_copy() for block in blocks]
+
+
+def _digest(before: bytes, message: ChatMessage) -> bytes:
+    digest = hashlib.blake2b(before, digest_size=16)
+    for part in (message.role.value, *map(_as_text, message.blocks)):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.digest()
+
+
+def _as_text(block: ContentBlock) -> str:
+    return f"text {block.text}" if isinstance(block, TextBlock) else repr(block)

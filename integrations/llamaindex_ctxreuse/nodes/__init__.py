@@ -1,0 +1,1 @@
+"""Retrieved nodes in their planned order."""

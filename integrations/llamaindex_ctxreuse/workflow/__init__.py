@@ -1,0 +1,1 @@
+"""Workflows as LlamaIndex components, and LlamaIndex components in workflows."""

@@ -1,0 +1,321 @@
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from ctxreuse.adapters import micro_batch as window_module
+from ctxreuse.adapters.micro_batch import MicroBatchWindow, Scheduled, checked_window
+from ctxreuse.errors import InvalidRequestError
+
+LONG_S = 30.0
+"""A window that a test closes itself."""
+
+
+@pytest.fixture(autouse=True)
+def no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody go on without the baton, so that a baton that is lost is noticed."""
+    monkeypatch.setattr(window_module, "_STANDSTILL_S", 1_000.0)
+
+
+class Planner:
+    """Plans letters into alphabetical order, and keeps what it was given and what was dropped."""
+
+    def __init__(self, window_s: float = LONG_S) -> None:
+        self.batches: list[list[str]] = []
+        self.dropped: list[str] = []
+        self.gone: list[str] = []
+        self.window = MicroBatchWindow(self.schedule, window_s, self.dropped.append)
+
+    def schedule(self, items: list[str]) -> Sequence[Scheduled[str]]:
+        self.batches.append(items)
+        order = sorted(range(len(items)), key=lambda position: items[position])
+        return [Scheduled(position, f"plan of {items[position]}") for position in order]
+
+    def call(self, item: str) -> str:
+        result = self.window.submit(item)
+        self.gone.append(item)
+        return result
+
+    async def acall(self, item: str) -> str:
+        result = await self.window.asubmit(item)
+        self.gone.append(item)
+        return result
+
+    def waiting(self) -> int:
+        batch = self.window._open
+        return 0 if batch is None else len(batch.tickets)
+
+    def close(self, callers: int) -> None:
+        """Close the window, as if its time was over, when so many have come."""
+        while self.waiting() < callers:
+            time.sleep(0.001)
+        assert self.window._open is not None
+        self.window._close(self.window._open)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def started(work: Callable[[str], str], *items: str, planner: Planner) -> list[Future[str]]:
+    """Run work in a thread for each item, so that they come in the order given."""
+    pool = ThreadPoolExecutor(len(items))
+    futures = []
+    for number, item in enumerate(items):
+        futures.append(pool.submit(work, item))
+        while planner.waiting() <= number:
+            time.sleep(0.001)
+    pool.shutdown(wait=False)
+    return futures
+
+
+async def test_tasks_go_on_in_the_planned_order_with_their_own_results() -> None:
+    planner = Planner(window_s=0.005)
+    results = await asyncio.gather(*(planner.acall(item) for item in "cadb"))
+    assert results == ["plan of c", "plan of a", "plan of d", "plan of b"]
+    assert planner.batches == [["c", "a", "d", "b"]]
+    assert planner.gone == ["a", "b", "c", "d"]
+    assert planner.dropped == []
+
+
+def test_threads_are_planned_together_and_get_their_own_results() -> None:
+    planner = Planner()
+    futures = started(planner.call, "c", "a", "b", planner=planner)
+    planner.close(3)
+    assert [future.result(10) for future in futures] == ["plan of c", "plan of a", "plan of b"]
+    assert planner.batches == [["c", "a", "b"]]
+
+
+def test_threads_get_the_baton_in_the_planned_order() -> None:
+    planner = Planner()
+    futures = started(planner.call, "c", "a", "b", planner=planner)
+    batons: list[str] = []
+    assert planner.window._open is not None
+    for ticket in planner.window._open.tickets:
+        ticket._wake = _noting(batons, ticket.item, ticket._wake)
+    planner.close(3)
+    for future in futures:
+        future.result(10)
+    assert batons == ["a", "b", "c"]
+
+
+def _noting(notes: list[str], item: str, wake: Callable[[], object]) -> Callable[[], object]:
+    def noted() -> object:
+        notes.append(item)
+        return wake()
+
+    return noted
+
+
+async def test_tasks_and_threads_share_a_window() -> None:
+    planner = Planner()
+    tasks = [asyncio.create_task(planner.acall(item)) for item in "da"]
+    await until(lambda: planner.waiting() == 2)
+    threads = [asyncio.create_task(asyncio.to_thread(planner.call, item)) for item in "cb"]
+    await until(lambda: planner.waiting() == 4)
+    planner.close(4)
+    results = await asyncio.gather(*tasks, *threads)
+    assert sorted(results) == ["plan of a", "plan of b", "plan of c", "plan of d"]
+    assert [sorted(batch) for batch in planner.batches] == [["a", "b", "c", "d"]]
+
+
+def test_tasks_of_two_event_loops_share_a_window() -> None:
+    planner = Planner()
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(asyncio.run, planner.acall(item)) for item in "ba"]
+        planner.close(2)
+        assert [future.result(10) for future in futures] == ["plan of b", "plan of a"]
+    assert len(planner.batches) == 1
+
+
+async def test_without_a_window_each_call_is_planned_at_once_on_its_own() -> None:
+    planner = Planner(window_s=0)
+    assert planner.call("b") == "plan of b"
+    assert await planner.acall("a") == "plan of a"
+    assert planner.batches == [["b"], ["a"]]
+
+
+async def test_who_comes_after_the_window_is_closed_opens_another_one() -> None:
+    planner = Planner()
+    first = asyncio.create_task(planner.acall("a"))
+    await until(lambda: planner.waiting() == 1)
+    planner.close(1)
+    second = asyncio.create_task(planner.acall("b"))
+    await until(lambda: planner.waiting() == 1)
+    planner.close(1)
+    assert await asyncio.gather(first, second) == ["plan of a", "plan of b"]
+    assert planner.batches == [["a"], ["b"]]
+
+
+async def test_large_batches_are_planned_off_the_event_loop() -> None:
+    threads: list[str] = []
+
+    def schedule(items: list[int]) -> list[Scheduled[int]]:
+        threads.append(threading.current_thread().name)
+        return [Scheduled(position, item) for position, item in enumerate(items)]
+
+    window = MicroBatchWindow(schedule, 0.005)
+    assert await asyncio.gather(*map(window.asubmit, range(3))) == [0, 1, 2]
+    assert await asyncio.gather(*map(window.asubmit, range(200))) == list(range(200))
+    assert threads[0] == threading.current_thread().name
+    assert threads[1] != threading.current_thread().name
+    assert len(threads) == 2
+
+
+async def test_an_exception_of_the_planner_reaches_every_caller() -> None:
+    def fails(items: list[str]) -> list[Scheduled[str]]:
+        raise ValueError("no plan")
+
+    window = MicroBatchWindow(fails, 0.005)
+    answers = await asyncio.gather(*map(window.asubmit, "abc"), return_exceptions=True)
+    assert [str(error) for error in answers] == ["no plan"] * 3
+    with pytest.raises(ValueError, match="no plan"):
+        MicroBatchWindow(fails, 0).submit("a")
+
+
+async def test_a_planner_that_loses_a_call_is_found_out() -> None:
+    window = MicroBatchWindow(lambda items: [Scheduled(0, "only one")], 0.005)
+    answers = await asyncio.gather(*map(window.asubmit, "ab"), return_exceptions=True)
+    assert [type(error) for error in answers] == [AssertionError, AssertionError]
+
+
+async def test_when_the_first_is_cancelled_the_others_are_planned() -> None:
+    planner = Planner(window_s=0.005)
+    first, *others = [asyncio.create_task(planner.acall(item)) for item in "cab"]
+    await until(lambda: planner.waiting() == 3)
+    first.cancel()
+    assert await asyncio.gather(*others) == ["plan of a", "plan of b"]
+    assert planner.batches == [["a", "b"]]
+    assert planner.dropped == []  # it was never planned
+
+
+async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_dropped_once() -> None:
+    planner = Planner()
+    tasks = {item: asyncio.create_task(planner.acall(item)) for item in "cab"}
+    await until(lambda: planner.waiting() == 3)
+    planner.close(3)  # planned; the baton is on its way to "a"
+    tasks["b"].cancel()
+    async with asyncio.timeout(10):
+        assert await tasks["a"] == "plan of a"
+        assert await tasks["c"] == "plan of c"
+    with pytest.raises(asyncio.CancelledError):
+        await tasks["b"]
+    assert planner.dropped == ["plan of b"]
+    assert planner.gone == ["a", "c"]
+
+
+async def test_who_is_cancelled_with_the_baton_passes_it_on() -> None:
+    planner = Planner()
+    tasks = {item: asyncio.create_task(planner.acall(item)) for item in "ab"}
+    await until(lambda: planner.waiting() == 2)
+    planner.close(2)
+    tasks["a"].cancel()  # it has been woken, but has not run yet
+    async with asyncio.timeout(10):
+        assert await tasks["b"] == "plan of b"
+    with pytest.raises(asyncio.CancelledError):
+        await tasks["a"]
+    assert planner.dropped == ["plan of a"]
+
+
+async def test_all_may_be_cancelled() -> None:
+    planner = Planner(window_s=0.005)
+    tasks = [asyncio.create_task(planner.acall(item)) for item in "ab"]
+    await until(lambda: planner.waiting() == 2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await planner.acall("c") == "plan of c"
+    assert planner.batches == [["c"]]
+
+
+def test_a_closed_event_loop_does_not_hold_up_others() -> None:
+    planner = Planner()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(planner.acall("a"))
+    loop.run_until_complete(asyncio.sleep(0.001))
+    [follower] = started(planner.call, "b", planner=planner)
+    loop.close()
+    planner.close(2)
+    assert follower.result(10) == "plan of b"
+    assert planner.batches == [["a", "b"]]
+    assert planner.dropped == ["plan of a"]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # nobody can run it any more
+
+
+def test_an_event_loop_that_stands_still_does_not_hold_up_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window_module, "_STANDSTILL_S", 0.02)
+    planner = Planner(window_s=0.05)
+    loop = asyncio.new_event_loop()
+    try:
+        first = loop.create_task(planner.acall("a"))
+        loop.run_until_complete(asyncio.sleep(0))  # it has opened the window, and runs no more
+        with ThreadPoolExecutor(2) as pool:
+            others = [pool.submit(planner.call, item) for item in "cb"]
+            assert [other.result(10) for other in others] == ["plan of c", "plan of b"]
+        assert "a" in planner.batches[0], "its window was closed for it"
+        assert sorted(item for batch in planner.batches for item in batch) == ["a", "b", "c"]
+        assert loop.run_until_complete(first) == "plan of a"
+    finally:
+        loop.close()
+    assert planner.dropped == []
+
+
+async def test_a_blocking_call_inside_an_event_loop_waits_for_nobody() -> None:
+    planner = Planner()
+    task = asyncio.create_task(planner.acall("b"))
+    await until(lambda: planner.waiting() == 1)
+    assert planner.call("a") == "plan of a"
+    assert planner.batches == [["a"]]
+    planner.close(1)
+    assert await task == "plan of b"
+
+
+def test_an_interrupt_while_planning_ends_the_others_waiting() -> None:
+    planner = Planner()
+
+    def interrupted(items: list[str]) -> list[Scheduled[str]]:
+        raise KeyboardInterrupt
+
+    planner.window._schedule = interrupted
+    [other] = started(planner.call, "a", planner=planner)
+    with pytest.raises(KeyboardInterrupt):
+        planner.close(1)
+    with pytest.raises(RuntimeError, match="planning was interrupted"):
+        other.result(10)
+
+
+def test_many_threads_and_tasks_lose_nothing() -> None:
+    planner = Planner(window_s=0.002)
+
+    async def burst(names: list[str]) -> list[str]:
+        return list(await asyncio.gather(*map(planner.acall, names)))
+
+    groups = [[f"{group}-{number:02}" for number in range(30)] for group in range(3)]
+    singles = [f"t-{number:02}" for number in range(30)]
+    with ThreadPoolExecutor(16) as pool:
+        bursts = [pool.submit(asyncio.run, burst(names)) for names in groups]
+        calls = [pool.submit(planner.call, name) for name in singles]
+        for names, answers in zip(groups, bursts, strict=True):
+            assert answers.result(30) == [f"plan of {name}" for name in names]
+        assert [one.result(30) for one in calls] == [f"plan of {name}" for name in singles]
+    everything = sorted([*singles, *(name for names in groups for name in names)])
+    assert sorted(planner.gone) == everything
+    assert sorted(item for batch in planner.batches for item in batch) == everything
+    assert planner.dropped == []
+
+
+@pytest.mark.parametrize("seconds", [0, 0.005, 60, 1])
+def test_windows_of_up_to_a_minute_are_taken(seconds: float) -> None:
+    assert checked_window(seconds) == seconds
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 61, "5 ms", None, True])
+def test_other_windows_are_refused(seconds: object) -> None:
+    with pytest.raises(InvalidRequestError, match=r"micro-batch window.*seconds"):
+        MicroBatchWindow(lambda items: [], seconds)  # type: ignore[arg-type]

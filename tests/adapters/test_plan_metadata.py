@@ -1,0 +1,138 @@
+import json
+from typing import Any
+
+import pytest
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.adapters.formatting import format_documents
+from ctxreuse.adapters.plan_metadata import (
+    METADATA_KEY,
+    MarkedDocument,
+    Overlap,
+    Place,
+    left_out_words,
+    marks_of,
+    place_of,
+    places_as_planned,
+    plan_of,
+    retrievers_order,
+)
+from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.planning.plan import Plan
+
+PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}
+
+
+def marked(text: str, mark: Any) -> MarkedDocument:
+    return MarkedDocument(ContextBlock(id=text, text=text), {METADATA_KEY: mark})
+
+
+def moved_plan() -> Plan:
+    """Return a plan that sends "b" behind "a", though it was ranked first."""
+    planner = ReusePlanner()
+    texts = {name: f"{name} " * 40 for name in "abc"}
+    blocks = {name: ContextBlock(id=name, text=text) for name, text in texts.items()}
+    planner.plan(ContextRequest([blocks["a"], blocks["b"]], "?"))
+    plan = planner.plan(ContextRequest([blocks["b"], blocks["a"], blocks["c"]], "?"))
+    assert [block.id for block in plan.blocks] == ["a", "b", "c"]
+    return plan
+
+
+def planned_documents() -> list[MarkedDocument]:
+    plan = moved_plan()
+    marks = marks_of(plan, with_order=True)
+    rank_of = {"b": 0, "a": 1, "c": 2}
+    documents = [
+        MarkedDocument(block, {METADATA_KEY: marks.place(rank_of[str(block.id)], label)})
+        for block, label in zip(plan.blocks, plan.labels, strict=True)
+    ]
+    return [*documents, marked("words", marks.annotation("words"))]
+
+
+def test_marks_are_json_and_read_back_as_written():
+    for document in planned_documents():
+        metadata = json.loads(json.dumps(document.metadata))
+        assert place_of(metadata) == place_of(document.metadata)
+        assert plan_of(metadata) == plan_of(document.metadata) is not None
+
+
+def test_the_documents_of_a_plan_share_it():
+    first, second, *_ = planned_documents()
+    assert plan_of(first.metadata) is plan_of(second.metadata)
+
+
+def test_the_retrievers_order_is_found_again_without_the_annotation():
+    documents = planned_documents()
+    assert retrievers_order(documents) == [1, 0, 2]
+    assert retrievers_order(documents[1:]) == [0, 1]
+    assert retrievers_order([documents[2], documents[0], documents[1]]) == [0, 1, 2], "reranked"
+    assert retrievers_order([]) == []
+
+
+def test_documents_that_say_where_left_out_ones_stand_have_to_stay():
+    words = "Please refer to [Doc_1] in the previous conversation."
+    plan = {"parts": [["[Doc_1]", "a", words], ["[Doc_2]", "b"]], "order_annotation": None}
+    document = marked("b", {"rank": 1, "label": "[Doc_2]", "plan": plan})
+    assert left_out_words([document, document]) == [words]
+    assert retrievers_order([document]) is None
+
+
+def test_an_annotation_is_one_for_its_own_words_only():
+    *_, annotation = planned_documents()
+    assert annotation.is_annotation
+    assert not MarkedDocument(ContextBlock(text="other"), annotation.metadata).is_annotation
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "text",
+        {},
+        {"annotation": True, "plan": PLAN},
+        {"annotation": "words", "plan": PLAN},
+        {"rank": 0, "label": "[Doc_1]"},
+        {"rank": 0, "label": "[Doc_1]", "plan": {}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": "ab"}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": [1]}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": [["[Doc_1]"]]}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": [[{}, 1]]}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": [["[Doc_1]", []]]}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": [["[Doc_1]", 1, None]]}},
+        {"rank": 0, "label": "[Doc_1]", "plan": {"parts": [], "order_annotation": 7}},
+        {"rank": "0", "label": "[Doc_1]", "plan": PLAN},
+        {"rank": 0, "label": ["[Doc_1]"], "plan": PLAN},
+    ],
+)
+def test_a_mark_that_is_none_of_ours_changes_nothing(mark: Any):
+    document = marked("text", mark)
+    assert place_of(document.metadata) is None
+    assert retrievers_order([document]) == [0]
+    assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
+
+
+@pytest.mark.parametrize("overlap", [None, 3, {}, {"characters": 3}, {"characters": "3"}])
+def test_an_overlap_that_is_none_of_ours_leaves_nothing_out(overlap: Any):
+    document = marked("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
+    assert place_of(document.metadata) == Place(0, "[Doc_1]", PLAN, None)
+    assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
+
+
+def test_an_overlap_is_read_back():
+    said = {"characters": 2, "label": "[Doc_1]", "digest": "00"}
+    mark = {"rank": 1, "label": "[Doc_2]", "plan": PLAN, "overlap": said}
+    assert place_of({METADATA_KEY: mark}) == Place(1, "[Doc_2]", PLAN, Overlap(2, "[Doc_1]", "00"))
+
+
+def test_places_of_two_plans_are_none():
+    first, other = (
+        planned_documents()[0],
+        marked("b", {"rank": 1, "label": "[Doc_2]", "plan": PLAN}),
+    )
+    assert places_as_planned([first]) == [place_of(first.metadata)]
+    assert places_as_planned([first, other]) is None
+    assert places_as_planned([]) is None
+
+
+def test_templates_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="templates must be Templates, not 'x'"):
+        format_documents([], "x")  # type: ignore[arg-type]

@@ -1,0 +1,378 @@
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.adapters.prompt_planner import (
+    Call,
+    CallPlanner,
+    PlannedCall,
+    Segment,
+    as_given,
+    checked_planner,
+)
+from ctxreuse.adapters.rendered_contexts import Renderings
+from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.templates import Templates
+from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
+
+
+def block(letter: str, text: str | None = None) -> ContextBlock:
+    return ContextBlock(id=letter, text=f"{letter}: {letter * 300}" if text is None else text)
+
+
+class World:
+    """A planner with renderings of its own, so that tests cannot see each other's."""
+
+    def __init__(self, planner: ReusePlanner | None = None, strategy: Any = "reuse") -> None:
+        self.planner = ReusePlanner() if planner is None else planner
+        self.renderings = Renderings()
+        self.calls = CallPlanner(self.planner, strategy, self.renderings)
+
+    def context(self, letters: str) -> str:
+        return self.renderings.render([block(letter) for letter in letters])
+
+    def plan(self, *calls: Call) -> list[PlannedCall]:
+        return self.calls.plan(calls)
+
+    def one(self, *segments: Segment, **scope: Any) -> PlannedCall:
+        [planned] = self.plan(Call(segments, RequestScope(**scope)))
+        return planned
+
+    def user(self, text: str, **scope: Any) -> str:
+        """Plan a prompt of one message; return what is sent."""
+        [text] = self.one(Segment("user", text), **scope).texts
+        return text
+
+
+def letters_in(text: str) -> str:
+    """Return the blocks that a text shows, in order."""
+    return "".join(found[1] for found in re.finditer(r"([a-z]): \1{300}", text))
+
+
+def order_words(*ordinals: int) -> str:
+    labels = " > ".join(f"[Doc_{ordinal}]" for ordinal in ordinals)
+    return (
+        f"Please read the context in the following priority order: {labels} "
+        "and answer the question."
+    )
+
+
+def test_a_recognised_context_is_planned_where_it_stands() -> None:
+    world = World()
+    world.user(world.context("abc"))
+    sent = world.user(f"Read this:\n\n{world.context('cab')}\n\nWhich?")
+    assert sent == f"Read this:\n\n{world.context('cab')}\n\nWhich?", "another opening, other root"
+    sent = world.user(f"{world.context('cab')}\n\nWhich?")
+    assert sent == f"{world.context('abc')}\n\n{order_words(3, 1, 2)}\n\nWhich?"
+
+
+def test_a_context_that_nobody_rendered_is_not_touched() -> None:
+    world, other = World(), World()
+    world.user(world.context("abc"))
+    assert world.user(other.context("cab")) == other.context("cab")
+
+
+def test_calls_without_a_context_are_given_back_as_they_are() -> None:
+    world = World()
+    segments = (Segment("system", "Be brief."), Segment("user", "Hi!"), Segment("user", ""))
+    assert world.one(*segments) == PlannedCall(0, ("Be brief.", "Hi!", ""), ())
+    assert world.plan() == []
+    assert world.plan(Call(())) == [PlannedCall(0, ())]
+
+
+@given(before=st.text(), between=st.text(min_size=1), behind=st.text())
+def test_text_around_contexts_stays_as_it_is(before: str, between: str, behind: str) -> None:
+    world = World()
+    world.user(before + world.context("abc"))
+    sent = world.user(before + world.context("cab") + between + world.context("de") + behind)
+    moved = f"{world.context('abc')}\n\n{order_words(3, 1, 2)}"
+    second = f"[Doc_4] {block('d').text}\n\n[Doc_5] {block('e').text}"
+    assert sent == before + moved + between + second + behind
+
+
+@given(st.text(alphabet="[Doc_123] ab\n:", max_size=40), st.text(max_size=20))
+def test_no_document_is_lost_or_altered(text: str, other: str) -> None:
+    world = World()
+    documents = [block("x", text), block("y", other), block("z", "end")]
+    world.user(world.renderings.render(documents))
+    [planned] = world.plan(
+        Call((Segment("user", world.renderings.render(documents[::-1])),), RequestScope())
+    )
+    [plan] = planned.plans
+    assert sorted((one.id, one.text) for one in plan.blocks) == sorted(
+        (one.id, one.text) for one in documents
+    )
+    for label, one in zip(plan.labels, plan.blocks, strict=True):
+        assert f"{label} {one.text}" in planned.texts[0]
+
+
+def test_a_document_that_poses_as_a_context_stays_whole() -> None:
+    world = World()
+    world.user(world.context("abc"))
+    posing = block("p", world.context("cab"))
+    rendered = world.renderings.render([block("q"), posing])
+    sent = world.user(rendered)
+    assert sent == rendered
+    assert posing.text in sent
+
+
+def test_a_context_that_was_planned_before_is_only_scheduled() -> None:
+    world = World()
+    world.user(world.context("cab"))
+    planned = f"{world.context('abc')}\n\n{order_words(3, 1, 2)}"
+    world.renderings.remember_planned(planned)
+    assert world.one(Segment("user", f"{planned}\n\nWhich?")) == PlannedCall(
+        0, (f"{planned}\n\nWhich?",)
+    )
+
+
+def test_labels_count_on_behind_a_context_that_was_planned_before() -> None:
+    world = World()
+    planned = world.context("ab")
+    world.renderings.remember_planned(planned)
+    sent = world.user(f"{planned}\n\n{world.context('c')}")
+    assert sent == f"{planned}\n\n[Doc_3] {block('c').text}"
+
+
+def test_every_label_of_the_prompt_can_be_looked_up() -> None:
+    world = World()
+    planned = world.one(Segment("user", world.context("abc") + "\n\n" + world.context("de")))
+    assert [dict(plan.labels) for plan in planned.plans] == [
+        {"[Doc_1]": "a", "[Doc_2]": "b", "[Doc_3]": "c"},
+        {"[Doc_4]": "d", "[Doc_5]": "e"},
+    ]
+    for plan in planned.plans:
+        for label, block_id in plan.labels.items():
+            assert f"{label} {block_id}: " in planned.texts[0]
+
+
+def test_several_contexts_in_one_prompt_are_planned_from_left_to_right() -> None:
+    world = World()
+    text = f"A {world.context('ab')} B {world.context('cd')} C"
+    sent = world.user(text)
+    second = world.context("cd").replace("[Doc_1]", "[Doc_3]").replace("[Doc_2]", "[Doc_4]")
+    assert sent == f"A {world.context('ab')} B {second} C"
+
+
+def test_contexts_in_several_messages_are_planned() -> None:
+    world = World()
+    planned = world.one(
+        Segment("system", f"Facts: {world.context('ab')}"),
+        Segment("user", f"{world.context('cd')}\n\nWhich?"),
+    )
+    assert [letters_in(text) for text in planned.texts] == ["ab", "cd"]
+    assert "[Doc_3] c: " in planned.texts[1]
+    assert len(planned.plans) == 2
+
+
+def test_an_answered_turn_is_shown_again_as_it_was_sent() -> None:
+    world = World()
+    world.user(world.context("abc"))
+    question = f"{world.context('cab')}\n\nWhich?"
+    sent = world.user(question)
+    assert sent != question
+    later = world.one(
+        Segment("user", question), Segment("assistant", "That."), Segment("user", "Why?")
+    )
+    assert later.texts == (sent, "That.", "Why?")
+    assert later.plans == ()
+
+
+def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
+    world = World()
+    world.user(world.context("abc"))
+    question = f"{world.context('cab')}\n\nWhich?"
+    later = world.one(
+        Segment("user", question), Segment("assistant", "That."), Segment("user", "Why?")
+    )
+    assert later.texts == (question, "That.", "Why?")
+
+
+def test_what_the_assistant_repeats_of_a_context_stays_as_it_is() -> None:
+    world = World()
+    segments = (
+        Segment("user", world.context("abc")),
+        Segment("assistant", world.context("cab")),
+        Segment("user", "Why?"),
+    )
+    assert world.one(*segments).texts == (world.context("abc"), world.context("cab"), "Why?")
+
+
+def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself() -> None:
+    world = World()
+    world.user(world.context("abcdef"), conversation_id="other")
+    said: list[Segment] = []
+    before: tuple[str, ...] = ()
+    for number, letters in enumerate(["cab", "bad", "fed", "abc"]):
+        said.append(Segment("user", f"{world.context(letters)}\n\nQuestion {number}?"))
+        planned = world.one(*said, conversation_id="c1")
+        assert planned.texts[: len(before)] == before
+        said.append(Segment("assistant", f"Answer {number}."))
+        before = (*planned.texts, f"Answer {number}.")
+
+
+def test_a_later_turn_leaves_out_what_the_conversation_shows() -> None:
+    world = World()
+    first = Segment("user", f"{world.context('abc')}\n\nWhich?")
+    world.one(first, conversation_id="c1")
+    later = world.one(
+        first,
+        Segment("assistant", "That."),
+        Segment("user", f"{world.context('bd')}\n\nWhy?"),
+        conversation_id="c1",
+    )
+    assert later.texts[2] == (
+        "Please refer to [Doc_2] in the previous conversation.\n\n"
+        f"[Doc_4] {block('d').text}\n\nWhy?"
+    )
+    [plan] = later.plans
+    assert plan.references == ("b",)
+
+
+def test_without_a_conversation_id_nothing_of_an_earlier_message_is_left_out() -> None:
+    world = World()
+    first = Segment("user", f"{world.context('abc')}\n\nWhich?")
+    world.one(first)
+    later = world.one(
+        first, Segment("assistant", "That."), Segment("user", f"{world.context('bd')}\n\nWhy?")
+    )
+    assert letters_in(later.texts[2]) == "bd"
+
+
+def test_a_turn_that_the_user_has_edited_is_not_referred_to() -> None:
+    world = World()
+    world.one(Segment("user", f"{world.context('abc')}\n\nWhich?"), conversation_id="c1")
+    later = world.one(
+        Segment("user", "Never mind."),
+        Segment("assistant", "Fine."),
+        Segment("user", f"{world.context('bd')}\n\nWhy?"),
+        conversation_id="c1",
+    )
+    assert letters_in(later.texts[2]) == "bd"
+
+
+def test_the_first_turn_of_a_conversation_is_ordered_like_any_context() -> None:
+    world = World()
+    parts = (Segment("system", "Be brief."), Segment("user", "Facts:"))
+    world.one(*parts, Segment("user", world.context("abc")), conversation_id="c1")
+    planned = world.one(*parts, Segment("user", world.context("cab")), conversation_id="c2")
+    assert letters_in(planned.texts[2]) == "abc"
+
+
+def test_tenants_never_influence_each_other() -> None:
+    world = World()
+    world.user(world.context("abc"), tenant="one")
+    assert letters_in(world.user(world.context("cab"), tenant="two")) == "cab"
+    assert letters_in(world.user(world.context("bca"), tenant="one")) == "abc"
+
+
+def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form() -> None:
+    world = World()
+    world.user(world.context("abc"), tenant="one")
+    question = world.context("cab")
+    assert letters_in(world.user(question, tenant="one")) == "abc"
+    answered = (Segment("user", question), Segment("assistant", "A."), Segment("user", "Why?"))
+    assert letters_in(world.one(*answered, tenant="two").texts[0]) == "cab"
+    assert letters_in(world.one(*answered, tenant="one").texts[0]) == "abc"
+
+
+def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
+    world = World()
+    texts = [
+        f"{world.context(letters)}\n\nQ{number}?"
+        for number, letters in enumerate(["abx", "cdy", "bza", "wdc"])
+    ]
+    planned = world.plan(*(Call((Segment("user", text),)) for text in texts))
+    assert [one.position for one in planned] == [0, 2, 1, 3]
+    assert [letters_in(one.texts[0]) for one in planned] == ["abx", "abz", "cdy", "cdw"]
+    for one in planned:
+        assert sorted(letters_in(one.texts[0])) == sorted(letters_in(texts[one.position]))
+        assert one.texts[0].endswith(f"Q{one.position}?")
+
+
+def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
+    world = World()
+    prompts = ["x" * 100 + "1", "y" * 100, "x" * 100 + "2", "z"]
+    planned = world.plan(*(Call((Segment("user", text),)) for text in prompts))
+    assert [one.position for one in planned] == [0, 2, 1, 3]
+    assert [one.texts[0] for one in planned] == [prompts[one.position] for one in planned]
+
+
+def test_equal_texts_of_two_tenants_are_no_common_beginning() -> None:
+    world = World()
+    scopes = [RequestScope(tenant=name) for name in ("t1", "t2", "t1")]
+    calls = [Call((Segment("user", "x" * 500),), scope) for scope in scopes]
+    assert [one.position for one in world.plan(*calls)] == [0, 2, 1]
+
+
+@given(st.lists(st.sampled_from(["abc", "cab", "xyz", "", "zb"]), max_size=8))
+def test_each_call_comes_back_once(contexts: list[str]) -> None:
+    world = World()
+    calls = [Call((Segment("user", world.context(letters) + "?"),)) for letters in contexts]
+    planned = world.plan(*calls)
+    assert sorted(one.position for one in planned) == list(range(len(contexts)))
+    for one in planned:
+        assert sorted(letters_in(one.texts[0])) == sorted(contexts[one.position])
+
+
+def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
+    world = World()
+    [planned] = world.plan(Call((Segment("user", world.context("abc")),)))
+    assert world.planner.statistics().requests == 1
+    world.calls.forget(planned.plans)
+    world.calls.forget(planned.plans)
+    assert world.planner.statistics().requests == 0
+    assert letters_in(world.user(world.context("cab"))) == "cab"
+
+
+def test_the_planners_templates_are_used() -> None:
+    templates = Templates(label="<{ordinal}>", block="{label}\n{text}", separator="\n---\n")
+    world = World(ReusePlanner(templates=templates))
+    sent = world.user(f"{world.context('ab')} Which?")
+    assert sent == f"<1>\n{block('a').text}\n---\n<2>\n{block('b').text} Which?"
+
+
+def test_strategy_none_leaves_contexts_in_the_retrievers_order() -> None:
+    world = World(strategy="none")
+    world.user(world.context("abc"))
+    assert world.user(world.context("cab")) == world.context("cab")
+
+
+def test_texts_with_lone_surrogates_are_planned() -> None:
+    world = World()
+    text = f"\ud800 {world.context('ab')} \udfff"
+    assert world.user(text) == text
+
+
+def test_calls_as_given_keep_order_and_texts() -> None:
+    calls = [Call((Segment("system", "s"), Segment("user", "u"))), Call(())]
+    assert as_given(calls) == [PlannedCall(0, ("s", "u")), PlannedCall(1, ())]
+
+
+@pytest.mark.parametrize("planner", [None, "planner", 3, ReusePlanner])
+def test_a_planner_that_is_none_is_refused(planner: object) -> None:
+    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+        checked_planner(planner)
+    with pytest.raises(InvalidRequestError, match=r"leave it out"):
+        CallPlanner(planner)  # type: ignore[arg-type]
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    with pytest.raises(UnknownStrategyError, match="no strategy 'fast'"):
+        CallPlanner(ReusePlanner(), "fast")  # type: ignore[arg-type]
+
+
+def test_many_sent_forms_are_forgotten_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctxreuse.adapters.prompt_planner._REMEMBERED_CHARACTERS", 3_000)
+    world = World()
+    world.user(world.context("abc"))
+    questions: Sequence[str] = [f"{number} {world.context('cab')}" for number in range(5)]
+    for question in questions:
+        world.user(question)
+    forms = world.calls._sent
+    assert forms._characters == sum(map(len, forms._texts.values())) <= 3_000

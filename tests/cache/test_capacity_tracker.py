@@ -1,0 +1,215 @@
+import copy
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.cache import EngineMetrics, PrefixCacheSimulator, ShadowCache
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.index.radix_tree import IndexStatistics
+
+
+def plan_of(planner, ids, tokens=100, **fields):
+    blocks = [ContextBlock(id=number, text=f"{number}", tokens=tokens) for number in ids]
+    return planner.plan(ContextRequest(blocks, "?", **fields))
+
+
+def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    assert shadow.block_share == 1.0
+    for number in range(10):
+        plan = plan_of(planner, [number])
+        shadow.observe(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
+        assert shadow.block_share == 0.5
+        assert planner.statistics().tokens == min(500, 100 * (number + 1))
+
+
+def test_the_least_recently_used_goes_first_over_all_tenants():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=300)
+    plans = []
+    for number, tenant in ((1, "a"), (2, "b"), (1, "a"), (3, "b"), (4, "c")):
+        plans.append(plan_of(planner, [number], tenant=tenant))
+        cached = plans[-1].expected_cached_tokens
+        shadow.observe(plans[-1], prompt_tokens=100, cached_tokens=cached)
+    known = planner.evict([plan.request_id for plan in plans])
+    assert known.unknown == (plans[1].request_id,)
+
+
+def test_the_share_is_that_of_the_requests_that_fill_the_cache():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    shares = []
+    for number in range(7):
+        plan = plan_of(planner, [number])
+        shadow.observe(plan, prompt_tokens=500 if number < 3 else 125, cached_tokens=0)
+        shares.append(shadow.block_share)
+    assert shares == [0.2, 0.2, 0.2, 300 / 1125, 400 / 1250, 500 / 1375, 500 / 1000]
+
+
+def test_cached_tokens_that_are_unknown_are_taken_as_planned():
+    planners = [ReusePlanner(), ReusePlanner()]
+    shadows = [ShadowCache(planner, capacity_tokens=400) for planner in planners]
+    for ids in ([1, 2], [1, 3], [1, 2], [4]):
+        plans = [plan_of(planner, ids) for planner in planners]
+        shadows[0].observe(plans[0], 250, plans[0].expected_cached_tokens)
+        shadows[1].observe(plans[1], 250, None)
+    assert shadows[0].block_share == shadows[1].block_share
+    assert planners[0].statistics() == planners[1].statistics()
+
+
+def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
+    planner = ReusePlanner(token_counter=lambda text: 50)
+    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    plan = planner.plan(ContextRequest(["one", "two"]))
+    shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
+    assert (planner.block_tokens(plan.blocks), shadow.block_share) == (100, 0.5)
+
+
+def test_a_request_that_failed_is_taken_out():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    shadow.forget(plan_of(planner, [1, 2]))
+    assert planner.statistics() == IndexStatistics()
+
+
+def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=0)
+    shadow.observe(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
+    assert planner.statistics().tokens == 0
+
+
+def test_it_takes_its_size_from_the_engines_metrics():
+    page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1\n'
+    planner = ReusePlanner()
+    for metrics in (page, EngineMetrics.parse(page)):
+        assert ShadowCache.from_metrics(planner, metrics).capacity_tokens == 1600
+    with pytest.raises(InvalidRequestError, match="do not tell the size of the cache"):
+        ShadowCache.from_metrics(planner, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("p", 1), "planner must be a ReusePlanner, not 'p'"),
+        ((None, -1), "capacity_tokens must be an integer from 0, not -1"),
+        ((None, "1"), "capacity_tokens must be an integer from 0, not '1'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        ShadowCache(arguments[0] or ReusePlanner(), arguments[1])
+
+
+answers = st.tuples(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.integers(0, 900),
+    st.none() | st.integers(0, 900),
+    st.integers(0, 300),
+)
+
+
+@given(st.lists(answers, max_size=15), st.integers(0, 2_000))
+def test_the_index_never_holds_more_than_the_engine_can(answers, capacity):
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity)
+    for ids, prompt, cached, completion in answers:
+        shadow.observe(plan_of(planner, ids), prompt, cached, completion)
+        assert 0 <= shadow.block_share <= 1
+        assert planner.statistics().tokens <= capacity * shadow.block_share
+
+
+def test_threads_share_it():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=3_000)
+
+    def run(number):
+        shadow.observe(plan_of(planner, [number % 40]), prompt_tokens=150, cached_tokens=None)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(400)))
+    assert planner.statistics().tokens <= 3_000
+
+
+class Engine:
+    """A simulated cache, token by token, with system text, labels, questions and answers."""
+
+    def __init__(self, capacity_tokens):
+        self.cache = PrefixCacheSimulator(capacity_tokens, block_size=16)
+        self.requests = 0
+
+    def prompt(self, plan):
+        tokens = list(range(-30, 0))
+        for label, block in enumerate(plan.blocks):
+            tokens += [-100 - label, *(1000 * block.id + offset for offset in range(block.tokens))]
+        return tokens
+
+    def serve(self, plan):
+        self.requests += 1
+        question = [10**6 * self.requests + offset for offset in range(60)]
+        tokens = self.prompt(plan) + question
+        usage = self.cache.serve(tokens)
+        self.cache.serve(tokens + [-(10**6) * self.requests - offset for offset in range(40)])
+        return usage
+
+    def held_blocks(self, plan):
+        """How many of a plan's blocks a prompt would be served from the cache, whole ones."""
+        probe = copy.deepcopy(self.cache)
+        held = probe.serve([*self.prompt(plan), 0]).cached_tokens
+        ends, end = [], 30
+        for block in plan.blocks:
+            end += 1 + block.tokens
+            ends.append(end // 16 * 16)
+        return sum(end <= held for end in ends)
+
+
+def run_workload(*, with_shadow):
+    """Run requests on popular blocks; compare the index with the engine at the end."""
+    rng = random.Random(5)
+    planner, engine = ReusePlanner(), Engine(capacity_tokens=8_000)
+    shadow = ShadowCache(planner, 8_000) if with_shadow else None
+    blocks = [ContextBlock(id=n, text=f"{n}", tokens=rng.randint(60, 140)) for n in range(60)]
+    plans, expected, cached = [], 0, 0
+    for _ in range(180):
+        ids = {min(int(rng.expovariate(0.07)), 59) for _ in range(5)}
+        plan = planner.plan(ContextRequest([blocks[n] for n in sorted(ids)], "?"))
+        usage = engine.serve(plan)
+        if shadow is not None:
+            shadow.observe(plan, usage.prompt_tokens, usage.cached_tokens, 40)
+        plans.append(plan)
+        if len(plans) > 60:
+            expected += plan.expected_cached_tokens
+            cached += usage.cached_tokens
+    in_index = {path[:end] for path in index_paths(planner) for end in range(1, len(path) + 1)}
+    in_engine = set()
+    distinct = {tuple(block.key for block in plan.blocks): plan for plan in plans}
+    for keys, plan in distinct.items():
+        in_engine |= {keys[:end] for end in range(1, engine.held_blocks(plan) + 1)}
+    return expected / cached, in_index, in_engine
+
+
+def index_paths(planner):
+    index = planner._tenants.state("").index
+    above = {}
+    for node in index.nodes():  # parents first
+        above[id(node)] = above.get(id(node.parent), ()) + node.run
+    return set(above.values())
+
+
+def test_the_index_holds_roughly_what_a_simulated_engine_holds():
+    ratio, in_index, in_engine = run_workload(with_shadow=True)
+    both = len(in_index & in_engine)
+    assert 0.8 < ratio < 1.1  # tokens expected to be cached, of those that were
+    assert both / len(in_index) > 0.8
+    assert both / len(in_engine) > 0.8
+
+
+def test_without_it_the_index_believes_in_much_that_is_gone():
+    ratio, in_index, in_engine = run_workload(with_shadow=False)
+    assert ratio > 1.3
+    assert len(in_index & in_engine) / len(in_index) < 0.5

@@ -1,0 +1,486 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kv_event_helpers import TellingCache
+
+from ctxreuse.cache import EngineBlocks
+from ctxreuse.cache.kv_events import block_tree
+from ctxreuse.errors import InvalidRequestError
+
+
+def told(blocks, events):
+    """Tell an EngineBlocks what happened; return it."""
+    for event in events:
+        if event["type"] == "BlockStored":
+            extra = event["extra_keys"]
+            assert blocks.stored(
+                event["block_hashes"],
+                event["parent_block_hash"],
+                event["token_ids"],
+                event["block_size"],
+                extra and [None if keys is None else tuple(keys) for keys in extra],
+                event["group_idx"],
+            )
+        elif event["type"] == "BlockRemoved":
+            blocks.removed(event["block_hashes"], event["group_idx"])
+        else:
+            blocks.cleared()
+    return blocks
+
+
+def stored(blocks, hashes, parent, tokens, **fields):
+    """Store blocks of two tokens; hashes and tokens are letters."""
+    names = [name.encode() for name in hashes]
+    above = None if parent is None else parent.encode()
+    return blocks.stored(names, above, [ord(letter) for letter in tokens], 2, **fields)
+
+
+def removed(blocks, hashes, **fields):
+    blocks.removed([name.encode() for name in hashes], **fields)
+
+
+def held(blocks, tokens, **fields):
+    return blocks.held_tokens([ord(letter) for letter in tokens], **fields)
+
+
+def follow(blocks, name, tokens, **fields):
+    return blocks.follow(name, [ord(letter) for letter in tokens], **fields)
+
+
+def check(blocks):
+    """Check that children, parents, starts, followed names and implied blocks agree."""
+    for tree in blocks._trees.values():
+        for parent, children in tree._children.items():
+            assert children
+            for link, key in children.items():
+                assert (tree._blocks[key].parent, tree._blocks[key].link) == (parent, link)
+        for key, block in tree._blocks.items():
+            assert tree._children[block.parent][block.link] == key
+            assert block.copies >= 1
+            assert all(tree._ends[name] == key for name in block.names)
+        for name, end in tree._ends.items():
+            held_tokens = 0
+            while end is not None:
+                block = tree._blocks[end]
+                assert name in block.names or held_tokens
+                held_tokens += block.size
+                end = block.parent
+            assert tree.held_by(name) == held_tokens
+        implied = {key for key in tree._blocks if type(key).__name__ == "_Implied"}
+        assert set(tree._implied) == implied
+        assert not set(tree._unknown_parents) & set(tree._blocks)
+
+
+def test_a_prompt_is_held_as_far_as_its_blocks_are():
+    blocks = EngineBlocks()
+    assert blocks.block_size == 0
+    assert stored(blocks, "xyz", None, "aabbcc")
+    assert [held(blocks, tokens) for tokens in ("aabbccdd", "aabbcd", "aab", "bb", "")] == [
+        6,
+        4,
+        2,
+        0,
+        0,
+    ]
+    assert (len(blocks), blocks.block_size) == (3, 2)
+    removed(blocks, "y")
+    assert held(blocks, "aabbcc") == 2
+    stored(blocks, "y", "x", "bb")
+    assert held(blocks, "aabbcc") == 6  # what hangs below was there all the time
+    blocks.cleared()
+    assert (held(blocks, "aabbcc"), len(blocks)) == (0, 0)
+
+
+def test_prompts_branch_and_blocks_of_equal_tokens_stand_in_several_places():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb")
+    stored(blocks, "z", "x", "cc")
+    stored(blocks, "w", "z", "bb")
+    assert [held(blocks, tokens) for tokens in ("aabbbb", "aaccbb", "aaccaa")] == [4, 6, 4]
+    removed(blocks, "y")
+    assert [held(blocks, tokens) for tokens in ("aabbbb", "aaccbb")] == [2, 6]
+
+
+def test_a_second_copy_has_to_be_removed_twice():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb")
+    stored(blocks, "y", "x", "bb")
+    removed(blocks, "y")
+    assert held(blocks, "aabb") == 4
+    removed(blocks, "y")
+    assert held(blocks, "aabb") == 2
+
+
+def test_a_report_of_what_a_request_found_is_no_second_copy():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb")
+    stored(blocks, "xyz", None, "aabbcc")
+    assert held(blocks, "aabbcc") == 6
+    removed(blocks, "y")
+    assert held(blocks, "aabbcc") == 2
+
+
+def test_salts_and_adapters_are_kept_apart():
+    blocks = EngineBlocks()
+    stored(blocks, "ab", None, "aabb", extra_keys=[("s",), None])
+    stored(blocks, "cd", None, "aacc", extra_keys=[("lora",), ("lora",)])
+    stored(blocks, "e", None, "aa", extra_keys=[("lora", "s")])
+    stored(blocks, "f", "e", "dd", extra_keys=[("lora",)])
+    stored(blocks, "g", None, "aa")
+    assert held(blocks, "aabb", cache_salt="s") == 4
+    assert held(blocks, "aabb", cache_salt="t") == 0
+    assert held(blocks, "aabb") == 2
+    assert held(blocks, "aacc", lora="lora") == 4
+    assert held(blocks, "aadd", lora="lora", cache_salt="s") == 4
+    assert held(blocks, "aadd", lora="lora") == 2
+
+
+def test_an_engine_that_names_no_salts_is_not_asked_about_them():
+    blocks = EngineBlocks()
+    stored(blocks, "x", None, "aa")
+    assert held(blocks, "aa", cache_salt="s") == 2
+
+
+def test_followed_prompts_are_told_when_less_of_them_is_held():
+    blocks = EngineBlocks()
+    stored(blocks, "xyz", None, "aabbcc")
+    stored(blocks, "w", "y", "dd")
+    names = {"p": "aabbcc", "q": "aabbdd", "r": "aaee", "s": "ff"}
+    assert [follow(blocks, name, tokens) for name, tokens in names.items()] == [6, 6, 2, 0]
+    assert blocks.take_lowered() == {}
+    removed(blocks, "z")
+    assert blocks.take_lowered() == {"p": 4}
+    removed(blocks, "y")
+    assert blocks.take_lowered() == {"p": 2, "q": 2}
+    blocks.unfollow("q")
+    stored(blocks, "y", "x", "bb")  # more is held again: that is nobody's loss
+    assert blocks.take_lowered() == {}
+    check(blocks)
+    blocks.cleared()
+    assert blocks.take_lowered() == {"p": 0, "r": 0, "s": 0}
+    check(blocks)
+
+
+def test_a_prompt_followed_under_a_name_again_replaces_the_first():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb")
+    follow(blocks, "p", "aabb")
+    assert follow(blocks, "p", "cc") == 0
+    removed(blocks, "y")
+    assert blocks.take_lowered() == {}
+    check(blocks)
+    follow(blocks, "q", "aa")
+    removed(blocks, "x")
+    follow(blocks, "q", "aa")  # asked again before the news was taken
+    assert blocks.take_lowered() == {}
+
+
+def test_a_late_listener_learns_a_prompts_beginning_from_its_end():
+    blocks = EngineBlocks()
+    stored(blocks, "yz", "unknown", "ccdd")
+    assert held(blocks, "aabbccdd") == 0  # a question alone teaches nothing
+    assert follow(blocks, "p", "aabbccdde") == 8
+    assert held(blocks, "aabbccdd") == 8
+    assert held(blocks, "aabbxx") == 4
+    check(blocks)
+    stored(blocks, "w", "unknown", "ee")
+    assert held(blocks, "aabbee") == 6
+
+
+def test_any_unknown_removal_takes_away_what_was_only_implied():
+    blocks = EngineBlocks()
+    stored(blocks, "yz", "unknown", "ccdd")
+    follow(blocks, "p", "aabbccdd")
+    removed(blocks, "?")
+    assert blocks.take_lowered() == {"p": 0}
+    assert held(blocks, "aabbccdd") == 0
+    check(blocks)
+    stored(blocks, "w", "z", "ee")  # built upon again, so all of it stands there
+    assert follow(blocks, "p", "aabbccddee") == 10
+    check(blocks)
+
+
+def test_an_unknown_removal_before_the_prompt_is_known_leaves_nothing_to_imply():
+    blocks = EngineBlocks()
+    stored(blocks, "yz", "unknown", "ccdd")
+    removed(blocks, "?")
+    assert follow(blocks, "p", "aabbccdd") == 0
+
+
+def test_nothing_is_implied_by_a_prompt_that_goes_on_otherwise_or_in_two_ways():
+    blocks = EngineBlocks()
+    stored(blocks, "y", "unknown", "cc")
+    assert follow(blocks, "p", "aabbccdd") == 0  # its last block was not stored there
+    stored(blocks, "z", "another", "cc")
+    assert follow(blocks, "q", "aabbcc") == 0  # below which of the two?
+    check(blocks)
+
+
+def test_implied_blocks_become_known_when_they_are_told():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "cc")
+    follow(blocks, "p", "aabbcc")
+    assert stored(blocks, ["x", "unknown", "z"], None, "aabbcc")
+    check(blocks)
+    removed(blocks, "?")
+    assert (held(blocks, "aabbcc"), blocks.take_lowered()) == (6, {})
+    removed(blocks, "x")
+    assert blocks.take_lowered() == {"p": 0}
+    check(blocks)
+
+
+def test_the_hash_of_an_implied_block_is_learned_from_what_is_built_upon_it():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "third", "dd")
+    follow(blocks, "p", "aabbccdd")
+    stored(blocks, "w", "second", "ee")  # the engine built another prompt on a block before
+    assert follow(blocks, "q", "aabbee") == 6
+    check(blocks)
+    removed(blocks, ["second"])
+    assert held(blocks, "aabbee") == 2
+    check(blocks)
+
+
+def test_a_block_that_is_told_takes_over_what_was_implied_in_its_place():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb")
+    removed(blocks, "x")  # "y" stays below it
+    stored(blocks, "z", "unknown", "cc")
+    assert follow(blocks, "p", "aabbcc") == 6
+    assert follow(blocks, "q", "aaxx") == 2  # ends in an implied block
+    stored(blocks, "x", None, "aa")
+    assert held(blocks, "aabbcc") == 4  # of the two blocks there the one whose place was told
+    assert blocks.take_lowered() == {"p": 2}
+    check(blocks)
+    removed(blocks, "x")
+    assert blocks.take_lowered() == {"p": 0, "q": 0}
+    check(blocks)
+
+
+def test_an_implied_block_below_which_nothing_is_left_can_be_told():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "cc")
+    follow(blocks, "p", "aabbcc")
+    removed(blocks, ["unknown"])
+    stored(blocks, "x", None, "aa")
+    assert (held(blocks, "aabbcc"), blocks.take_lowered()) == (2, {"p": 2})
+    check(blocks)
+
+
+def test_nothing_is_implied_before_the_first_block_or_inside_what_is_known():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "aa")
+    assert follow(blocks, "p", "aa") == 0
+    stored(blocks, "xy", None, "aabb")
+    stored(blocks, "w", "another", "bb")
+    assert follow(blocks, "q", "aabb") == 4
+    check(blocks)
+    assert len(blocks) == 4
+
+
+def test_implied_blocks_count_among_those_remembered():
+    blocks = EngineBlocks(max_blocks=3)
+    stored(blocks, "z", "unknown", "dd")
+    assert follow(blocks, "p", "aabbccdd") == 6  # the oldest block, "z", had to go
+    assert len(blocks) == 3
+    check(blocks)
+
+
+def test_only_so_many_unknown_parents_are_remembered_the_latest(monkeypatch):
+    monkeypatch.setattr(block_tree, "_UNKNOWN_PARENTS", 2)
+    blocks = EngineBlocks()
+    for parent, tokens in (("u", "bb"), ("v", "cc"), ("u", "dd"), ("w", "ee")):
+        stored(blocks, [tokens], parent, tokens)
+    assert [follow(blocks, word, word) for word in ("11bb", "22cc", "33ee")] == [4, 0, 4]
+    check(blocks)
+
+
+def test_blocks_that_are_told_in_a_circle_do_no_harm():
+    blocks = EngineBlocks()
+    stored(blocks, "x", "y", "aa")
+    stored(blocks, "y", "x", "aa")
+    stored(blocks, "z", "x", "bb")
+    stored(blocks, "w", "w", "cc")
+    check(blocks)
+    assert follow(blocks, "p", "aaaabbcc") == 0
+    removed(blocks, "xyw")
+    check(blocks)
+
+
+def test_a_cleared_cache_implies_nothing():
+    blocks = EngineBlocks()
+    stored(blocks, "z", "unknown", "cc")
+    follow(blocks, "p", "aabbcc")
+    stored(blocks, "y", "another", "dd")
+    blocks.cleared()
+    check(blocks)
+    removed(blocks, "?")
+    assert follow(blocks, "q", "aadd") == 0
+    assert blocks.take_lowered() == {"p": 0}
+
+
+def test_blocks_of_several_sizes_are_found_the_largest_first():
+    blocks = EngineBlocks()
+    blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], 2)
+    blocks.stored([b"z"], None, [1, 2, 3, 4, 5, 6], 6)
+    blocks.stored([b"w"], b"y", [7], 1)
+    assert blocks.held_tokens([1, 2, 3, 4, 5, 6, 7]) == 6
+    assert blocks.held_tokens([1, 2, 3, 4, 7]) == 5
+    assert blocks.block_size == 1
+
+
+def test_groups_of_layers_must_all_hold_a_prompt():
+    blocks = EngineBlocks()
+    stored(blocks, "xy", None, "aabb", group=0)
+    stored(blocks, "xy", None, "aabb", group=1)
+    follow(blocks, "p", "aabb")
+    removed(blocks, "y", group=1)
+    assert (held(blocks, "aabb"), blocks.take_lowered()) == (2, {"p": 2})
+    assert follow(blocks, "q", "aabb") == 2
+    removed(blocks, "y", group=7)
+    assert not stored(blocks, "z", None, "", group=1)  # this group leaves blocks out
+    assert held(blocks, "aabb") == 4
+
+
+def test_a_group_known_to_store_parts_is_left_out():
+    blocks = EngineBlocks()
+    stored(blocks, "x", None, "aa")
+    assert not stored(blocks, "y", None, "aa", group=1, whole_prompts=False)
+    assert held(blocks, "aa") == 2
+
+
+def test_blocks_without_tokens_are_refused():
+    blocks = EngineBlocks()
+    assert not blocks.stored([b"x"], None, [], 0)
+    assert not blocks.stored([b"x"], None, [1, 2, 3], 2)
+    assert not blocks.stored([b"x"], None, [1, 2], 2, [None, None])
+    assert blocks.held_tokens([1, 2]) == 0
+
+
+def test_only_so_many_groups_are_followed():
+    blocks = EngineBlocks()
+    used = [stored(blocks, "x", None, "aa", group=group) for group in range(70)]
+    assert used == [True] * 64 + [False] * 6
+
+
+def test_only_so_many_blocks_are_remembered_the_latest():
+    blocks = EngineBlocks(max_blocks=3)
+    stored(blocks, "xyz", None, "aabbcc")
+    follow(blocks, "p", "aabbcc")
+    stored(blocks, "w", None, "dd")
+    assert len(blocks) == 3
+    assert (held(blocks, "aabbcc"), held(blocks, "dd")) == (0, 2)
+    assert blocks.take_lowered() == {"p": 0}
+    check(blocks)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(InvalidRequestError, match="max_blocks must be an integer from 1, not 0"):
+        EngineBlocks(0)
+    for tokens in ("ab", [1.5], [2**64], 3):
+        with pytest.raises(InvalidRequestError, match="token ids must be integers"):
+            EngineBlocks().held_tokens(tokens)
+
+
+hashes = st.sampled_from([b"a", b"b", b"c", b"d", 5])
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("stored"),
+            st.lists(hashes, max_size=3),
+            st.none() | hashes,
+            st.lists(st.integers(0, 1), max_size=6),
+        ),
+        st.tuples(st.just("removed"), st.lists(hashes, max_size=2)),
+        st.tuples(st.just("follow"), st.integers(0, 2), st.lists(st.integers(0, 1), max_size=8)),
+        st.tuples(st.just("unfollow"), st.integers(0, 2)),
+        st.tuples(st.just("cleared")),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=300)
+@given(steps, st.integers(1, 5), st.integers(1, 2))
+def test_any_events_leave_it_consistent(steps, max_blocks, size):
+    blocks = EngineBlocks(max_blocks)
+    known = {}
+    for step, *arguments in steps:
+        if step == "stored":
+            blocks.stored(*arguments, size)
+        elif step == "follow":
+            known[arguments[0]] = blocks.follow(*arguments)
+            assert known[arguments[0]] == blocks.held_tokens(arguments[1])
+        else:
+            getattr(blocks, step)(*arguments)
+            if step == "unfollow":
+                known.pop(arguments[0], None)
+        check(blocks)
+        assert len(blocks) <= max_blocks
+        for name, tokens in blocks.take_lowered().items():
+            assert tokens <= known[name]
+            known[name] = tokens
+
+
+documents = st.lists(st.integers(0, 4), max_size=4)
+
+
+def prompts_of(contexts, size):
+    """Prompts of documents of seven tokens each, with a question of its own at the end."""
+    for number, context in enumerate(contexts):
+        tokens = [10 * document + offset for document in context for offset in range(7)]
+        yield [*tokens, *range(1000 * (number + 1), 1000 * (number + 1) + 2 * size)]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(documents, max_size=12),
+    st.integers(1, 4),
+    st.integers(2, 40),
+    st.booleans(),
+    st.sampled_from((None, "s")),
+)
+def test_a_listener_from_the_start_knows_exactly_what_the_engine_holds(
+    contexts, size, capacity, reports, salt
+):
+    engine, blocks = TellingCache(capacity, size, reports=reports), EngineBlocks()
+    sent = []
+    for prompt in prompts_of(contexts, size):
+        sent += [prompt, prompt[: -2 * size]]  # and once without its question
+        for tokens in sent[-2:]:
+            engine.serve(tokens, salt)
+        told(blocks, engine.take_events())
+        for tokens in sent:
+            assert blocks.held_tokens(tokens, cache_salt=salt) == engine.holds(tokens, salt)
+    check(blocks)
+
+
+@settings(max_examples=300)
+@given(st.lists(documents, max_size=14), st.integers(1, 4), st.integers(2, 40), st.integers(0, 13))
+def test_a_late_listener_never_believes_more_than_the_engine_holds(
+    contexts, size, capacity, missed
+):
+    engine, blocks = TellingCache(capacity, size), EngineBlocks()
+    sent = []
+    for number, tokens in enumerate(prompts_of(contexts, size)):
+        engine.serve(tokens)
+        events = engine.take_events()
+        if number < missed:
+            continue
+        told(blocks, events)
+        sent.append(tokens)
+        blocks.follow(number, tokens)
+        check(blocks)
+        for earlier in sent:
+            assert blocks.held_tokens(earlier) <= engine.holds(earlier)
+
+
+def test_a_late_listener_catches_up_with_an_engine_that_evicts_nothing():
+    engine, blocks = TellingCache(1000, 4), EngineBlocks()
+    contexts = [[1, 2, 3], [1, 2, 4], [1, 0], [1, 2, 3, 0]]
+    for number, tokens in enumerate(prompts_of(contexts, 4)):
+        engine.serve(tokens)
+        events = engine.take_events()
+        if number > 0:
+            told(blocks, events)
+            assert blocks.follow(number, tokens) == engine.holds(tokens) > 0

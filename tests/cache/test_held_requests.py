@@ -1,0 +1,144 @@
+from array import array
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.cache import EngineBlocks
+from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentPrompt
+from ctxreuse.cache.kv_events.wire_format import BlocksRemoved, BlocksStored, CacheCleared
+from ctxreuse.index.radix_tree import IndexStatistics
+
+NOTHING = IndexStatistics()
+
+
+class Followed:
+    """A planner whose prompts are blocks of four tokens, the engine's blocks of two."""
+
+    def __init__(self, max_requests=10):
+        self.planner = ReusePlanner()
+        self.blocks = EngineBlocks()
+        self.requests = HeldRequests(self.planner, self.blocks, max_requests, settle_s=1.0)
+
+    def plan(self, *ids):
+        blocks = [ContextBlock(id=number, text=f"{number}", tokens=4) for number in ids]
+        return self.planner.plan(ContextRequest(blocks, "?"), "none")
+
+    def answer(self, plan, *, told=True, ends=None):
+        """A request is answered; its blocks are stored unless nobody is told."""
+        tokens = [10 * block.id + offset for block in plan.blocks for offset in range(4)]
+        if told:
+            self.store(tokens)
+        ends = ends or [4 * (number + 1) for number in range(len(plan.blocks))]
+        self.requests.add(SentPrompt(plan.request_id, array("q", tokens), ends, None, None, 0.0))
+
+    def store(self, tokens):
+        hashes = [str(tokens[:end]).encode() for end in range(2, len(tokens) + 1, 2)]
+        self.requests.apply(BlocksStored(tuple(hashes), None, tuple(tokens), 2))
+
+    def remove(self, *tokens):
+        self.requests.apply(BlocksRemoved((str(list(tokens)).encode(),)))
+
+    def cached(self, *ids):
+        return self.plan(*ids).expected_cached_tokens
+
+
+def test_a_request_that_is_held_whole_is_judged_at_once():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2))
+    assert (followed.requests.unsettled, followed.requests.followed) == (1, 0)
+    followed.requests.settle(0.0)
+    assert (followed.requests.unsettled, followed.requests.followed) == (0, 1)
+
+
+def test_a_request_counts_as_held_until_its_events_must_have_come():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2), told=False)
+    followed.requests.settle(0.9)
+    assert followed.requests.unsettled == 1
+    assert followed.planner.statistics().tokens == 8
+    followed.requests.settle(1.0)
+    assert (followed.requests.unsettled, followed.requests.followed) == (0, 0)
+    assert followed.planner.statistics() == NOTHING
+
+
+def test_a_request_is_trimmed_when_less_of_it_is_held():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2))
+    followed.requests.settle(0.0)
+    followed.remove(10, 11, 12, 13, 20, 21, 22, 23)
+    followed.requests.settle(0.0)
+    assert followed.planner.statistics().tokens == 4
+    followed.remove(10, 11)
+    followed.requests.settle(0.0)
+    assert followed.planner.statistics() == NOTHING
+    assert followed.requests.followed == 0
+
+
+def test_what_was_sent_again_since_then_is_not_trimmed_for_an_old_loss():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2, 3))
+    followed.requests.settle(0.0)
+    followed.remove(10, 11, 12, 13, 20, 21, 22, 23)
+    followed.requests.settle(0.0)
+    assert followed.planner.statistics().tokens == 4
+    followed.plan(1, 2, 4)  # is being computed: its events have not come
+    followed.remove(10, 11, 12, 13, 20, 21)
+    followed.requests.settle(0.0)
+    assert followed.planner.statistics().tokens == 12
+
+
+def test_a_block_within_one_of_the_engines_is_not_held_while_that_is_not():
+    followed = Followed()
+    followed.answer(followed.plan(1), told=False, ends=[1])
+    followed.store([70, 71])  # the size of the engine's blocks is known
+    followed.requests.settle(1.0)
+    assert followed.planner.statistics() == NOTHING
+
+
+def test_the_engines_last_block_in_a_block_holds_what_follows_and_is_not_asked_for():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2), ends=[3, 7])
+    followed.requests.settle(0.0)
+    followed.remove(10, 11, 12, 13, 20, 21, 22, 23)  # tokens 6 and 7: one is not of the block
+    followed.requests.settle(0.0)
+    assert followed.planner.statistics().tokens == 8
+    followed.remove(10, 11, 12, 13, 20, 21)
+    followed.requests.settle(0.0)
+    assert followed.planner.statistics().tokens == 4
+
+
+def test_a_cleared_cache_empties_the_index_and_nothing_is_followed():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2))
+    followed.requests.settle(0.0)
+    followed.answer(followed.plan(3), told=False)
+    followed.plan(4)
+    followed.requests.apply(CacheCleared())
+    assert followed.planner.statistics() == NOTHING
+    assert (followed.requests.unsettled, followed.requests.followed) == (0, 0)
+    assert followed.blocks.take_lowered() == {}
+
+
+def test_the_oldest_of_too_many_requests_leave_the_index_judged_or_not():
+    followed = Followed(max_requests=2)
+    plans = [followed.plan(number) for number in range(1, 6)]
+    for plan in plans[:3]:
+        followed.answer(plan)
+        followed.requests.settle(0.0)
+    for plan in plans[3:]:
+        followed.answer(plan, told=False)
+    followed.answer(followed.plan(6), told=False)
+    known = followed.planner.evict([plan.request_id for plan in plans])
+    assert known.unknown == (plans[0].request_id, plans[3].request_id)
+    followed.remove(10, 11)  # nobody follows it any more
+    assert followed.blocks.take_lowered() == {}
+
+
+def test_a_request_that_is_recorded_again_is_judged_again():
+    followed = Followed()
+    plan = followed.plan(1, 2)
+    followed.answer(plan)
+    followed.requests.settle(0.0)
+    followed.answer(plan)
+    assert (followed.requests.unsettled, followed.requests.followed) == (1, 0)
+    followed.requests.settle(0.0)
+    assert (followed.requests.unsettled, followed.requests.followed) == (0, 1)
+    assert followed.planner.statistics().tokens == 8

@@ -1,0 +1,511 @@
+"""Bad input, workers and managers that fail, and cancellation: the chain goes on, or says why."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+from chain_helpers import (
+    Agents,
+    Busy,
+    SaysModel,
+    chain_of,
+    is_managers,
+    no_tasks_left,
+    pool_of,
+    question,
+    word_count,
+)
+from langchain_core.messages import AIMessage
+
+from chain_of_agents import ChainOfAgents, ManagerError
+from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.serving import EmulatedEngine
+from ctxreuse.serving.client.completion import ToolCall
+
+MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
+SECRET = "The secret is 4711."
+
+
+def failing(*outcomes: Any) -> SaysModel:
+    """Return a model that says or raises these, one for each document; the manager answers."""
+
+    def says(prompt: str) -> Any:
+        if prompt.startswith("Several readers have each"):
+            return "The answer."
+        read = re.search(r"Document (\d+) says", prompt)  # readers are asked in any order
+        assert read is not None
+        return outcomes[int(read[1])]
+
+    return SaysModel(says=says)
+
+
+def outcomes(answer: Any) -> list[str]:
+    return [step.outcome for step in answer.trace.steps]
+
+
+class TestDocuments:
+    @MODES
+    def test_without_documents_the_manager_is_told_that_nothing_was_found(self, mode: Any) -> None:
+        agents = Agents(mode=mode)
+        trace = agents.run([])
+        assert [step.name for step in trace.steps] == ["manager"]
+        assert "Notes:\n(The readers found nothing.)\n\n" in agents.model.prompts[0][-1]["content"]
+
+    @MODES
+    def test_one_document_is_read_by_one_worker(self, mode: Any) -> None:
+        agents = Agents(mode=mode)
+        assert [step.role for step in agents.run(["text"]).steps] == ["worker", "manager"]
+        assert agents.model.prompts[0][-1]["content"] == (
+            "[Doc_1] text\n\nQuestion: Which?\n\nWrite your note."
+        )
+
+    @MODES
+    def test_a_document_longer_than_the_model_s_context_is_read_in_pieces(self, mode: Any) -> None:
+        engine = EmulatedEngine(answer="A note.", max_model_len=700)
+        planner = ReusePlanner(
+            token_counter=lambda text: len(engine._tokenize(text)), annotate=False
+        )
+        chain = chain_of(
+            engine, planner=planner, mode=mode, workers=3, note_tokens=16, answer_tokens=16
+        )
+        text = "".join(f"Sentence {n} of a long text. " for n in range(400))
+        answer = chain.invoke({"question": "Which?", "documents": [{"id": "d", "text": text}]})
+        assert answer.trace.failures == ()
+        names = [name for step in answer.trace.workers for name in step.documents]
+        assert len(names) > 10
+        assert sorted(names) == sorted(f"d ({n}/{len(names)})" for n in range(1, len(names) + 1))
+
+    def test_an_empty_question_is_asked(self) -> None:
+        agents = Agents()
+        agents.run(["text"], "")
+        assert agents.model.prompts[0][-1]["content"].endswith("Question: \n\nWrite your note.")
+
+    @MODES
+    def test_control_characters_and_lone_surrogates_reach_the_model_as_they_are(
+        self, mode: Any
+    ) -> None:
+        text = "\x00\x1b[31m\ud800 odd"
+        model = SaysModel()
+        chain = ChainOfAgents(llm=model, mode=mode)
+        assert chain.invoke({"question": "\ud801?", "documents": [text]}).trace.failures == ()
+        assert f"[Doc_1] {text}\n\nQuestion: \ud801?" in str(model.prompts[0][-1].content)
+
+    def test_what_an_engine_s_client_cannot_send_fails_that_worker_only(self) -> None:
+        chain = chain_of(EmulatedEngine(), mode="parallel")
+        answer = chain.invoke({"question": "q", "documents": ["fine", f"\ud800 {SECRET}"]})
+        assert outcomes(answer) == ["answered", "failed", "answered"]
+        assert answer.trace.steps[1].error == "UnicodeEncodeError"
+
+    def test_a_question_without_room_is_refused_before_anything_is_sent(self) -> None:
+        engine = EmulatedEngine()
+        chain = chain_of(engine, context_window=1_000)
+        with pytest.raises(InvalidRequestError, match="a model with room for 1000 tokens"):
+            chain.invoke({"question": "word " * 2_000, "documents": ["text"]})
+        assert engine.requests == []
+
+
+class TestWorkers:
+    @MODES
+    def test_a_worker_that_says_nothing_or_garbage_or_fails_leaves_no_note(self, mode: Any) -> None:
+        model = failing(
+            "First note.",
+            "",
+            "...!",
+            ValueError(SECRET),
+            AIMessage(content="", tool_calls=[{"name": "f", "args": {}, "id": "1"}]),
+            AIMessage(content=[{"type": "image_url", "image_url": {"url": "data:"}}]),
+            AIMessage(content=[{"type": "text", "text": "Last"}, " note."]),
+        )
+        chain = ChainOfAgents(llm=model, mode=mode, packing="single")
+        answer = chain.invoke(question(7))
+
+        assert answer == "The answer."
+        assert outcomes(answer) == [
+            "answered",
+            "empty",
+            "garbage",
+            "failed",
+            "empty",
+            "empty",
+            "answered",
+            "answered",
+        ]
+        assert answer.trace.steps[3].error == "ValueError"
+        assert [step.outcome for step in answer.trace.failures] == outcomes(answer)[1:6]
+        shown = str(model.prompts[-1][-1].content)
+        notes = {"sequential": ["7: Last note."], "parallel": ["1: First note.", "7: Last note."]}
+        assert shown == (
+            "Notes:\n"
+            + "\n\n".join(f"Reader {note}" for note in notes[mode])
+            + "\n\nQuestion: Which?\n\nAnswer:"
+        )
+
+    def test_an_engine_that_answers_a_worker_with_tool_calls_only_has_written_no_note(self) -> None:
+        call = ToolCall(id="1", name="look_up", arguments="{}")
+        engine = EmulatedEngine(
+            answer=lambda body: "Answer." if is_managers(body["messages"]) else call
+        )
+        answer = chain_of(engine).invoke(question(1))
+        assert (answer, outcomes(answer)) == ("Answer.", ["empty", "answered"])
+
+    @MODES
+    def test_a_worker_that_takes_too_long_has_timed_out(self, mode: Any) -> None:
+        async def never() -> str:
+            await asyncio.sleep(60)
+            return "late"
+
+        chain = ChainOfAgents(
+            llm=failing(never(), "A note."), mode=mode, packing="single", timeout_s=0.01
+        )
+        answer = chain.invoke(question(2))
+        assert outcomes(answer) == ["timed out", "answered", "answered"]
+        assert answer.trace.steps[0].error == "TimeoutError"
+
+    @MODES
+    def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode: Any) -> None:
+        busy = Busy()
+        busy.holds = lambda messages: "says 0" in str(messages) and not is_managers(messages)
+        pool = pool_of(EmulatedEngine(answer=busy), attempts=1)
+        chain = ChainOfAgents(llm=pool, mode=mode, packing="single", timeout_s=0.05)
+        answer = chain.invoke(question(2))
+        assert sorted(outcomes(answer)) == ["answered", "answered", "timed out"]
+        assert "did not answer within 0.05 s" in answer.trace.failures[0].error
+        assert busy.running == 0
+
+    @MODES
+    def test_where_all_workers_fail_the_manager_is_told_that_nothing_was_found(
+        self, mode: Any
+    ) -> None:
+        model = failing(*[ValueError(SECRET)] * 3)
+        answer = ChainOfAgents(llm=model, mode=mode, packing="single").invoke(question(3))
+        assert outcomes(answer) == ["failed", "failed", "failed", "answered"]
+        assert "(The readers found nothing.)" in str(model.prompts[-1][-1].content)
+
+    @MODES
+    def test_a_note_that_is_too_long_is_cut_for_who_reads_it_and_whole_in_the_trace(
+        self, mode: Any
+    ) -> None:
+        long = " ".join(f"word{n}" for n in range(100))
+        agents = Agents(lambda messages: long, word_count, mode=mode)
+        trace = agents.run(["a", "b"])
+        assert [step.note for step in trace.workers] == [long, long]
+        shown = agents.model.prompts[-1][-1]["content"]
+        assert "word14 ...\n" in shown
+        assert "word15" not in shown
+
+    @MODES
+    def test_an_engine_that_goes_down_in_the_middle_loses_no_document(self, mode: Any) -> None:
+        down = False
+
+        def say(body: dict[str, Any]) -> str:
+            nonlocal down
+            down = down or "says 3" in str(body)
+            return "A note."
+
+        def fail(number: int, body: Any) -> Any:
+            return "refuse" if down else None
+
+        engines = [EmulatedEngine(answer=say, fail=fail), *(EmulatedEngine() for _ in range(2))]
+        pool = pool_of(*engines)
+        chain = ChainOfAgents(llm=pool, mode=mode, packing="single", workers=6)
+        first = chain.invoke(question(12))
+        down = True
+        second = chain.invoke(question(12))
+        third = chain.invoke(question(12))
+
+        for answer in (first, second, third):
+            assert answer.trace.failures == ()
+            assert len({step.documents for step in answer.trace.workers}) == 12
+        assert {step.replica for step in third.trace.steps} <= {"e1", "e2"}
+
+    def test_where_all_engines_are_down_the_manager_error_has_what_happened(self) -> None:
+        engines = [EmulatedEngine(fail=lambda number, body: "refuse") for _ in range(2)]
+        chain = chain_of(*engines, mode="parallel", packing="single")
+        with pytest.raises(ManagerError) as failed:
+            chain.invoke({"question": "q", "documents": [SECRET, "b"]})
+        assert [step.outcome for step in failed.value.trace.steps] == ["failed"] * 3
+        assert isinstance(failed.value.__cause__, EngineError)
+        assert all("4711" not in step.error for step in failed.value.trace.steps)
+
+
+class TestManager:
+    @MODES
+    @pytest.mark.parametrize("is_streamed", [False, True])
+    def test_a_manager_that_fails_is_an_error_with_the_notes_and_the_cause(
+        self, mode: Any, is_streamed: bool
+    ) -> None:
+        def says(prompt: str) -> Any:
+            return "A note." if prompt.startswith("You are one") else ValueError(SECRET)
+
+        class Model(SaysModel):
+            async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                raise ValueError(SECRET)
+                yield  # pragma: no cover
+
+        chain = ChainOfAgents(llm=Model(says=says), mode=mode, packing="single")
+        with pytest.raises(ManagerError) as failed:
+            list(chain.stream(question(2))) if is_streamed else chain.invoke(question(2))
+        assert str(failed.value) == (
+            "the manager did not answer: ValueError; the 2 notes of the workers are in this "
+            "error's trace"
+        )
+        assert isinstance(failed.value.__cause__, ValueError)
+        trace = failed.value.trace
+        assert [step.note for step in trace.workers] == ["A note.", "A note."]
+        assert (trace.steps[-1].name, trace.steps[-1].outcome) == ("manager", "failed")
+        assert all("4711" not in step.error for step in trace.steps)
+
+    def test_a_manager_that_says_nothing_has_failed_too(self) -> None:
+        model = SaysModel(says=lambda prompt: "" if prompt.startswith("Several") else "A note.")
+        chain = ChainOfAgents(llm=model)
+        with pytest.raises(ManagerError, match="it said nothing; the 1 notes") as raised:
+            chain.invoke(question(1))
+        assert [step.outcome for step in raised.value.trace.steps] == ["answered", "empty"]
+        with pytest.raises(ManagerError, match="the 1 notes"):
+            list(chain.stream(question(1)))
+
+    def test_an_answer_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
+        class Stalls(SaysModel):
+            async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                from langchain_core.messages import AIMessageChunk
+                from langchain_core.outputs import ChatGenerationChunk
+
+                yield ChatGenerationChunk(message=AIMessageChunk(content="The"))
+                yield ChatGenerationChunk(message=AIMessageChunk(content=" answer"))
+                await asyncio.sleep(60)
+
+        pieces: list[str] = []
+        chain = ChainOfAgents(llm=Stalls(), timeout_s=0.02)
+        with pytest.raises(ManagerError) as failed:
+            pieces.extend(chain.stream(question(1)))
+        assert pieces == ["The", " answer"]
+        assert failed.value.trace.steps[-1].outcome == "timed out"
+
+    def test_an_engine_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
+        async def say(body: dict[str, Any]) -> Any:
+            yield "The"
+            await asyncio.sleep(60)
+
+        engine = EmulatedEngine(
+            answer=lambda body: say(body) if is_managers(body["messages"]) else "A note."
+        )
+        pieces: list[str] = []
+        chain = chain_of(engine, timeout_s=0.05)
+        with pytest.raises(ManagerError, match=r"e0 did not answer within 0\.05 s"):
+            pieces.extend(chain.stream(question(1)))
+        assert pieces == ["The"]
+
+
+STAGES: dict[str, Any] = {
+    "workers": lambda messages: not is_managers(messages),
+    "the second document": lambda messages: "Document 1 says" in str(messages),
+    "manager": is_managers,
+}
+
+
+class TestCancellation:
+    @MODES
+    @pytest.mark.parametrize("stage", STAGES)
+    @pytest.mark.parametrize("way", ["ainvoke", "astream", "abatch"])
+    async def test_who_is_cancelled_leaves_no_request_under_way(
+        self, mode: Any, stage: str, way: str
+    ) -> None:
+        busy = Busy()
+        busy.holds = STAGES[stage]
+        pool = pool_of(EmulatedEngine(answer=busy))
+        chain = ChainOfAgents(llm=pool, mode=mode, packing="single")
+
+        async def call() -> Any:
+            if way == "ainvoke":
+                return await chain.ainvoke(question(3))
+            if way == "abatch":
+                return await chain.abatch([question(3)] * 3)
+            return [piece async for piece in chain.astream(question(3))]
+
+        with no_tasks_left():
+            task = asyncio.create_task(call())
+            await busy.until(lambda: busy.held > 0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert busy.running == 0
+        [replica] = pool.statistics()
+        assert (replica.running, replica.waiting, replica.queued_tokens) == (0, 0, 0)
+        busy.holds = lambda messages: False
+        assert (await chain.ainvoke(question(3))).trace.failures == ()
+
+    @MODES
+    async def test_a_batch_with_a_question_that_fails_cancels_the_others(self, mode: Any) -> None:
+        busy = Busy()
+        busy.holds = lambda messages: True
+        chain = chain_of(EmulatedEngine(answer=busy), mode=mode)
+        questions = [question(2), question(2, documents=3), question(2)]
+        with no_tasks_left(), pytest.raises(InvalidRequestError, match="documents must be a list"):
+            await chain.abatch(questions)
+        assert busy.running == 0
+
+    @MODES
+    async def test_a_batch_may_have_errors_in_the_place_of_answers(self, mode: Any) -> None:
+        chain = chain_of(EmulatedEngine(), mode=mode)
+        questions = [question(2), question(2, documents=3), question(2)]
+        first, second, third = await chain.abatch(questions, return_exceptions=True)
+        assert (first, third) == ("OK.", "OK.")
+        assert isinstance(second, InvalidRequestError)
+
+    @pytest.mark.parametrize("return_exceptions", [False, True])
+    def test_a_batch_whose_manager_fails_once_does_the_same_when_it_is_sync(
+        self, return_exceptions: bool
+    ) -> None:
+        def says(prompt: str) -> Any:
+            return ValueError("no") if "Fail?" in prompt and "Notes:" in prompt else "A note."
+
+        chain = ChainOfAgents(llm=SaysModel(says=says))
+        questions = [question(1), question(1, question="Fail?")]
+        if not return_exceptions:
+            with pytest.raises(ManagerError):
+                chain.batch(questions)
+            return
+        good, bad = chain.batch(questions, return_exceptions=True)
+        assert good == "A note."
+        assert isinstance(bad, ManagerError)
+
+    @pytest.mark.parametrize("is_sync", [False, True])
+    async def test_a_stream_that_is_left_early_is_cancelled(self, is_sync: bool) -> None:
+        closed: list[str] = []
+
+        async def say(body: dict[str, Any]) -> Any:
+            try:
+                for number in range(1_000):
+                    yield f"{number} "
+                    await asyncio.sleep(0.001)
+            finally:
+                closed.append("closed")
+
+        def answer(body: dict[str, Any]) -> Any:
+            return say(body) if is_managers(body["messages"]) else "A note."
+
+        pool = pool_of(EmulatedEngine(answer=answer))
+        chain = ChainOfAgents(llm=pool)
+        if is_sync:
+            sync_stream = chain.stream(question(2))
+            assert next(sync_stream) == "0 "
+            sync_stream.close()  # type: ignore[attr-defined]  # a generator
+        else:
+            with no_tasks_left():
+                stream = chain.astream(question(2))
+                assert await anext(stream) == "0 "
+                await stream.aclose()  # type: ignore[attr-defined]  # a generator
+        assert closed == ["closed"]
+        [replica] = pool.statistics()
+        assert (replica.running, replica.queued_tokens) == (0, 0)
+
+    def test_connections_of_a_stream_that_is_left_early_are_closed(self) -> None:
+        closed: list[str] = []
+
+        class Http(httpx.AsyncClient):
+            async def aclose(self) -> None:
+                await asyncio.sleep(0)
+                closed.append("closed")
+                await super().aclose()
+
+        from ctxreuse.serving import EngineClient, EnginePool
+
+        class Client(EngineClient):
+            async def aclose(self) -> None:
+                await http.aclose()
+
+        http = Http(transport=EmulatedEngine(answer="one two three").transport())
+        chain = ChainOfAgents(llm=EnginePool({"e": lambda: Client("http://e", http_client=http)}))
+        stream = chain.stream(question(1))
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]  # a generator
+        assert closed == ["closed"]
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                {"llm": 3},
+                "llm must be a LangChain chat model, a LlamaIndex LLM, an address such as",
+            ),
+            ({"llm": []}, "llm must be a LangChain chat model"),
+            ({"llm": "no address"}, "base_url must be the engine's address"),
+            ({"workers": 0}, "workers must be an integer from 1, not 0 (int)"),
+            ({"workers": True}, "workers must be an integer from 1, not True (bool)"),
+            ({"planner": "p"}, "planner must be a ReusePlanner, not 'p' (str)"),
+            ({"mode": "both"}, "mode must be 'sequential' or 'parallel', not 'both' (str)"),
+            ({"packing": 1}, "packing must be 'auto' or 'single' or 'packed', not 1 (int)"),
+            ({"prompts": "p"}, "prompts must be ChainPrompts, not 'p' (str)"),
+            ({"note_tokens": 0}, "note_tokens must be an integer from 1, not 0 (int)"),
+            ({"answer_tokens": "9"}, "answer_tokens must be an integer from 1, not '9' (str)"),
+            ({"segment_tokens": -1}, "segment_tokens must be an integer from 1, not -1 (int)"),
+            ({"context_window": 1.5}, "context_window must be an integer from 1, not 1.5 (float)"),
+            ({"timeout_s": 0}, "timeout_s must be a number above 0 or None, not 0 (int)"),
+            ({"timeout_s": "1"}, "timeout_s must be a number above 0 or None, not '1' (str)"),
+            ({"timeout_s": float("nan")}, "timeout_s must be a number above 0 or None, not nan"),
+            ({"bound": 0.5}, "the bound must be a number from 1, not 0.5 (float)"),
+            ({"bound": "b"}, "the bound must be a number from 1, not 'b' (str)"),
+            ({"assignment": 3}, "assignment must be a function that makes what assigns documents"),
+            ({"concurrency": 0}, "concurrency must be an integer from 1, not 0 (int)"),
+            ({"params": 3}, "params must be a dict, not 3 (int)"),
+            ({"clock": 3}, "clock must be a function, not 3 (int)"),
+            ({"params": {"temperature": 0}}, "temperature: these are for addresses; set them on"),
+            ({"api_key": "k"}, "api_key: these are for addresses; set them on the model"),
+            ({"llm": "http://e", "params": {"max_tokens": 3}}, "params must not have max_tokens"),
+            ({"llm": "http://e", "params": {"stream": 1}}, "stream is set by the client"),
+            ({"llm": "http://e", "concurrency": 0}, "concurrency must be an integer from 1"),
+        ],
+    )
+    def test_a_wrong_argument_is_named_with_what_it_should_be(
+        self, arguments: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(InvalidRequestError) as refused:
+            ChainOfAgents(**{"llm": SaysModel(), **arguments})
+        assert str(refused.value).startswith(message)
+
+    def test_options_of_a_pool_that_is_made_already_are_refused(self) -> None:
+        with pytest.raises(InvalidRequestError, match="model: give these to the EnginePool"):
+            ChainOfAgents(llm=pool_of(EmulatedEngine()), model="m")
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (
+                "text",
+                "the chain's input must be a dict with 'question' and 'documents', not 'text'",
+            ),
+            ({}, "the chain's input has no 'question'; it has none"),
+            ({"question": "q"}, "the chain's input has no 'documents'; it has 'question'"),
+            ({"question": 3, "documents": []}, "the question must be a string, not 3 (int)"),
+            ({"question": "q", "documents": "d"}, "documents must be a list, not 'd' (str)"),
+            ({"question": "q", "documents": [1]}, "document 0: a document must be a string"),
+        ],
+    )
+    def test_a_wrong_input_is_refused_in_every_way_to_ask(self, given: Any, message: str) -> None:
+        chain = ChainOfAgents(llm=SaysModel())
+        for ask in (chain.invoke, lambda one: list(chain.stream(one)), lambda o: chain.batch([o])):
+            with pytest.raises(InvalidRequestError) as refused:
+                ask(given)
+            assert str(refused.value).startswith(message)
+
+    def test_an_unknown_keyword_of_a_call_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'stop'"):
+            ChainOfAgents(llm=SaysModel()).invoke(question(1), stop=["x"])
+
+
+def test_the_caller_s_documents_and_input_are_left_as_they_are() -> None:
+    given = question(
+        2, conversation_id="c", documents=[{"id": 1, "text": "a"}, ContextBlock(text="b")]
+    )
+    before = {**given, "documents": [dict(given["documents"][0]), given["documents"][1]]}
+    chain = ChainOfAgents(llm=SaysModel())
+    chain.invoke(given)
+    chain.invoke(given)
+    assert given == before

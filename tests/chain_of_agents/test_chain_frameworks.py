@@ -1,0 +1,356 @@
+"""The chain inside LangChain, LangGraph and LlamaIndex, and their models inside the chain."""
+
+# no postponed annotations: LangGraph compares those of nodes
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any, TypedDict
+
+import pytest
+from chain_helpers import (
+    InTurn,
+    SaysModel,
+    client_of,
+    openai_model,
+    question,
+)
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableConfig, RunnableLambda, RunnablePassthrough
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from llama_index.core.llms import MockLLM
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from llama_index.llms.openai_like import OpenAILike
+from llamaindex_helpers import RecordingLLM
+
+from chain_of_agents import Answer, ChainOfAgents
+from ctxreuse import request_context
+from ctxreuse.context.scope import current_scope
+from ctxreuse.serving import EmulatedEngine
+
+MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
+
+
+def retrieve(query: str) -> list[Document]:
+    return [Document(id=f"{query}-{n}", page_content=f"{query} number {n}") for n in range(2)]
+
+
+class Runs(BaseCallbackHandler):
+    """Records the names of runs with the names of those that they run inside."""
+
+    def __init__(self) -> None:
+        self.names: dict[Any, str] = {}
+        self.parents: dict[Any, Any] = {}
+        self.paths: list[str] = []
+        self.ended: list[Any] = []
+        self.errors: list[str] = []
+        self.tags: list[list[str]] = []
+
+    def on_chain_start(self, serialized: Any, inputs: Any, **kwargs: Any) -> None:
+        self._note(kwargs["name"], **kwargs)
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+        self._note("model", **kwargs)
+
+    def on_chain_end(self, outputs: Any, *, run_id: Any, **kwargs: Any) -> None:
+        self.ended.append((self.names[run_id], outputs))
+
+    def on_chain_error(self, error: BaseException, *, run_id: Any, **kwargs: Any) -> None:
+        self.errors.append(f"{self.names[run_id]}: {type(error).__name__}")
+
+    def _note(self, run_name: str, *, run_id: Any, parent_run_id: Any, **kwargs: Any) -> None:
+        self.names[run_id] = run_name
+        self.parents[run_id] = parent_run_id
+        self.tags.append(kwargs.get("tags") or [])
+        path = []
+        while run_id is not None:
+            path.append(self.names[run_id])
+            run_id = self.parents[run_id]
+        self.paths.append(" > ".join(reversed(path)))
+
+
+class TestLangChain:
+    def test_in_an_lcel_chain_it_takes_what_a_retriever_gives(self) -> None:
+        pipeline = (
+            {"documents": RunnableLambda(retrieve), "question": RunnablePassthrough()}
+            | ChainOfAgents(llm=SaysModel(says=lambda prompt: f"says {len(prompt)}"), workers=2)
+            | StrOutputParser()
+        )
+        answer = pipeline.invoke("cats")
+        assert answer.startswith("says ")
+        assert pipeline.batch(["cats", "cats"]) == [answer, answer]
+        assert "".join(pipeline.stream("cats")) == answer
+        assert asyncio.run(pipeline.ainvoke("cats")) == answer
+
+    def test_without_a_parser_the_trace_comes_along_with_retrieved_ids(self) -> None:
+        pipeline = {
+            "documents": RunnableLambda(retrieve),
+            "question": RunnablePassthrough(),
+        } | ChainOfAgents(llm=SaysModel(), workers=2, assignment=InTurn)
+        answer = pipeline.invoke("cats")
+        assert type(answer) is Answer
+        assert [one.documents for one in answer.trace.workers] == [("cats-0",), ("cats-1",)]
+        *_, last = pipeline.stream("cats")
+        assert last.trace.answer == "A note."
+
+    def test_an_answer_is_a_string_for_what_comes_next(self) -> None:
+        prompt = ChatPromptTemplate.from_template("Translate: {text}")
+        model = SaysModel()
+        chain = ChainOfAgents(llm=SaysModel(says=lambda text: "In France."))
+        pipeline = chain | (lambda answer: {"text": answer}) | prompt | model
+        asyncio.run(pipeline.ainvoke(question(1)))
+        assert str(model.prompts[0][0].content) == "Translate: In France."
+
+    @MODES
+    @pytest.mark.parametrize("way", ["invoke", "stream", "batch"])
+    def test_callbacks_see_each_agent_inside_the_chain_and_models_inside_agents(
+        self, mode: Any, way: str
+    ) -> None:
+        runs = Runs()
+        chain = ChainOfAgents(llm=SaysModel(), mode=mode, workers=2, assignment=InTurn)
+        config: Any = {"callbacks": [runs], "tags": ["mine"], "run_name": "reading"}
+        if way == "invoke":
+            chain.invoke(question(2), config)
+        elif way == "stream":
+            list(chain.stream(question(2), config))
+        else:
+            chain.batch([question(2)], config)
+        assert sorted(runs.paths) == [
+            "reading",
+            "reading > manager",
+            "reading > manager > model",
+            "reading > worker 0",
+            "reading > worker 0 > model",
+            "reading > worker 1",
+            "reading > worker 1 > model",
+        ]
+        assert all("mine" in tags for tags in runs.tags)
+        ended = dict(runs.ended)
+        assert ended["worker 0"] == ended["manager"] == {"note": "A note."}
+        assert ended["reading"] == "A note."
+        assert runs.errors == []
+
+    def test_callbacks_hear_of_workers_and_managers_that_fail(self) -> None:
+        runs = Runs()
+        chain = ChainOfAgents(llm=SaysModel(says=lambda text: ValueError("no")), workers=1)
+        with pytest.raises(RuntimeError):
+            chain.invoke(question(1), {"callbacks": [runs]})
+        assert runs.errors == [
+            "worker 0: ValueError",
+            "manager: ValueError",
+            "ChainOfAgents: ManagerError",
+        ]
+
+    async def test_events_are_streamed_from_workers_and_manager(self) -> None:
+        model = FakeListChatModel(responses=["ab"])
+        chain = ChainOfAgents(llm=model, workers=1)
+        events = [
+            (event["event"], event["name"], len(event["parent_ids"]))
+            async for event in chain.astream_events(question(1), version="v2")
+        ]
+        assert [event for event in events if "stream" not in event[0]] == [
+            ("on_chain_start", "ChainOfAgents", 0),
+            ("on_chain_start", "worker 0", 1),
+            ("on_chat_model_start", "FakeListChatModel", 2),
+            ("on_chat_model_end", "FakeListChatModel", 2),
+            ("on_chain_end", "worker 0", 1),
+            ("on_chain_start", "manager", 1),
+            ("on_chat_model_start", "FakeListChatModel", 2),
+            ("on_chat_model_end", "FakeListChatModel", 2),
+            ("on_chain_end", "manager", 1),
+            ("on_chain_end", "ChainOfAgents", 0),
+        ]
+        assert events.count(("on_chat_model_stream", "FakeListChatModel", 2)) == 4
+        assert events.count(("on_chain_stream", "ChainOfAgents", 0)) == 3
+
+    def test_context_variables_and_the_scope_reach_the_model_in_sync_calls(self) -> None:
+        variable: ContextVar[str] = ContextVar("variable", default="none")
+        seen: list[Any] = []
+
+        def says(prompt: str) -> str:
+            seen.append((variable.get(), current_scope().tenant))
+            return "A note."
+
+        chain = ChainOfAgents(llm=SaysModel(says=says))
+        token = variable.set("mine")
+        with request_context(tenant="acme"):
+            chain.invoke(question(1))
+            list(chain.stream(question(1)))
+            chain.batch([question(1)])
+        variable.reset(token)
+        chain.invoke(question(1))
+        assert set(seen[:-2]) == {("mine", "acme")}
+        assert set(seen[-2:]) == {("none", None)}
+
+    def test_a_bound_model_and_a_model_that_gives_strings_are_models_too(self) -> None:
+        bound = SaysModel().bind(stop=["x"])
+        assert ChainOfAgents(llm=bound).invoke(question(1)) == "A note."
+        strings = SaysModel() | StrOutputParser()
+        assert ChainOfAgents(llm=strings).invoke(question(1)) == "A note."
+
+    def test_what_a_model_s_profile_says_it_holds_is_the_budget(self) -> None:
+        small = SaysModel(profile={"max_input_tokens": 1_500})
+        answer = ChainOfAgents(llm=small, workers=1, packing="packed").invoke(question(9))
+        assert len(answer.trace.workers) > 1
+        wide = SaysModel(profile={"max_input_tokens": 100_000})
+        answer = ChainOfAgents(llm=wide, workers=1, packing="packed").invoke(question(9))
+        assert len(answer.trace.workers) == 1
+
+    def test_schemas_say_that_an_object_goes_in_and_a_string_comes_out(self) -> None:
+        chain = ChainOfAgents(llm=SaysModel())
+        assert chain.get_input_jsonschema()["type"] == "object"
+        assert chain.get_output_jsonschema() == {"title": "ChainOfAgentsOutput", "type": "string"}
+        assert "ChainOfAgents" in (chain | StrOutputParser()).get_graph().draw_mermaid()
+
+    def test_retries_and_fallbacks_of_langchain_work_around_it(self) -> None:
+        failing = ChainOfAgents(llm=SaysModel(says=lambda text: ValueError("no")))
+        fallback: Any = RunnableLambda(lambda given: "fallback")
+        safe = failing.with_fallbacks([fallback])
+        assert safe.invoke(question(1)) == "fallback"
+
+    @MODES
+    def test_usage_of_an_openai_model_lands_in_the_trace(self, mode: Any) -> None:
+        engine = EmulatedEngine(answer="A note.")
+        chain = ChainOfAgents(llm=openai_model(engine), mode=mode, workers=2, assignment=InTurn)
+        asyncio.run(chain.ainvoke(question(2)))
+        answer = asyncio.run(chain.ainvoke({**question(2), "question": "Other?"}))
+        lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
+        assert [step.prompt_tokens for step in answer.trace.steps] == lengths
+        assert [step.completion_tokens for step in answer.trace.steps] == [3, 3, 3]
+        assert all(
+            0.7 * n < (s.cached_tokens or 0)
+            for n, s in zip(lengths[:2], answer.trace.workers, strict=True)
+        )
+        streamed = list(chain.stream(question(2)))
+        assert "".join(streamed) == "A note."
+
+
+class State(TypedDict, total=False):
+    question: str
+    documents: list[Any]
+    answer: str
+
+
+class TestLangGraph:
+    def graph(self, chain: ChainOfAgents, *, is_async: bool = False) -> Any:
+        def read(state: State, config: RunnableConfig) -> State:
+            return {"answer": chain.invoke(dict(state), config)}
+
+        async def aread(state: State, config: RunnableConfig) -> State:
+            return {"answer": await chain.ainvoke(dict(state), config)}
+
+        graph = StateGraph(State)
+        graph.add_node("read", aread if is_async else read)
+        graph.add_edge(START, "read")
+        graph.add_edge("read", END)
+        return graph.compile(checkpointer=InMemorySaver())
+
+    def test_in_a_node_a_thread_is_a_conversation(self) -> None:
+        model = SaysModel()
+        graph = self.graph(ChainOfAgents(llm=model))
+        config = {"configurable": {"thread_id": "t"}}
+        for _ in range(2):
+            state = graph.invoke(question(1), config)
+            assert state["answer"] == "A note."
+        assert [len(prompt) for prompt in model.prompts] == [2, 2, 4, 4]
+        graph.invoke(question(1), {"configurable": {"thread_id": "other"}})
+        assert [len(prompt) for prompt in model.prompts[4:]] == [2, 2]
+        assert graph.get_state(config).values["answer"] == "A note."
+
+    async def test_in_an_async_node_messages_are_streamed(self) -> None:
+        chain = ChainOfAgents(llm=FakeListChatModel(responses=["ab"]))
+        graph = self.graph(chain, is_async=True)
+        config = {"configurable": {"thread_id": "t"}}
+        pieces = [
+            piece.content
+            async for piece, _ in graph.astream(question(1), config, stream_mode="messages")
+        ]
+        assert "".join(pieces) == "abab"
+
+
+class TestLlamaIndex:
+    @MODES
+    def test_an_llm_reads_nodes(self, mode: Any) -> None:
+        llm = RecordingLLM()
+        nodes = [
+            NodeWithScore(node=TextNode(id_="n1", text="one"), score=0.9),
+            TextNode(id_="n2", text="two", metadata={"source": "hidden"}),
+        ]
+        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
+        answer = chain.invoke({"question": "Q?", "documents": nodes})
+        assert answer == "answer 3"
+        assert [one.documents for one in answer.trace.workers] == [("n1",), ("n2",)]
+        assert str(llm.chats[0][1].content).startswith("[Doc_1] one\n\n")
+        assert "hidden" not in str(llm.chats)
+        assert "".join(chain.stream({"question": "Q?", "documents": nodes})) == "answer 6"
+
+    def test_the_mock_llm_answers(self) -> None:
+        chain = ChainOfAgents(llm=MockLLM(max_tokens=3))
+        answer = chain.invoke(question(2))
+        assert answer == "text text text"
+        assert "".join(chain.stream(question(2))) == "text text text"
+
+    async def test_a_workflow_s_step_awaits_the_chain(self) -> None:
+        chain = ChainOfAgents(llm=RecordingLLM())
+
+        class Reading(Workflow):
+            @step
+            async def read(self, event: StartEvent) -> StopEvent:
+                return StopEvent(result=await chain.ainvoke(event.ask))
+
+        answer: Any = await Reading().run(ask=question(1))
+        assert answer == "answer 2"
+        assert [one.name for one in answer.trace.steps][1:] == ["manager"]
+
+    def test_what_an_llm_s_metadata_say_it_holds_is_the_budget(self) -> None:
+        chain = ChainOfAgents(llm=RecordingLLM(context_window=1_500), workers=1, packing="packed")
+        assert len(chain.invoke(question(9)).trace.workers) > 1
+
+    def test_an_llm_that_fails_is_a_worker_that_fails(self) -> None:
+        llm = RecordingLLM(fails=lambda text: ValueError("no") if "Document 0" in text else None)
+        answer = ChainOfAgents(llm=llm, packing="single", mode="parallel").invoke(question(2))
+        assert [(one.outcome, one.error) for one in answer.trace.workers] == [
+            ("failed", "ValueError"),
+            ("answered", ""),
+        ]
+
+    @MODES
+    async def test_usage_of_an_openai_like_llm_lands_in_the_trace(self, mode: Any) -> None:
+        engine = EmulatedEngine(answer="A note.")
+        llm = OpenAILike(
+            model="emulated",
+            api_base="http://engine/v1",
+            api_key="EMPTY",
+            is_chat_model=True,
+            max_retries=0,
+            async_http_client=client_of(engine),
+        )
+        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
+        await chain.ainvoke(question(2))
+        answer = await chain.ainvoke({**question(2), "question": "Other?"})
+        lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
+        assert [one.prompt_tokens for one in answer.trace.steps] == lengths
+        assert [one.completion_tokens for one in answer.trace.steps] == [3, 3, 3]
+        assert all((one.cached_tokens or 0) > 100 for one in answer.trace.workers)
+
+
+def test_sync_calls_to_a_model_object_share_one_event_loop_so_its_connections_live_on() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def says(prompt: str) -> str:
+        loops.append(asyncio.get_running_loop())
+        return "A note."
+
+    model = SaysModel(says=says)
+    chain = ChainOfAgents(llm=model)
+    chain.invoke(question(1))
+    chain.batch([question(1)] * 2)
+    list(chain.stream(question(1)))
+    ChainOfAgents(llm=model).invoke(question(1))
+    assert len(set(loops)) == 1
+    assert not loops[0].is_closed()

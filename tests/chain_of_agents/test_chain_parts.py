@@ -1,0 +1,492 @@
+"""The parts of a chain: segments, budgets, outcomes, prompts, the desk, histories."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from chain_helpers import word_count
+from langchain_core.documents import Document as LangChainDocument
+from llama_index.core.schema import Document as LlamaIndexDocument
+from llama_index.core.schema import NodeWithScore, TextNode
+
+from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
+from chain_of_agents.agent_memory import MANAGER, Histories, Said
+from chain_of_agents.agent_placement import Desk, placed
+from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
+from chain_of_agents.one_task import in_one_task
+from chain_of_agents.outcomes import described, is_timeout, outcome_of
+from chain_of_agents.segments import as_blocks, pieces_of, segments_of
+from ctxreuse import ContextBlock, Templates
+from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.serving.aio import sync_bridge
+from ctxreuse.serving.pool.placement import Document, DocumentHomes
+
+
+class TestDocuments:
+    def test_all_kinds_of_documents_become_blocks_with_their_own_ids(self) -> None:
+        block = ContextBlock(id=7, text="seven")
+        given = [
+            "plain",
+            block,
+            {"id": 1, "text": "one"},
+            {"text": "without id"},
+            LangChainDocument(id="lc", page_content="langchain"),
+            LangChainDocument(page_content="langchain without id", metadata={"id": "no"}),
+            TextNode(id_="node", text="node", metadata={"source": "not shown"}),
+            NodeWithScore(node=TextNode(id_="scored", text="scored"), score=0.5),
+            LlamaIndexDocument(id_="whole", text="whole"),
+        ]
+        assert [(one.id, one.text) for one in as_blocks(given)] == [
+            (ContextBlock(text="plain").id, "plain"),
+            (7, "seven"),
+            (1, "one"),
+            (ContextBlock(text="without id").id, "without id"),
+            ("lc", "langchain"),
+            (ContextBlock(text="langchain without id").id, "langchain without id"),
+            ("node", "node"),
+            ("scored", "scored"),
+            ("whole", "whole"),
+        ]
+
+    def test_the_same_id_and_text_counts_once_and_other_texts_or_kinds_of_id_do_not(self) -> None:
+        given = [{"id": i, "text": t} for i, t in [(1, "a"), ("1", "a"), (1, "b"), (1, "a")]]
+        assert [(one.id, one.text) for one in as_blocks(given)] == [(1, "a"), ("1", "a"), (1, "b")]
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ("text", "documents must be a list, not 'text' (str); a single text goes into a list"),
+            ({"text": "t"}, "documents must be a list, not {'text': 't'} (dict)"),
+            (None, "documents must be a list, not None (NoneType)"),
+            (["ok", 3], "document 1: a document must be a string, a ContextBlock, a LangChain"),
+            ([{"id": "x"}], "document 0: a block's text must be a string, not None"),
+            ([{"id": 1.5, "text": "t"}], "document 0: a block's id must be a string or an integer"),
+        ],
+    )
+    def test_what_is_no_list_of_documents_is_refused(self, given: Any, message: str) -> None:
+        with pytest.raises(InvalidRequestError) as refused:
+            as_blocks(given)
+        assert str(refused.value).startswith(message)
+
+
+class TestPieces:
+    def test_a_short_document_is_left_as_it_is(self) -> None:
+        block = ContextBlock(id="d", text="one two three")
+        assert pieces_of(block, 3, word_count) == [block]
+
+    def test_a_long_one_is_cut_at_paragraphs_then_sentences_and_keeps_every_space(self) -> None:
+        text = "One two three. Four.\n\n Five  six seven eight nine. Ten\n"
+        pieces = pieces_of(ContextBlock(id="d", text=text), 5, word_count)
+        assert [(one.id, one.text) for one in pieces] == [
+            ("d (1/4)", "One two three. Four.\n\n"),
+            ("d (2/4)", " Five  six seven "),
+            ("d (3/4)", "eight nine. "),
+            ("d (4/4)", "Ten\n"),
+        ]
+
+    @pytest.mark.parametrize("text", ["a  b  c   d    e", "  x  " * 9, "\n\n\n\na\n\n\nb", "   "])
+    def test_text_that_counts_no_tokens_is_neither_lost_nor_doubled(self, text: str) -> None:
+        block = ContextBlock(text=text, tokens=1_000)
+        assert "".join(one.text for one in pieces_of(block, 2, word_count)) == text
+
+    def test_an_empty_document_is_not_lost_whatever_its_token_count_says(self) -> None:
+        block = ContextBlock(id="e", text="", tokens=10**9)
+        assert pieces_of(block, 32, word_count) == [block]
+
+    def test_a_text_without_any_break_is_cut_between_characters(self) -> None:
+        pieces = pieces_of(ContextBlock(id="x", text="x" * 25), 10, len)
+        assert [len(one.text) for one in pieces] == [10, 10, 5]
+
+
+class TestSegments:
+    BLOCKS = tuple(ContextBlock(id=letter, text=letter) for letter in "abcdef")
+
+    def cut(self, agents: list[int], budget: int, label: int, one_each: bool) -> list[Any]:
+        segments = segments_of(self.BLOCKS, agents, [10] * 6, budget, label, one_each)
+        return [(one.agent, "".join(map(str, (b.id for b in one.blocks)))) for one in segments]
+
+    def test_each_agent_reads_its_share_in_the_order_of_first_pieces(self) -> None:
+        assert self.cut([2, 0, 2, 1, 0, 2], 100, 0, False) == [(2, "acf"), (0, "be"), (1, "d")]
+
+    def test_a_share_that_is_too_long_makes_several_segments(self) -> None:
+        assert self.cut([0, 0, 0, 0, 0, 1], 20, 0, False) == [
+            (0, "ab"),
+            (0, "cd"),
+            (0, "e"),
+            (1, "f"),
+        ]
+
+    def test_labels_count_for_all_but_the_first_piece_of_a_segment(self) -> None:
+        assert self.cut([0] * 6, 25, 5, False) == [(0, "ab"), (0, "cd"), (0, "ef")]
+        assert self.cut([0] * 6, 24, 5, False) == [(0, letter) for letter in "abcdef"]
+
+    def test_one_document_a_call_if_wanted(self) -> None:
+        agents = [1, 1, 0, 0, 1, 0]
+        assert self.cut(agents, 100, 0, True) == list(zip(agents, "abcdef", strict=True))
+
+
+def budget(asked: str = "q", window: int = 1_000, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "is_counted": True,
+        "prompts": ChainPrompts(),
+        "templates": Templates(),
+        "count_tokens": word_count,
+        "note_tokens": 10,
+        "answer_tokens": 20,
+        "segment_tokens": None,
+        **options,
+    }
+    return budget_of(asked, window, **given)
+
+
+class TestBudget:
+    def test_a_segment_has_the_same_room_for_all_questions_of_usual_length(self) -> None:
+        assert budget("q").segment == budget("q " * 256).segment
+        assert budget("q " * 257).segment == budget("q").segment - 256
+
+    def test_a_quarter_is_kept_back_where_tokens_are_estimated(self) -> None:
+        assert budget().window == 1_000
+        assert budget(is_counted=False).window == 750
+        assert budget().segment - budget(is_counted=False).segment == 250
+
+    def test_segment_tokens_bound_a_segment_and_never_widen_it(self) -> None:
+        assert budget(segment_tokens=50).segment == 50
+        assert budget(segment_tokens=50_000).segment == budget().segment
+
+    def test_the_longer_of_both_worker_questions_counts(self) -> None:
+        long = ChainPrompts(first="word " * 100 + "{question}")
+        assert budget(prompts=long).segment == budget().segment - 101 + word_count(
+            ChainPrompts().next
+        )
+
+    def test_where_there_is_no_room_for_a_segment_the_error_says_what_to_do(self) -> None:
+        with pytest.raises(InvalidRequestError) as refused:
+            budget("many words " * 500)
+        assert str(refused.value) == (
+            "a model with room for 1000 tokens has none for a segment, beside instructions, a "
+            "question of 1000 tokens, notes of 10 and an answer of 20; ask a shorter question, or "
+            "lower note_tokens or answer_tokens"
+        )
+
+    def test_a_text_is_cut_at_its_end_only_if_it_is_too_long(self) -> None:
+        assert clipped("a b c", 3, word_count) == "a b c"
+        assert clipped("a b c d", 3, word_count) == "a b ..."
+        assert clipped("abc", 0, len) == " ..."
+
+    def test_of_texts_that_are_too_long_together_the_longest_are_cut(self) -> None:
+        texts = ["a", "b b b b b b", "c c", "d d d d d"]
+        assert clipped_together(texts, 99, word_count) == texts
+        assert clipped_together(texts, 9, word_count) == ["a", "b b ...", "c c", "d d ..."]
+        assert clipped_together([], 9, word_count) == []
+
+    def test_a_history_counts_its_markup(self) -> None:
+        history = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+        assert history_tokens(history, word_count) == 3 + 2 * 8
+
+
+class TestOutcomes:
+    @pytest.mark.parametrize(
+        ("text", "outcome"),
+        [
+            ("A note.", "answered"),
+            ("7", "answered"),
+            ("答え", "answered"),
+            ("no " * 23, "answered"),
+            ("", "empty"),
+            (" \n\t", "empty"),
+            (None, "garbage"),
+            ("!!! ??? ...", "garbage"),
+            ("\x00\x01\x02ok", "garbage"),
+            ("\ufffd\ufffd\ufffdab", "garbage"),
+            ("no " * 24, "garbage"),
+            ("\ud800" * 5 + "a", "garbage"),
+        ],
+    )
+    def test_what_a_text_is(self, text: str | None, outcome: str) -> None:
+        assert outcome_of(text) == outcome
+
+    def test_a_foreign_error_is_named_and_only_ours_is_quoted(self) -> None:
+        assert described(ValueError("the secret document")) == "ValueError"
+        assert described(EngineError("e0 did not answer")) == "e0 did not answer"
+
+    def test_a_timeout_is_found_in_the_causes_and_by_its_name(self) -> None:
+        class ReadTimeoutError(Exception):
+            pass
+
+        wrapped = EngineError("x")
+        wrapped.__cause__ = ReadTimeoutError()
+        assert is_timeout(TimeoutError())
+        assert is_timeout(wrapped)
+        assert not is_timeout(ValueError())
+
+
+class TestPrompts:
+    def test_a_worker_is_asked_with_the_note_before_it_if_there_is_one(self) -> None:
+        prompts = ChainPrompts()
+        assert prompts.worker_query("Why?") == "Question: Why?\n\nWrite your note."
+        assert prompts.worker_query("Why?", "n") == (
+            "Note of the readers before you:\nn\n\nQuestion: Why?\n\n"
+            "Write the note again, with what your part adds to it."
+        )
+
+    def test_braces_in_notes_and_questions_mean_nothing(self) -> None:
+        prompts = ChainPrompts()
+        asked = "{note} {question} {0} \\1 {"
+        assert asked in prompts.worker_query(asked, "{question}")
+        assert prompts.manager_query(asked, [(1, "{notes}"), (2, "\\g<0>")]) == (
+            f"Notes:\nReader 1: {{notes}}\n\nReader 2: \\g<0>\n\nQuestion: {asked}\n\nAnswer:"
+        )
+
+    def test_a_manager_without_notes_is_told_so(self) -> None:
+        assert ChainPrompts(no_notes="none").manager_query("Why?", []) == (
+            "Notes:\nnone\n\nQuestion: Why?\n\nAnswer:"
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "template"),
+        [
+            ("first", "no field"),
+            ("first", 3),
+            ("first", "{question} {question}"),
+            ("next", "{question} {note}"),
+            ("note", "{note}"),
+            ("final", "{notes} {question} {"),
+            ("worker", None),
+            ("manager", 3),
+            ("no_notes", b""),
+        ],
+    )
+    def test_a_template_with_other_fields_is_refused_by_its_name(
+        self, name: str, template: Any
+    ) -> None:
+        with pytest.raises(InvalidRequestError, match=rf"the chain's prompt {name} is "):
+            ChainPrompts(**{name: template})
+
+
+class Engines:
+    """Two engines, of which some may be down."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.down: set[str] = set()
+        self.generations = dict.fromkeys(names, 0)
+
+    def all_engines(self) -> tuple[str, ...]:
+        return self.names
+
+    def engines(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.down)
+
+    def generation(self, engine: str) -> int:
+        return self.generations[engine]
+
+
+def some(*names: str) -> list[Document]:
+    return [Document(ContextBlock(id=name, text=name).key, 100) for name in names]
+
+
+class TestDesk:
+    def test_a_document_stays_with_its_agent(self) -> None:
+        desk = Desk(5, Engines("a", "b"), DocumentHomes)
+        first = desk.assign(some("x", "y", "z"), "", {})
+        assert desk.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
+
+    def test_what_a_conversation_has_shown_stays_with_who_has_been_shown_it(self) -> None:
+        desk = Desk(5, Engines("a", "b"), DocumentHomes)
+        x, y = some("x", "y")
+        [before, _] = desk.assign([x, y], "", {})
+        other = (before + 1) % 5
+        assert desk.assign([x], "", {x.key: other}) == [other]
+
+    def test_nobody_on_an_engine_that_is_down_gets_documents_unless_all_are(self) -> None:
+        engines = Engines("a", "b")
+        desk = Desk(4, engines, DocumentHomes)
+        desk.assign(some("x"), "", {})
+        engines.down = {"a"}
+        shown = {one.key: agent for one, agent in zip(some("p", "q"), (0, 1), strict=True)}
+        agents = desk.assign(some("x", "y", "z", "p", "q"), "", shown)
+        assert {desk.engine_of(agent) for agent in agents} == {"b"}
+        engines.down = {"a", "b"}
+        assert len(desk.assign(some("x", "y"), "", {})) == 2
+
+    def test_an_emptied_engine_s_agents_have_read_nothing(self) -> None:
+        forgotten: list[Any] = []
+
+        class Homes(DocumentHomes):
+            def forget_agent(self, agent: Any) -> None:
+                forgotten.append(agent)
+
+        engines = Engines("a", "b")
+        desk = Desk(4, engines, Homes)
+        desk.assign(some("x"), "", {})
+        engines.generations["a"] += 1
+        desk.assign(some("y"), "", {})
+        assert forgotten == [agent for agent in range(4) if desk.engine_of(agent) == "a"]
+
+    def test_other_tenants_have_no_say(self) -> None:
+        busy, quiet = (Desk(5, Engines("a"), DocumentHomes) for _ in range(2))
+        busy.assign(some(*"abcdefgh"), "other", {})
+        assert busy.assign(some("x", "y"), "t", {}) == quiet.assign(some("x", "y"), "t", {})
+
+    def test_agents_are_spread_evenly_and_move_only_if_they_must(self) -> None:
+        before = placed(range(15), ["a", "b", "c"], {})
+        assert sorted(before.values()) == ["a"] * 5 + ["b"] * 5 + ["c"] * 5
+        after = placed(range(15), ["a", "c"], before)
+        moved = [agent for agent in range(15) if before[agent] != after[agent]]
+        assert [before[agent] for agent in moved] == ["b"] * 5
+        assert sorted(after.values()) in (["a"] * 8 + ["c"] * 7, ["a"] * 7 + ["c"] * 8)
+
+    def test_without_any_engine_nobody_can_read(self) -> None:
+        with pytest.raises(EngineError, match="no engine any more; add"):
+            Desk(2, Engines(), DocumentHomes).assign(some("x"), "", {})
+
+    def test_more_engines_than_agents_leave_some_without(self) -> None:
+        assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
+
+
+KEY = ("", str, "c")
+A, B = (ContextBlock(id=name, text=name).key for name in "ab")
+
+
+def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
+    return {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}
+
+
+class TestHistories:
+    def test_a_turn_is_appended_as_it_was_sent_and_answered(self) -> None:
+        histories = Histories()
+        histories.record(KEY, [Said(2, (), "p1", "a1", (A,)), Said(MANAGER, (), "m1", "n1")])
+        histories.record(KEY, [Said(2, turn("p1", "a1"), "p2", "a2", (B,))])
+        assert histories.of(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
+        assert histories.of(KEY, MANAGER) == turn("m1", "n1")
+        assert histories.shown(KEY) == {A: 2, B: 2}
+        assert histories.of(KEY, 0) == histories.of(None, 2) == ()
+        assert histories.shown(None) == histories.shown(("", int, 1)) == {}
+
+    def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self) -> None:
+        histories = Histories()
+        histories.record(KEY, [Said(0, (), "p1", "a1", (A,))])
+        histories.record(KEY, [Said(0, turn("p1", "a1"), "p2", "a2")])
+        histories.record(KEY, [Said(0, turn("p1", "a1"), "late", "late", (B,))])
+        assert histories.of(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
+        assert histories.shown(KEY) == {A: 0}
+
+    def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self) -> None:
+        histories = Histories()
+        histories.record(KEY, [Said(0, (), "p1", "a1", (A,)), Said(1, (), "p", "a", (B,))])
+        histories.record(KEY, [Said(0, (), "p2", "a2")])
+        assert histories.of(KEY, 0) == turn("p2", "a2")
+        assert histories.shown(KEY) == {B: 1}
+
+    def test_the_least_recently_used_conversation_is_forgotten(self) -> None:
+        histories = Histories(max_conversations=2)
+        for name in ("c1", "c2", "c1", "c3"):
+            histories.record(("", str, name), [Said(0, (), name, "a", (A,))])
+        assert histories.of(("", str, "c2"), 0) == ()
+        assert [histories.forget(("", str, name)) for name in ("c1", "c2", "c3")] == [
+            True,
+            False,
+            True,
+        ]
+
+
+class TestAnswersAndErrors:
+    TRACE = Trace(question="q", mode="parallel", steps=(Step(role="worker", agent=0, position=0),))
+
+    def test_an_answer_is_a_string_that_pickles_and_copies_with_its_trace(self) -> None:
+        answer = Answer("In France.", self.TRACE)
+        for again in (
+            pickle.loads(pickle.dumps(answer)),
+            copy.copy(answer),
+            copy.deepcopy(answer),
+        ):
+            assert again == "In France."
+            assert type(again) is Answer
+            assert again.trace == self.TRACE
+        assert answer.upper() == "IN FRANCE."
+        assert {str(answer): 1}[answer] == 1
+
+    def test_a_manager_error_pickles_and_copies_with_its_trace(self) -> None:
+        error = ManagerError("the manager did not answer", self.TRACE)
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert str(again) == "the manager did not answer"
+            assert again.trace == self.TRACE
+
+    def test_a_trace_sums_what_the_models_told(self) -> None:
+        steps = (
+            Step(role="worker", agent=3, position=0, prompt_tokens=5, cached_tokens=2, ended_s=1.0),
+            Step(role="worker", agent=1, position=1, outcome="failed", error="E", ended_s=4.0),
+            Step(role="manager", agent=-1, position=-1, note="yes", prompt_tokens=7, ended_s=3.0),
+        )
+        trace = Trace(question="q", mode="sequential", steps=steps)
+        assert [step.name for step in trace.steps] == ["worker 3", "worker 1", "manager"]
+        assert (trace.prompt_tokens, trace.cached_tokens, trace.duration_s) == (12, 2, 4.0)
+        assert (trace.answer, trace.workers, trace.failures) == ("yes", steps[:2], steps[1:2])
+
+
+class TestEventLoops:
+    @pytest.mark.parametrize("lasting", [True, False])
+    def test_what_is_asynchronous_runs_for_sync_callers(self, lasting: bool) -> None:
+        async def work() -> int:
+            await asyncio.sleep(0)
+            return 3
+
+        async def pieces() -> Any:
+            yield 1
+            yield 2
+
+        assert sync_bridge.run(work, lasting=lasting) == 3
+        assert list(sync_bridge.iterate(pieces, lasting=lasting)) == [1, 2]
+
+    def test_the_lasting_event_loop_is_the_same_for_every_call(self) -> None:
+        async def loop() -> asyncio.AbstractEventLoop:
+            return asyncio.get_running_loop()
+
+        assert sync_bridge.run(loop, lasting=True) is sync_bridge.run(loop, lasting=True)
+        assert sync_bridge.run(loop, lasting=False) is not sync_bridge.run(loop, lasting=True)
+
+    def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself(self) -> None:
+        async def inner() -> str:
+            return "done"
+
+        async def outer() -> str:
+            return sync_bridge.run(inner, lasting=True)
+
+        assert sync_bridge.run(outer, lasting=True) == "done"
+
+    @pytest.mark.parametrize("lasting", [True, False])
+    def test_errors_arrive_and_who_stops_early_cancels(self, lasting: bool) -> None:
+        ended: list[str] = []
+
+        async def pieces() -> Any:
+            try:
+                yield 1
+                await asyncio.sleep(60)
+            finally:
+                ended.append("cancelled")
+
+        async def fails() -> None:
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            sync_bridge.run(fails, lasting=lasting)
+        stream = sync_bridge.iterate(pieces, lasting=lasting)
+        assert next(stream) == 1
+        stream.close()  # type: ignore[attr-defined]  # a generator
+        sync_bridge.run(lambda: asyncio.sleep(0.001), lasting=lasting)
+        assert ended == ["cancelled"]
+
+    async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self) -> None:
+        async def pieces() -> Any:
+            async with asyncio.timeout(0.01):
+                yield 1
+                await asyncio.sleep(60)
+
+        stream = in_one_task(pieces())
+        assert await asyncio.create_task(anext(stream)) == 1
+        with pytest.raises(TimeoutError):
+            await asyncio.create_task(anext(stream))

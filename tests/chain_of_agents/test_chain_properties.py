@@ -1,0 +1,247 @@
+"""What holds for every chain, whatever the documents, the settings, and the answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chain_helpers import Agents, documents, is_managers, session, word_count
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import ODD_TEXTS
+
+from chain_of_agents.segments import as_blocks
+from ctxreuse import ContextBlock
+
+MODES = st.sampled_from(["sequential", "parallel"])
+PACKINGS = st.sampled_from(["auto", "single", "packed"])
+few = settings(max_examples=40)
+
+texts = (
+    st.sampled_from(ODD_TEXTS)
+    | st.text(max_size=30)
+    | st.integers(0, 30).map(lambda n: f"Text {n} tells of {n}. " * (3 * n))
+    | st.integers(1, 4).map(lambda n: "unbroken" * 60 * n)
+)
+ids = st.sampled_from([None, 0, 1, -7, 10**30, "", "a", "b (1/2)", "\x00", "[Doc_1]"])
+blocks = st.builds(ContextBlock, id=ids, text=texts)
+some_documents = st.lists(blocks | texts, max_size=8)
+windows = st.sampled_from([700, 1_000, 8_192])
+chain_settings = st.fixed_dictionaries(
+    {
+        "workers": st.integers(1, 6),
+        "mode": MODES,
+        "packing": PACKINGS,
+        "context_window": windows,
+        "segment_tokens": st.sampled_from([None, None, 5, 50]),
+        "token_counter": st.sampled_from([None, word_count, lambda text: len(text) // 3]),
+    }
+)
+
+
+@few
+@given(some_documents, chain_settings)
+def test_each_document_is_read_by_exactly_one_worker(
+    given_documents: list[Any], options: dict[str, Any]
+) -> None:
+    agents = Agents(**options)
+    trace = agents.run(given_documents)
+
+    unique = as_blocks(given_documents)
+    sent = [block for plan in agents.model.plans for block in plan.blocks]
+    assert len({block.key for block in sent}) == len(sent)
+    assert Counter("".join(one.text for one in sent)) == Counter(
+        "".join(one.text for one in unique)
+    )
+    assert len(sent) >= len(unique)
+    read = [document for step in trace.workers for document in step.documents]
+    assert Counter(map(repr, read)) == Counter(repr(block.id) for block in sent)
+    assert all(plan.references == () for plan in agents.model.plans)
+
+
+@few
+@given(st.lists(texts.filter(len), max_size=6, unique=True), chain_settings)
+def test_pieces_in_their_order_make_up_the_document_and_segments_stand_in_that_order(
+    given_texts: list[str], options: dict[str, Any]
+) -> None:
+    agents = Agents(**options)
+    trace = agents.run([{"id": f"{n}", "text": text} for n, text in enumerate(given_texts)])
+
+    found: dict[int, dict[int, str]] = {}
+    for plan in agents.model.plans:
+        for block in plan.blocks:
+            document, piece = place_of(block.id)
+            assert piece not in found.setdefault(document, {})
+            found[document][piece] = block.text
+    joined = {name: "".join(text for _, text in sorted(one.items())) for name, one in found.items()}
+    assert joined == dict(enumerate(given_texts))
+    places = [[place_of(document) for document in step.documents] for step in trace.workers]
+    assert [one for segment in places for one in segment[:1]] == sorted(min(one) for one in places)
+    assert [step.position for step in trace.workers] == list(range(len(places)))
+
+
+def place_of(block_id: Any) -> tuple[int, int]:
+    """Return a document's number and a piece's number within it."""
+    name, _, piece = str(block_id).partition(" (")
+    return int(name), int(piece.partition("/")[0] or 1)
+
+
+@few
+@given(some_documents, chain_settings, st.text(max_size=300))
+def test_no_prompt_with_its_answer_is_longer_than_the_context_window(
+    given_documents: list[Any], options: dict[str, Any], asked: str
+) -> None:
+    agents = Agents(lambda messages: "many words " * 40, **options)
+    for turn in range(3):
+        agents.run(given_documents[turn:], asked, conversation_id="c" if turn else None)
+        for prompt in agents.model.prompts:
+            length = sum(agents.planner.count_tokens(message["content"]) for message in prompt)
+            assert length + 16 <= options["context_window"]
+
+
+@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+def test_very_many_tiny_documents_do_not_make_prompts_too_long(mode: str) -> None:
+    def count(text: str) -> int:
+        return len(text.split()) + 3 * text.count("[")  # labels cost
+
+    agents = Agents(
+        lambda messages: "a note of some words",
+        count,
+        workers=2,
+        mode=mode,
+        context_window=600,
+        note_tokens=8,
+    )
+    trace = agents.run([f"d{n}" for n in range(400)], conversation_id="c")
+    again = agents.run([f"d{n}" for n in range(400)], conversation_id="c")
+
+    for done in (trace, again):
+        assert [len(step.documents) for step in done.workers] != []
+        assert sum(len(step.documents) for step in done.workers) == 400
+    lengths = [sum(count(one["content"]) for one in prompt) for prompt in agents.model.prompts]
+    assert max(lengths) + 16 <= 600
+
+
+def test_so_many_notes_that_not_all_fit_are_cut_and_the_manager_s_step_says_so() -> None:
+    agents = Agents(
+        lambda messages: "note of five words here",
+        word_count,
+        mode="parallel",
+        packing="single",
+        context_window=2_000,
+    )
+    trace = agents.run([f"d{n}" for n in range(600)], "word " * 250)
+
+    length = sum(word_count(message["content"]) for message in agents.model.prompts[-1])
+    assert length + 16 <= 2_000
+    assert len(trace.workers) == 600
+    assert trace.steps[-1].remark == "notes were cut to fit the model's context"
+
+
+ANSWERS = ("", "   ", None, "!!!", "raise", "a note", "another\n\nnote", "  spaces  ", "{note} {0}")
+
+
+class Script:
+    """Answers from a list, in turn; remembers what each prompt was answered."""
+
+    def __init__(self, answers: list[str | None]) -> None:
+        self.answers = answers
+        self.given: list[str | None] = []
+
+    def __call__(self, messages: Any) -> str | None:
+        if is_managers(messages):
+            return "the answer"
+        said = self.answers[len(self.given) % len(self.answers)]
+        self.given.append(None if said == "raise" else said)
+        if said == "raise":
+            raise ValueError("no")
+        return said
+
+
+def is_note(said: str | None) -> bool:
+    return said is not None and any(character.isalnum() for character in said)
+
+
+scripts = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=6)
+
+
+@few
+@given(st.integers(0, 8), scripts, st.integers(1, 5), PACKINGS)
+def test_in_sequence_each_worker_gets_the_last_answered_note_and_so_does_the_manager(
+    number: int, answers: list[str | None], workers: int, packing: str
+) -> None:
+    script = Script(answers)
+    agents = Agents(script, workers=workers, packing=packing)
+    trace = agents.run(documents(number), "Why?")
+
+    note = ""
+    for prompt, said in zip(agents.model.prompts, script.given, strict=False):
+        query = agents.settings.prompts.worker_query("Why?", note)
+        assert prompt[-1]["content"].endswith("\n\n" + query)
+        assert ("Note of the readers before you:" in prompt[-1]["content"]) == bool(note)
+        note = said.strip() if is_note(said) and said is not None else note
+    last = [step.position + 1 for step in trace.workers if step.outcome == "answered"][-1:]
+    query = agents.settings.prompts.manager_query("Why?", [(n, note) for n in last])
+    assert agents.model.prompts[-1][-1]["content"] == query
+
+
+@few
+@given(st.integers(0, 8), scripts, st.integers(1, 5), PACKINGS)
+def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of_segments(
+    number: int, answers: list[str | None], workers: int, packing: str
+) -> None:
+    script = Script(answers)
+    agents = Agents(script, workers=workers, packing=packing, mode="parallel")
+    trace = agents.run(documents(number), "Why?")
+
+    for prompt in agents.model.prompts[:-1]:
+        assert prompt[-1]["content"].endswith(agents.settings.prompts.worker_query("Why?"))
+    notes = [
+        (place, said.strip())
+        for place, said in enumerate(script.given, 1)
+        if said and is_note(said)
+    ]
+    query = agents.settings.prompts.manager_query("Why?", notes)
+    assert agents.model.prompts[-1][-1]["content"] == query
+    assert [step.position for step in trace.workers] == list(range(len(script.given)))
+    assert [step.outcome == "answered" for step in trace.workers] == list(
+        map(is_note, script.given)
+    )
+
+
+@few
+@given(st.lists(st.integers(0, 9), unique=True, max_size=8), st.integers(1, 5), MODES, PACKINGS)
+def test_workers_prompts_of_the_same_documents_begin_with_the_same_bytes(
+    numbers: list[int], workers: int, mode: str, packing: str
+) -> None:
+    agents = Agents(workers=workers, mode=mode, packing=packing)
+    asked = [documents(10)[number] for number in numbers]
+    beginnings = []
+    for question in ("Which?", "Why, and since when, and who said so?"):
+        agents.run(asked, question)
+        beginnings.append(
+            [
+                (prompt[0]["content"], prompt[1]["content"].rpartition("\n\n")[0].partition(cut)[0])
+                for prompt in agents.model.prompts[:-1]
+                for cut in ["\n\nNote of the readers" if "Note of" in str(prompt) else "\n\nQuesti"]
+            ]
+        )
+    assert beginnings[0] == beginnings[1]
+
+
+def test_another_process_assigns_and_prompts_the_same() -> None:
+    root = Path(__file__).parents[2]
+    paths = [str(root / one) for one in ("tests/support", "agents", "integrations", ".")]
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", "from chain_helpers import session; print(session())"],
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert elsewhere.stdout.strip() == session()

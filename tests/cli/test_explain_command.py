@@ -1,0 +1,687 @@
+"""`ctxreuse explain`, called as a user calls it, and the explanations behind it."""
+
+import json
+from functools import partial
+
+import pytest
+from cli_helpers import run, words
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_helpers import block, write_jsonl
+
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.replay import explain_plan as explaining
+from ctxreuse.evaluation.replay.explain_plan import (
+    ExplainedRequest,
+    explain_plan,
+    explanation_json,
+    in_words,
+)
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest, read_plan
+from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.replay.simulate import prompt_tokens
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.index.explain import Cause, SentPrompt, explain
+
+__all__ = ["run"]
+
+CORPUS = {number: block(number, 100) for number in range(1, 10)}
+
+
+class Characters:
+    """A tokenizer that counts characters."""
+
+    class Encoded:
+        def __init__(self, text):
+            self.ids = [ord(letter) for letter in text]
+
+    def encode(self, sequence, *, add_special_tokens=True):
+        assert not add_special_tokens
+        return self.Encoded(sequence)
+
+
+def planned(request_id, block_ids, **fields):
+    """Return a request of a plan file."""
+    return PlannedRequest(
+        request_id=request_id,
+        parts=tuple((f"[Doc_{n}]", name, None) for n, name in enumerate(block_ids, start=1)),
+        **{
+            "order_annotation": None,
+            "query": "",
+            "system": None,
+            "tenant": "",
+            "conversation_id": None,
+            "turn": 0,
+            "after": None,
+            "expected_cached_tokens": None,
+            **fields,
+        },
+    )
+
+
+def explained(*requests, tokenizer=None):
+    return list(explain_plan(requests, CORPUS, tokenizer))
+
+
+def causes(*requests):
+    return [one.explanation.cause for one in explained(*requests)]
+
+
+@pytest.fixture
+def explain_command(run):
+    """Return a function that runs `ctxreuse explain`."""
+    return partial(run, "explain")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    lines = [{"id": i, "text": one.text, "tokens": one.tokens} for i, one in CORPUS.items()]
+    return write_jsonl(tmp_path / "corpus.jsonl", *lines)
+
+
+PLAN = [
+    {"request_id": "a", "blocks": [1, 2, 3]},
+    {"request_id": "b", "blocks": [1, 3, 2], "expected_cached_tokens": 100},
+    {"request_id": 4, "blocks": [1, 2], "expected_cached_tokens": 0},
+    {"request_id": "s", "blocks": [1, 2, 3], "system": "a secret system"},
+    {"request_id": "t", "blocks": [1, 2], "tenant": "a secret tenant"},
+    {"request_id": "later", "blocks": [5], "query": "a secret question", "after": "a"},
+    {"request_id": "e", "blocks": []},
+]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return write_jsonl(tmp_path / "plan.jsonl", *PLAN)
+
+
+def rows(table):
+    """Return the cells of a table's rows, its title and heads left out."""
+    lines = [line for line in table.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+# plan files
+
+
+def test_each_request_is_compared_with_those_before_it():
+    requests = [planned("a", (1, 2)), planned("b", (2, 1)), planned("c", (1, 2, 3))]
+    assert [
+        (one.explanation.cause, one.explanation.closest, one.explanation.shared_tokens)
+        for one in explained(*requests)
+    ] == [(Cause.new_blocks, None, 0), (Cause.other_order, "a", 0), (Cause.new_blocks, "a", 200)]
+    assert causes(*reversed(requests)) == [Cause.new_blocks, Cause.other_order, Cause.hit]
+
+
+def test_every_cause_that_a_plan_file_can_show():
+    short = planned("short", (1, 2))
+    corpus = {**CORPUS, 1: block(1, 8)}
+    requests = [planned("a", (1, 3)), short]
+    assert [one.explanation.cause for one in explain_plan(requests, corpus)] == [
+        Cause.new_blocks,
+        Cause.too_short,
+    ]
+    assert causes(
+        planned("a", (1, 2)),
+        planned("b", (1, 2)),
+        planned("c", (2, 1)),
+        planned("d", (1, 2), expected_cached_tokens=100),
+        planned("e", (1, 2), expected_cached_tokens=200),
+        planned("f", (1, 2), system="S"),
+        planned("g", (1, 2), tenant="T", system="T"),
+        planned("h", ()),
+        planned("i", (1, 2), after="a"),
+        planned("j", (1, 9)),
+        planned("k", (1, 9, 5), expected_cached_tokens=300),
+        planned("l", (3, 5, 4), expected_cached_tokens=200),
+    ) == [
+        Cause.new_blocks,
+        Cause.hit,
+        Cause.other_order,
+        Cause.evicted,
+        Cause.hit,
+        Cause.other_system,
+        Cause.other_tenant,
+        Cause.empty,
+        Cause.later_turn,
+        Cause.new_blocks,
+        Cause.hit,
+        Cause.older_prompt,
+    ]
+
+
+def test_a_request_with_new_blocks_only_is_compared_with_the_latest_of_its_system_and_tenant():
+    answers = explained(
+        planned("a", (1, 2)),
+        planned("b", (3, 4)),
+        planned("s", (5,), system="S"),
+        planned("t", (6,), tenant="T"),
+        planned("later", (7,), after="b"),
+        planned("c", (8, 9)),
+        planned("d", (9,), system="S"),
+        planned("e", (2,), tenant="T"),
+        planned("f", (4,), tenant="T", system="S"),
+    )
+    closest = [one.explanation.closest for one in answers]
+    assert closest == [None, "a", None, None, "b", "b", "s", "t", None]
+    assert {one.explanation.cause for one in answers} == {Cause.new_blocks, Cause.later_turn}
+    assert answers[5].explanation.words == (
+        "No earlier prompt begins as it does; the closest is request 'b'. "
+        "They part at block 8, where the earlier prompt has 3. "
+        "No block from there on stands in that prompt."
+    )
+
+
+def test_a_long_trace_is_searched_for_the_longest_common_beginning():
+    before = [
+        planned("first", (1, 2, 3, 4)),
+        planned("theirs", (1, 2, 3), tenant="them"),
+        *(planned(number, (9, 1, 2, 3)) for number in range(201)),
+    ]
+    for fields, cause, closest, lost in (
+        ({}, Cause.hit, "first", 0),
+        ({"system": "another"}, Cause.other_system, "first", 300),
+        ({"tenant": "another"}, Cause.other_tenant, None, 300),
+    ):
+        *_, last = explained(*before, planned("asked", (1, 2, 3), **fields))
+        assert (last.explanation.cause, last.explanation.closest) == (cause, closest)
+        assert last.explanation.lost_tokens == lost
+
+
+def test_a_plan_without_expectations_takes_everything_as_still_cached():
+    first, again = planned("a", (1, 2)), planned("b", (1, 2))
+    assert causes(first, again) == [Cause.new_blocks, Cause.hit]
+    gone = planned("b", (1, 2), expected_cached_tokens=0)
+    assert causes(first, gone) == [Cause.new_blocks, Cause.evicted]
+
+
+def test_left_out_blocks_are_no_part_of_a_prompt():
+    later = planned("b", (2,), after="a", conversation_id="c", turn=1)
+    reference = ("[Doc_1]", 1, "Please refer to [Doc_1].")
+    later = PlannedRequest(**{**fields_of(later), "parts": (reference, *later.parts)})
+    (_, explanation) = (one.explanation for one in explained(planned("a", (1,)), later))
+    assert (explanation.closest, explanation.block) == ("a", 2)
+    assert "its own 1 blocks (100 tokens)" in explanation.words
+
+
+def fields_of(request):
+    return {name: getattr(request, name) for name in PlannedRequest.__dataclass_fields__}
+
+
+def test_blocks_without_a_token_count_are_estimated():
+    corpus = {1: block(1), 2: block(2)}
+    requests = [planned("a", (1, 2)), planned("b", (1, 2))]
+    explanation = list(explain_plan(requests, corpus))[1].explanation
+    assert explanation.shared_tokens == 6  # 9 characters a text, some four a token
+    assert explanation.cause is Cause.too_short
+
+
+def test_a_block_that_the_corpus_lacks_is_named():
+    explaining = explain_plan([planned("a", (1,)), planned("b", (77,), place="p:2")], CORPUS)
+    assert next(explaining).explanation.request_id == "a"
+    with pytest.raises(InputFileError) as caught:
+        next(explaining)
+    assert str(caught.value) == (
+        "p:2: block 77 (int) is not in the corpus; pass the corpus that the plan was made with"
+    )
+
+
+requests_of_plans = st.builds(
+    lambda ids, fields: (ids, fields),
+    st.lists(st.integers(1, 6), unique=True, max_size=4),
+    st.fixed_dictionaries(
+        {"system": st.sampled_from((None, None, "S")), "tenant": st.sampled_from(("", "", "T"))},
+        optional={"expected_cached_tokens": st.none() | st.integers(0, 400)},
+    ),
+)
+
+
+def compared_with_all(requests):
+    """Return the explanations of requests, each compared with every one before it."""
+    before, wanted = [], []
+    for request in requests:
+        sent = SentPrompt(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            system=request.system,
+            is_later_turn=request.after is not None,
+            after=request.after,
+            keys=tuple(CORPUS[name].key for name in request.blocks),
+            ids=tuple(request.blocks),
+            tokens=(100,) * len(request.blocks),
+        )
+        expected = request.expected_cached_tokens
+        wanted.append(explain(sent, before, expected, across_tenants=True))
+        before.append(sent)
+    return wanted
+
+
+@given(st.lists(requests_of_plans, max_size=12), st.data())
+def test_looking_at_related_prompts_only_finds_what_looking_at_all_finds(named, data):
+    requests = []
+    for number, (ids, fields) in enumerate(named):
+        after = data.draw(st.none() | st.integers(0, number - 1)) if number else None
+        requests.append(planned(number, ids, **fields, after=after))
+    assert [one.explanation for one in explained(*requests)] == compared_with_all(requests)
+
+
+@pytest.mark.parametrize("latest", [0, 1])
+@given(named=st.lists(requests_of_plans, max_size=12))
+def test_however_few_prompts_are_looked_at_the_longest_common_beginning_is_found(latest, named):
+    requests = [planned(number, ids, **fields) for number, (ids, fields) in enumerate(named)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explaining, "_LATEST", latest)
+        answers = [one.explanation for one in explained(*requests)]
+    for one, wanted in zip(answers, compared_with_all(requests), strict=True):
+        assert (one.shared_blocks, one.shared_tokens) == (
+            wanted.shared_blocks,
+            wanted.shared_tokens,
+        )
+        assert (one.closest is None) == (wanted.closest is None)
+        elsewhere = (Cause.hit, Cause.other_system, Cause.other_tenant, Cause.older_prompt)
+        if one.cause in elsewhere or wanted.cause in elsewhere:
+            assert (one.cause, one.lost_tokens) == (wanted.cause, wanted.lost_tokens)
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("conversations", [False, True])
+@given(
+    contexts=st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 7), unique=True, max_size=4).map(tuple),
+            st.sampled_from((None, None, "c", "d")),
+            st.sampled_from(("", "T")),
+        ),
+        max_size=8,
+    )
+)
+def test_a_planned_trace_is_explained_as_its_plans_expect(mode, conversations, contexts):
+    trace = [
+        TraceRequest(
+            f"r{number}",
+            f"{number}?",
+            tuple(CORPUS[name] for name in ids),
+            conversation_id=conversation,
+            turn=number,
+            tenant=tenant,
+        )
+        for number, (ids, conversation, tenant) in enumerate(contexts)
+    ]
+    requests = plan_trace(trace, ReusePlanner(), mode, conversations=conversations)
+    answers = explained(*requests)
+    assert [one.explanation.request_id for one in answers] == [
+        request.request_id for request in requests
+    ]
+    for request, one in zip(requests, answers, strict=True):
+        explanation = one.explanation
+        assert explanation.cause is not Cause.evicted
+        assert (explanation.cause is Cause.later_turn) == (request.after is not None)
+        assert explanation.shared_tokens == request.expected_cached_tokens
+        assert 0 <= explanation.lost_tokens <= 100 * len(request.blocks)
+
+
+# token by token
+
+
+@given(st.lists(requests_of_plans, min_size=1, max_size=6), st.data())
+def test_prompts_part_at_the_first_token_that_differs(named, data):
+    requests = []
+    for number, (ids, fields) in enumerate(named):
+        after = data.draw(st.none() | st.integers(0, number - 1)) if number else None
+        query = data.draw(st.sampled_from(("", "Why?", "Who?")))
+        requests.append(planned(number, ids, **fields, after=after, query=query))
+    tokens = list(prompt_tokens(requests, CORPUS, Characters()))
+    plain = explained(*requests)
+    for number, one in enumerate(explained(*requests, tokenizer=Characters())):
+        assert one.explanation == plain[number].explanation
+        assert one.prompt_tokens == len(tokens[number])
+        closest = one.explanation.closest
+        if closest is None:
+            assert one.parts_at_token is None
+            continue
+        at = one.parts_at_token
+        assert tokens[number][:at] == tokens[closest][:at]
+        assert tokens[number][at : at + 1] != tokens[closest][at : at + 1] or at == min(
+            len(tokens[number]), len(tokens[closest])
+        )
+
+
+def test_without_a_tokenizer_nothing_is_said_of_whole_prompts():
+    for one in explained(planned("a", (1,)), planned("b", (1,))):
+        assert one == ExplainedRequest(one.explanation, None, None)
+        assert "Token by token" not in in_words(one)
+
+
+def test_whole_prompts_are_told_in_words_and_json():
+    answers = explained(planned("a", (1, 2)), planned("b", (1, 3)), tokenizer=Characters())
+    shared = len("<|im_start|>user\n[Doc_1] text of 1\n\n[Doc_2] text of ")
+    whole = shared + len("3<|im_end|>\n<|im_start|>assistant\n")
+    assert in_words(answers[1]) == (
+        "b: new blocks\n"
+        "It begins as request 'a' does, for 1 of its 2 blocks (100 of 200 block tokens). They part "
+        "at block 3, where the earlier prompt has 2. No block from there on stands in that "
+        "prompt.\n"
+        f"Token by token the two prompts part at token {shared} of {whole}."
+    )
+    told = explanation_json(answers[1])
+    assert (told["prompt_tokens"], told["parts_at_token"]) == (whole, shared)
+    first = explanation_json(answers[0])
+    assert (first["prompt_tokens"], first["parts_at_token"]) == (whole, None)
+
+
+# the command
+
+
+def test_json_is_an_object_a_request_in_execution_order(explain_command, plan, corpus):
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--json")
+    assert (code, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [(one["request_id"], one["cause"]) for one in answers] == [
+        ("a", "new blocks"),
+        ("b", "other order"),
+        (4, "evicted"),
+        ("s", "other system text"),
+        ("t", "other tenant"),
+        ("later", "later turn"),
+        ("e", "no blocks"),
+    ]
+    assert answers[1] == {
+        "request_id": "b",
+        "cause": "other order",
+        "closest": "a",
+        "shared_blocks": 1,
+        "shared_tokens": 100,
+        "block": 3,
+        "other_block": 2,
+        "lost_tokens": 200,
+        "words": "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). "
+        "They part at block 3, where the earlier prompt has 2. From there on blocks with 200 "
+        "tokens stand in the earlier prompt, too, but in another order or place: "
+        "they are computed again.",
+        "prompt_tokens": None,
+        "parts_at_token": None,
+    }
+    expected = [explanation_json(one) for one in explain_plan(read_plan(plan), CORPUS)]
+    assert answers == expected
+
+
+def test_one_request_is_told_in_words(explain_command, plan, corpus):
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--request", "b")
+    assert (code, err) == (0, "")
+    assert out == (
+        "b: other order\n"
+        "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). They part "
+        "at block 3, where the earlier prompt has 2. From there on blocks with 200 tokens stand in "
+        "the earlier prompt, too, but in another order or place: they are computed again.\n"
+    )
+
+
+def test_a_request_is_found_by_an_integer_id_too(explain_command, plan, corpus):
+    code, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--request", 4)
+    assert code == 0
+    assert out == (
+        "4: evicted\n"
+        "It begins as request 'a' does, for 2 of its 2 blocks (200 of 200 block tokens), "
+        "but 200 of these tokens have left the cache since. This prompt ends there.\n"
+    )
+
+
+def test_one_request_can_be_told_as_json(explain_command, plan, corpus):
+    code, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--request", "s", "--json")
+    assert code == 0
+    (line,) = out.splitlines()
+    assert json.loads(line)["words"] == (
+        "Request 'a' began with the same 3 blocks (300 tokens), but its system text is another one "
+        "and stands before them; they are computed again."
+    )
+
+
+def test_a_table_for_people_says_which_causes_cost_most_and_which_requests(
+    explain_command, plan, corpus
+):
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus)
+    assert (code, err) == (0, "")
+    assert "Why requests hit or miss" in words(out)
+    assert "Requests that lost most" in words(out)
+    assert rows(out) == [
+        ["other system text", "1", "300"],
+        ["evicted", "1", "200"],
+        ["other order", "1", "200"],
+        ["other tenant", "1", "200"],
+        ["later turn", "1", "0"],
+        ["new blocks", "1", "0"],
+        ["no blocks", "1", "0"],
+        ["s", "other system text", "a", "0 tokens", "1", "300"],
+        ["b", "other order", "a", "100 tokens", "3", "200"],
+        ["4", "evicted", "a", "200 tokens", "its end", "200"],
+        ["t", "other tenant", "None", "0 tokens", "1", "200"],
+    ]
+
+
+@pytest.mark.parametrize(("worst", "listed"), [(0, []), (1, ["s"]), (2, ["s", "b"])])
+def test_the_list_of_requests_can_be_shortened(explain_command, plan, corpus, worst, listed):
+    _, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--worst", worst)
+    assert [row[0] for row in rows(out)[7:]] == listed
+    assert ("Requests that lost most" in words(out)) == bool(listed)
+
+
+def test_ten_requests_are_listed_unless_told_otherwise(explain_command, tmp_path, corpus):
+    requests = [{"request_id": f"r{n}", "blocks": [n % 2 + 1, 2 - n % 2]} for n in range(14)]
+    systems = [{**one, "system": f"system {n}"} for n, one in enumerate(requests)]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *systems)
+    _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
+    assert rows(out)[:2] == [
+        ["other system text", "12", "2,400"],
+        ["new blocks", "2", "0"],
+    ]
+    assert len(rows(out)) == 2 + 10
+
+
+def test_where_nothing_was_lost_no_request_is_listed(explain_command, tmp_path, corpus):
+    plan = write_jsonl(tmp_path / "plan.jsonl", *[{"request_id": n, "blocks": [1]} for n in "ab"])
+    _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
+    assert rows(out) == [["hit", "1", "0"], ["new blocks", "1", "0"]]
+    assert "Requests that lost most" not in words(out)
+
+
+def test_names_are_shown_as_they_are_and_are_no_markup(explain_command, tmp_path, corpus):
+    names = ["[bold]a[/bold]", "[/red]"]
+    requests = [
+        {"request_id": names[0], "blocks": [1, 2]},
+        {"request_id": names[1], "blocks": [2, 1]},
+    ]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    code, out, _ = explain_command("--plan", plan, "--corpus", corpus)
+    assert code == 0
+    assert rows(out)[2] == ["[/red]", "other order", "[bold]a[/bold]", "0 tokens", "2", "200"]
+    _, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--request", "[/red]")
+    assert out.startswith(
+        "[/red]: other order\n"
+        "No earlier prompt begins as it does; the closest is request '[bold]a[/bold]'. "
+    )
+
+
+def test_names_that_no_terminal_can_print_are_shown_with_a_question_mark(explain_command, tmp_path):
+    first, second, block_id = "\ud800 a", "b \udfff", "\udead"
+    lines = [{"id": name, "text": f"text of {name}", "tokens": 100} for name in (block_id, "c")]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", *lines)
+    requests = [
+        {"request_id": first, "blocks": [block_id, "c"], "system": "\ud800"},
+        {"request_id": second, "blocks": ["c", block_id], "system": "\ud800"},
+        {"request_id": "b ?", "blocks": [block_id], "tenant": "\ud800"},
+    ]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus)
+    assert (code, err) == (0, "")
+    assert rows(out)[3:] == [
+        ["b ?", "other order", "? a", "0 tokens", "c", "200"],
+        ["b ?", "other tenant", "None", "0 tokens", "?", "100"],
+    ]
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--request", second)
+    assert (code, err) == (0, "")
+    assert out == (
+        "b ?: other order\n"
+        "No earlier prompt begins as it does; the closest is request '\\ud800 a'. They part at "
+        "block 'c', where the earlier prompt has '\\udead'. From there on blocks with 200 tokens "
+        "stand in the earlier prompt, too, but in another order or place: "
+        "they are computed again.\n"
+    )
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--json")
+    assert (code, err) == (0, "")
+    names = [(one["request_id"], one["closest"]) for one in map(json.loads, out.splitlines())]
+    assert names == [(first, None), (second, first), ("b ?", None)]
+
+
+def test_very_long_names_are_cut_in_the_words_only(explain_command, tmp_path):
+    long = "x" * 5_000
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", {"id": long, "text": "a", "tokens": 100})
+    requests = [{"request_id": long, "blocks": [long]}, {"request_id": 10**4000, "blocks": [long]}]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    _, out, _ = explain_command("--plan", plan, "--corpus", corpus, "--json")
+    told = json.loads(out.splitlines()[1])
+    assert (told["request_id"], told["closest"]) == (10**4000, long)
+    assert told["words"].startswith(f"It begins as request '{'x' * 58}… does, for 1 of its 1 ")
+
+
+def test_an_empty_plan_has_nothing_to_explain(explain_command, tmp_path, corpus):
+    empty = write_jsonl(tmp_path / "plan.jsonl")
+    assert explain_command("--plan", empty, "--corpus", corpus, "--json") == (0, "", "")
+    code, out, err = explain_command("--plan", empty, "--corpus", corpus)
+    assert (code, rows(out), err) == (0, [], "")
+
+
+def test_the_plan_can_come_from_standard_input(explain_command, plan, corpus):
+    with open(plan) as file:
+        text = file.read()
+    for options in ((), ("--json",), ("--request", "b")):
+        expected = explain_command("--plan", plan, "--corpus", corpus, *options)
+        assert explain_command("--plan", "-", "--corpus", corpus, *options, stdin=text) == expected
+
+
+def test_with_a_tokenizer_the_token_is_named_at_which_two_prompts_part(
+    explain_command, plan, corpus, tmp_path
+):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"[UNK]": 0, "1": 1, "2": 2, "3": 3}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path = str(tmp_path / "tokenizer.json")
+    tokenizer.save(path)
+    arguments = ("--plan", plan, "--corpus", corpus, "--tokenizer", path)
+    told = json.loads(explain_command(*arguments, "--request", "b", "--json")[1])
+    # "<|im_start|>user", three blocks of four words, "3<|im_end|>" counts as one, "assistant"
+    assert (told["prompt_tokens"], told["parts_at_token"]) == (14, 8)
+    _, out, _ = explain_command(*arguments, "--request", "b")
+    assert out.endswith("Token by token the two prompts part at token 8 of 14.\n")
+    _, out, _ = explain_command(*arguments, "--request", "a")
+    assert "Token by token" not in out
+
+
+def test_no_text_of_documents_questions_or_system_is_told(explain_command, tmp_path):
+    lines = [{"id": n, "text": f"a secret {n}", "tokens": 100} for n in range(1, 10)]
+    corpus = write_jsonl(tmp_path / "secrets.jsonl", *lines)
+    requests = [{**line, "query": "a secret question"} for line in PLAN]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    names = [str(line["request_id"]) for line in PLAN]
+    for options in ((), ("--json",), *(("--request", name) for name in names)):
+        code, out, err = explain_command("--plan", plan, "--corpus", corpus, *options)
+        assert (code, err) == (0, "")
+        assert out
+        assert "secret" not in out
+
+
+# usage
+
+
+def test_an_unknown_request_is_named(explain_command, plan, corpus):
+    assert explain_command("--plan", plan, "--corpus", corpus, "--request", "ghost") == (
+        2,
+        "",
+        f"ctxreuse: {plan}: there is no request 'ghost'; see its request_id fields\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"request_id": 1', "broken JSON"),
+        ('{"blocks": []}', "field 'request_id' is missing; it must be str or int"),
+        (
+            '{"request_id": 1, "blocks": ["ghost"]}',
+            "block 'ghost' (str) is not in the corpus; pass the corpus that the plan was made with",
+        ),
+        (
+            '{"request_id": 1, "blocks": [], "after": "ghost"}',
+            "it continues request 'ghost', which does not stand before it",
+        ),
+        (
+            '{"request_id": 1, "blocks": [], "expected_cached_tokens": 1.5}',
+            "field 'expected_cached_tokens' is 1.5 (float); it must be int",
+        ),
+        (
+            '{"request_id": 1, "blocks": [], "expected_cached_tokens": -1}',
+            "field 'expected_cached_tokens' must be an integer from 0",
+        ),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--json",), ("--request", "0")])
+def test_a_broken_plan_exits_with_2_and_prints_nothing(
+    explain_command, corpus, tmp_path, line, problem, options
+):
+    plan = write_jsonl(tmp_path / "plan.jsonl", {"request_id": 0, "blocks": [1]}, line)
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ctxreuse: {plan}:2: {problem}")
+    assert err.count("\n") == 1
+
+
+def test_files_that_cannot_be_read_are_named(explain_command, plan, corpus, tmp_path):
+    missing = str(tmp_path / "missing.jsonl")
+    error = f"ctxreuse: {missing}: cannot be read: No such file or directory\n"
+    assert explain_command("--plan", missing, "--corpus", corpus) == (2, "", error)
+    assert explain_command("--plan", plan, "--corpus", missing) == (2, "", error)
+    assert explain_command("--plan", "-", "--corpus", "-") == (
+        2,
+        "",
+        "ctxreuse: only one file can be read from standard input ('-')\n",
+    )
+
+
+def test_a_file_that_is_no_tokenizer_exits_with_2(explain_command, plan, corpus):
+    pytest.importorskip("tokenizers")
+    code, out, err = explain_command("--plan", plan, "--corpus", corpus, "--tokenizer", corpus)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ctxreuse: {corpus}: not a tokenizer.json (")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentioned"),
+    [
+        (("--plan", "p"), "--corpus"),
+        (("--corpus", "c"), "--plan"),
+        (("--plan", "p", "--corpus", "c", "--worst", "-1"), "--worst"),
+        (("--plan", "p", "--corpus", "c", "--all"), "--all"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_is_wrong(explain_command, arguments, mentioned):
+    code, out, err = explain_command(*arguments)
+    assert (code, out) == (2, "")
+    assert mentioned in words(err)
+
+
+def test_help_mentions_every_option(explain_command, run):
+    code, out, err = explain_command("--help")
+    assert (code, err) == (0, "")
+    for option in (
+        "--plan",
+        "--corpus",
+        "--request",
+        "--worst",
+        "--tokenizer",
+        "--json",
+        "standard input",
+        "Say why requests hit or miss the prefix cache.",
+    ):
+        assert option in words(out)
+    assert "ctxreuse explain --plan OUT.jsonl --corpus C.jsonl" in words(run("--help")[1])

@@ -1,0 +1,263 @@
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, text_digest
+from ctxreuse.errors import InvalidBlockError, InvalidRequestError
+
+HUGE = 10**5000
+odd_text = st.text(st.characters(categories=None))  # control characters and lone surrogates too
+block_ids = st.integers() | odd_text | st.sampled_from([HUGE, -HUGE, True, np.int64(7)])
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+# a block
+
+
+def test_a_derived_id_is_the_same_in_every_process():
+    block = ContextBlock(text="A")
+    assert block.id == "sha-f96658555f24a7608e17d9d14603e79c"
+    assert block.key.hex() == "4b7dbcb258d862bb4db147e6978b68a6"
+    assert ContextBlock(text="A", id=5).key.hex() == "072e3109d6ccafe842b7e77b5943a4d1"
+
+
+def test_a_derived_id_given_by_hand_names_the_same_block():
+    block = ContextBlock(text="A")
+    assert ContextBlock(text="A", id=block.id).key == block.key
+
+
+@given(block_ids, odd_text)
+def test_an_id_and_a_text_come_back_as_given(block_id, text):
+    block = ContextBlock(id=block_id, text=text, tokens=3)
+    assert (type(block.id), block.id, block.text, block.tokens) == (
+        type(block_id),
+        block_id,
+        text,
+        3,
+    )
+    assert (len(block.key), block.digest) == (16, text_digest(text))
+
+
+@given(st.integers() | odd_text, odd_text, st.integers() | odd_text, odd_text)
+def test_two_blocks_are_the_same_when_id_and_text_are(id_1, text_1, id_2, text_2):
+    same = (type(id_1), id_1, text_1) == (type(id_2), id_2, text_2)
+    one, two = ContextBlock(id=id_1, text=text_1), ContextBlock(id=id_2, text=text_2)
+    assert (one.key == two.key) == (one == two) == same
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [(1, "1"), (1, -1), ("", "\x00"), ("é", "e\u0301"), (16, "10"), (HUGE, HUGE + 1), ("a", "A")],
+    ids=range(7),
+)
+def test_ids_that_look_alike_are_different_blocks(one, two):
+    assert ContextBlock(id=one, text="x").key != ContextBlock(id=two, text="x").key
+
+
+@pytest.mark.parametrize(("one", "two"), [(1, True), (7, np.int64(7)), (0, np.uint8(0))])
+def test_equal_integers_of_any_type_are_the_same_block(one, two):
+    assert ContextBlock(id=one, text="x").key == ContextBlock(id=two, text="x").key
+
+
+def test_id_and_text_do_not_run_into_each_other():
+    assert ContextBlock(id="ab", text="c").key != ContextBlock(id="a", text="bc").key
+
+
+def test_the_token_count_is_no_part_of_the_identity():
+    assert ContextBlock(id=1, text="x", tokens=5).key == ContextBlock(id=1, text="x").key
+
+
+@pytest.mark.parametrize("text", ["", "\ud800", "\x00\x1b[31m\n", "x" * 10**6])
+def test_any_string_is_a_text(text):
+    block = ContextBlock(text=text)
+    assert block.text == text
+    assert block.id == f"sha-{text_digest(text).hex()}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"text": None},
+            "a block's text must be a string, not None (NoneType); "
+            "pass ContextBlock(id=..., text='...')",
+        ),
+        (
+            {"text": b"x"},
+            "a block's text must be a string, not b'x' (bytes); "
+            "pass ContextBlock(id=..., text='...')",
+        ),
+        (
+            {"text": "x", "id": 1.5},
+            "a block's id must be a string or an integer, not 1.5 (float); "
+            "leave it out to derive it from the text",
+        ),
+        (
+            {"text": "x", "id": b"1"},
+            "a block's id must be a string or an integer, not b'1' (bytes); "
+            "leave it out to derive it from the text",
+        ),
+        (
+            {"text": "x", "id": "d1", "tokens": -1},
+            "block 'd1' (str) has -1 (int) as its token count; "
+            "give an integer from 0, or None to have it counted",
+        ),
+        (
+            {"text": "x", "id": HUGE, "tokens": 2.0},
+            "block a value of type int has 2.0 (float) as its token count; "
+            "give an integer from 0, or None to have it counted",
+        ),
+    ],
+    ids=range(6),
+)
+def test_what_cannot_be_a_block_is_named_with_the_remedy(fields, message):
+    with pytest.raises(InvalidBlockError) as caught:
+        ContextBlock(**fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("tokens", [0, 10**30, np.int64(3), None])
+def test_a_token_count_is_any_integer_from_0_or_left_out(tokens):
+    assert ContextBlock(text="x", tokens=tokens).tokens == tokens
+
+
+# a request
+
+
+def test_a_repeated_block_counts_once_at_its_first_place():
+    one, other_text, other_id = (
+        ContextBlock(id=1, text="x", tokens=1),
+        ContextBlock(id=1, text="y"),
+        ContextBlock(id="1", text="x"),
+    )
+    again = ContextBlock(id=1, text="x", tokens=2)
+    request = ContextRequest([other_text, one, other_id, again, one])
+    assert request.blocks == (other_text, one, other_id, again, one)
+    assert list(request.unique_blocks.values()) == [other_text, one, other_id]
+    assert [block.tokens for block in request.unique_blocks.values()] == [None, 1, None]
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, "1", 2]), st.sampled_from(["x", "y"]))))
+def test_unique_blocks_are_the_first_of_each_identity_in_the_retrievers_order(pairs):
+    request = ContextRequest([ContextBlock(id=id_, text=text) for id_, text in pairs])
+    unique = [(block.id, block.text) for block in request.unique_blocks.values()]
+    assert unique == list(dict.fromkeys(pairs))
+
+
+def test_plain_strings_become_blocks_with_derived_ids():
+    request = ContextRequest(["A", ContextBlock(id=1, text="B"), ""])
+    assert request.blocks == (
+        ContextBlock(id="sha-f96658555f24a7608e17d9d14603e79c", text="A"),
+        ContextBlock(id=1, text="B"),
+        ContextBlock(text=""),
+    )
+
+
+def test_what_is_not_given_has_the_documented_default():
+    assert dataclasses.astuple(ContextRequest([])) == ((), "", None, None, None, "", None)
+
+
+def test_any_iterable_of_blocks_will_do():
+    assert ContextRequest(text for text in "ab") == ContextRequest(("a", "b"))
+
+
+def test_an_empty_history_is_not_the_same_as_none():
+    assert ContextRequest([], history=[]).history == ()
+    assert ContextRequest([], history=None).history is None
+
+
+def test_what_the_caller_does_to_his_lists_later_changes_nothing():
+    blocks = ["A"]
+    history = [user("q"), user([{"type": "text", "text": "q"}])]
+    request = ContextRequest(blocks, history=history)
+    before = copy.deepcopy((blocks, history))
+    assert (blocks, history) == before
+
+    blocks.append("B")
+    history[0]["content"] = "edited"
+    history[1]["content"][0]["text"] = "edited"
+    history.pop()
+    assert request == ContextRequest(before[0], history=before[1])
+
+
+def test_values_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ContextRequest([]).query = "other"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ContextBlock(text="x").text = "other"
+
+
+def test_values_can_be_copied_pickled_and_replaced_in_part():
+    request = ContextRequest(
+        [ContextBlock(id=HUGE, text="\ud800")], "Why?", history=[user("q")], conversation_id=1
+    )
+    for again in (pickle.loads(pickle.dumps(request)), copy.deepcopy(request)):
+        assert again == request
+        assert list(again.unique_blocks) == list(request.unique_blocks)
+    assert dataclasses.replace(request, query="How?") == ContextRequest(
+        request.blocks, "How?", history=[user("q")], conversation_id=1
+    )
+
+
+NO_LIST = "a single text goes into a list of one"
+NO_HISTORY = "pass [{'role': 'user', 'content': '...'}, ...], or None"
+NO_MESSAGE = "a chat message in history must be a dict with 'role' and 'content', not"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"blocks": "text"},
+            f"blocks must be a list of ContextBlock or str, not 'text' (str); {NO_LIST}",
+        ),
+        (
+            {"blocks": None},
+            f"blocks must be a list of ContextBlock or str, not None (NoneType); {NO_LIST}",
+        ),
+        (
+            {"blocks": [], "history": "q"},
+            f"history must be a list of chat messages, not 'q' (str); {NO_HISTORY}",
+        ),
+        (
+            {"blocks": [], "history": {"role": "user"}},
+            f"history must be a list of chat messages, not {{'role': 'user'}} (dict); {NO_HISTORY}",
+        ),
+        ({"blocks": [], "history": ["q"]}, f"{NO_MESSAGE} 'q' (str)"),
+        ({"blocks": [], "query": None}, "query must be str, not None (NoneType)"),
+        ({"blocks": [], "system": 1}, "system must be str, not 1 (int)"),
+        ({"blocks": [], "tenant": None}, "tenant must be str, not None (NoneType)"),
+        (
+            {"blocks": [], "conversation_id": ["c"]},
+            "conversation_id must be str or int, not ['c'] (list)",
+        ),
+        ({"blocks": [], "request_id": 1.5}, "request_id must be str or int, not 1.5 (float)"),
+    ],
+    ids=range(10),
+)
+def test_what_cannot_be_a_request_is_named_with_the_remedy(fields, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        ContextRequest(**fields)
+    assert str(caught.value) == message
+
+
+def test_a_mapping_of_ids_to_texts_is_refused_for_its_keys_are_no_texts():
+    with pytest.raises(InvalidRequestError, match="blocks must be a list of ContextBlock or str"):
+        ContextRequest({"d1": "the text"})
+
+
+def test_a_block_of_the_wrong_kind_is_a_block_error():
+    with pytest.raises(InvalidBlockError) as caught:
+        ContextRequest([{"id": 1, "text": "x"}])
+    assert str(caught.value) == (
+        "a block's text must be a string, not {'id': 1, 'text': 'x'} (dict); "
+        "pass ContextBlock(id=..., text='...')"
+    )

@@ -1,0 +1,360 @@
+import asyncio
+import contextvars
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_helpers import user
+
+import ctxreuse
+from ctxreuse.context.scope import NO_SCOPE, RequestScope, current_scope, request_context
+from ctxreuse.errors import InvalidRequestError
+
+HELLO = (user("Hello."),)
+settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "tenant": st.sampled_from(("", "a", "b")),
+        "conversation_id": st.sampled_from(("c", "d", 1, "1")),
+        "history": st.sampled_from(((), HELLO, (user("Hi."), user("Ho.")))),
+    },
+)
+
+
+def test_nobody_said_anything_by_default():
+    assert current_scope() is NO_SCOPE
+    assert (NO_SCOPE.tenant, NO_SCOPE.conversation_id, NO_SCOPE.history) == (None, None, None)
+
+
+def test_the_package_exports_it():
+    assert ctxreuse.request_context is request_context
+
+
+def test_what_is_said_holds_inside_and_only_there():
+    with request_context(tenant="a", conversation_id="c", history=HELLO) as scope:
+        assert scope == RequestScope("a", "c", HELLO)
+        assert current_scope() is scope
+    assert current_scope() is NO_SCOPE
+
+
+def test_each_thing_can_be_said_alone():
+    with request_context() as scope:
+        assert scope == NO_SCOPE
+    with request_context(tenant="a") as scope:
+        assert scope == RequestScope("a", None, None)
+    with request_context(conversation_id=0) as scope:
+        assert scope == RequestScope(None, 0, None)
+    with request_context(history=[]) as scope:
+        assert scope == RequestScope(None, None, ())
+
+
+@given(st.lists(settings, max_size=6))
+def test_inner_scopes_hold_what_they_say_and_leave_the_outer_ones_as_they_were(nested):
+    def enter(level):
+        before = current_scope()
+        if level < len(nested):
+            with request_context(**nested[level]) as scope:
+                for name, value in nested[level].items():
+                    assert getattr(scope, name) == value
+                enter(level + 1)
+                assert current_scope() is scope
+        assert current_scope() is before
+
+    enter(0)
+
+
+@given(st.lists(settings, min_size=2, max_size=6))
+def test_nothing_of_another_tenant_or_conversation_is_inherited(nested):
+    scope = NO_SCOPE
+    for said in nested:
+        outer, scope = scope, scope.inside(**said)
+        same_tenant = outer.tenant in (None, scope.tenant)
+        same_conversation = same_tenant and outer.conversation_id in (None, scope.conversation_id)
+        if "tenant" not in said:
+            assert scope.tenant == outer.tenant
+        if "conversation_id" not in said:
+            assert scope.conversation_id == (outer.conversation_id if same_tenant else None)
+        if "history" not in said:
+            assert scope.history == (outer.history if same_conversation else None)
+
+
+def test_inner_scopes_inherit_what_they_do_not_say():
+    with (
+        request_context(tenant="a", conversation_id="c", history=HELLO),
+        request_context(),
+        request_context(tenant="a"),
+        request_context(conversation_id="c"),
+    ):
+        assert current_scope() == RequestScope("a", "c", HELLO)
+        with request_context(history=[]):
+            assert current_scope() == RequestScope("a", "c", ())
+        assert current_scope() == RequestScope("a", "c", HELLO)
+
+
+def test_a_new_tenant_inherits_neither_conversation_nor_history():
+    with request_context(tenant="a", conversation_id="c", history=HELLO):
+        with request_context(tenant="b"):
+            assert current_scope() == RequestScope("b", None, None)
+        with request_context(tenant="b", conversation_id="c"):
+            assert current_scope() == RequestScope("b", "c", None)
+        with request_context(tenant=""):
+            assert current_scope() == RequestScope("", None, None)
+
+
+def test_going_back_to_the_first_tenant_does_not_bring_its_conversation_back():
+    with (
+        request_context(tenant="a", conversation_id="c", history=HELLO),
+        request_context(tenant="b"),
+        request_context(tenant="a"),
+    ):
+        assert current_scope() == RequestScope("a", None, None)
+
+
+def test_another_conversation_does_not_inherit_the_history():
+    with request_context(tenant="a", conversation_id="1", history=HELLO):
+        for other in ("2", 1):
+            with request_context(conversation_id=other):
+                assert current_scope() == RequestScope("a", other, None)
+        with request_context(conversation_id="2", history=[]):
+            assert current_scope() == RequestScope("a", "2", ())
+
+
+def test_tenant_conversation_and_history_can_be_said_one_after_the_other():
+    said = [{"tenant": "a"}, {"conversation_id": "c"}, {"history": HELLO}]
+    for first, second, third in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)):
+        scope = NO_SCOPE.inside(**said[first]).inside(**said[second]).inside(**said[third])
+        assert scope == RequestScope("a", "c", HELLO)
+
+
+def test_a_scope_is_a_frozen_value():
+    scope = RequestScope("a", "c", HELLO)
+    assert scope.inside(tenant="b") == RequestScope("b")
+    assert scope == RequestScope("a", "c", HELLO)
+    with pytest.raises(FrozenInstanceError):
+        scope.tenant = "b"
+
+
+def test_the_history_is_any_iterable_and_copied():
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
+    with request_context(history=messages) as scope:
+        messages[0]["content"][0]["text"] = "changed"
+        messages.append(user("more"))
+        assert scope.history == (user([{"type": "text", "text": "Hello."}]),)
+    with request_context(history=(message for message in HELLO)) as scope:
+        assert scope.history == HELLO
+
+
+@pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, asyncio.CancelledError])
+def test_an_exception_passes_and_ends_the_scope(kind):
+    error = kind("inside")
+    with request_context(tenant="a"):
+        with pytest.raises(kind) as caught, request_context(tenant="b", conversation_id="c"):
+            raise error
+        assert caught.value is error
+        assert current_scope() == RequestScope("a")
+    assert current_scope() is NO_SCOPE
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"tenant": 3}, "tenant must be str, not 3 (int)"),
+        ({"conversation_id": 1.5}, "conversation_id must be str or int, not 1.5 (float)"),
+        (
+            {"history": {"role": "user"}},
+            "history must be a list of chat messages, not {'role': 'user'} (dict); "
+            "pass [{'role': 'user', 'content': '...'}, ...], or None",
+        ),
+        (
+            {"history": [1]},
+            "a chat message in history must be a dict with 'role' and 'content', not 1 (int)",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_and_changes_nothing(said, message):
+    with request_context(tenant="a") as scope:
+        with pytest.raises(InvalidRequestError) as caught, request_context(**said):
+            raise AssertionError("the code inside must not run")
+        assert str(caught.value) == message
+        assert current_scope() is scope
+
+
+# tasks and threads
+
+
+async def test_the_scope_holds_across_awaits():
+    with request_context(tenant="a"):
+        await asyncio.sleep(0)
+        assert current_scope() == RequestScope("a")
+    assert current_scope() is NO_SCOPE
+
+
+async def test_concurrent_tasks_each_have_their_own_scope():
+    async def serve(number):
+        seen = []
+        with request_context(tenant=f"t{number}", conversation_id=number):
+            for _ in range(5):
+                await asyncio.sleep(0)
+                seen.append(current_scope())
+            with request_context(tenant="inner"):
+                await asyncio.sleep(0)
+                seen.append(current_scope())
+            await asyncio.sleep(0)
+            seen.append(current_scope())
+        seen.append(current_scope())
+        return seen
+
+    with request_context(tenant="outer") as outer:
+        answers = await asyncio.gather(*(serve(number) for number in range(8)))
+        assert current_scope() is outer
+    for number, seen in enumerate(answers):
+        own = RequestScope(f"t{number}", number)
+        assert seen == [*[own] * 5, RequestScope("inner"), own, outer]
+
+
+async def test_a_task_keeps_the_scope_in_which_it_was_made():
+    start = asyncio.Event()
+
+    async def later():
+        await start.wait()
+        return current_scope()
+
+    with request_context(tenant="a", conversation_id="c", history=HELLO) as scope:
+        task = asyncio.create_task(later())
+    with request_context(tenant="b"):
+        start.set()
+        assert await task == scope
+
+
+async def test_a_scope_set_in_a_task_does_not_leak_to_its_parent():
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def serve():
+        with request_context(tenant="a"):
+            inside.set()
+            await leave.wait()
+
+    task = asyncio.create_task(serve())
+    await inside.wait()
+    assert current_scope() is NO_SCOPE
+    leave.set()
+    await task
+    assert current_scope() is NO_SCOPE
+
+
+async def test_a_cancelled_task_leaves_no_scope_behind():
+    after = []
+
+    async def serve():
+        try:
+            with request_context(tenant="a"):
+                await asyncio.Event().wait()
+        finally:
+            after.append(current_scope())
+
+    task = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert after == [NO_SCOPE]
+
+
+def streamed():
+    """A generator that serves a request and hands out its scope as it goes."""
+    with request_context(tenant="streamed") as scope:
+        while True:
+            yield scope
+
+
+async def streamed_later():
+    with request_context(tenant="streamed") as scope:
+        while True:
+            yield scope
+
+
+@pytest.mark.parametrize("outside", [None, "a"])
+def test_a_generator_may_be_closed_in_another_context_and_leaves_that_as_it_is(outside):
+    with request_context(tenant=outside) as before:
+        stream = streamed()
+        elsewhere = contextvars.copy_context()
+        assert elsewhere.run(next, stream) == RequestScope("streamed")
+        assert current_scope() is before
+        stream.close()
+        assert current_scope() is before
+        with request_context(tenant="b"):
+            assert current_scope() == RequestScope("b")
+        assert current_scope() is before
+
+
+@pytest.mark.parametrize("outside", [None, "a"])
+async def test_an_async_generator_may_be_closed_by_another_task(outside):
+    stream = streamed_later()
+    with request_context(tenant=outside) as before:
+        assert await asyncio.create_task(anext(stream)) == RequestScope("streamed")
+        await stream.aclose()
+        assert current_scope() is before
+        await asyncio.create_task(stream.aclose())
+        assert current_scope() is before
+
+
+async def test_an_async_generator_that_is_given_up_ends_without_a_word():
+    said = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+
+    async def serve():
+        async for scope in streamed_later():
+            said.append(scope)
+            break
+
+    await asyncio.create_task(serve())
+    gc.collect()
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    assert (said, current_scope()) == ([RequestScope("streamed")], NO_SCOPE)
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_an_error_thrown_in_from_another_context_is_not_swallowed(kind):
+    stream = streamed()
+    contextvars.copy_context().run(next, stream)
+    error = kind("inside")
+    with pytest.raises(kind) as caught:
+        stream.throw(error)
+    assert caught.value is error
+    assert current_scope() is NO_SCOPE
+
+
+async def test_a_thread_of_asyncio_sees_the_scope_and_keeps_its_own_to_itself():
+    def serve():
+        with request_context(conversation_id="c") as scope:
+            return scope
+
+    with request_context(tenant="a") as outer:
+        assert await asyncio.to_thread(serve) == RequestScope("a", "c")
+        assert current_scope() is outer
+
+
+def test_a_thread_sees_the_scope_only_if_it_copies_the_context():
+    with request_context(tenant="a") as scope, ThreadPoolExecutor(1) as pool:
+        copied = contextvars.copy_context()
+        assert pool.submit(copied.run, current_scope).result() is scope
+        assert pool.submit(current_scope).result() is NO_SCOPE
+
+
+def test_threads_do_not_see_each_others_scopes():
+    together = threading.Barrier(4)
+
+    def serve(number):
+        with request_context(tenant=f"t{number}"):
+            together.wait(timeout=10)
+            seen = current_scope()
+            together.wait(timeout=10)
+        return seen, current_scope()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(serve, range(4)))
+    assert answers == [(RequestScope(f"t{number}"), NO_SCOPE) for number in range(4)]

@@ -1,0 +1,140 @@
+"""`ctxreuse estimate`: what a recorded trace would save."""
+
+import json
+
+import pytest
+from cli_helpers import run, words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import block, write_jsonl
+
+from ctxreuse import ContextBlock
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.evaluation.replay.estimate import TraceSummary, estimate
+from ctxreuse.evaluation.replay.outcomes import Replay
+from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+
+__all__ = ["run"]
+
+
+def turns(*contexts, conversation_id=None):
+    return [
+        TraceRequest(
+            request_id=f"{conversation_id}-{number}",
+            query="Why?",
+            blocks=tuple(block(one, 100) for one in context),
+            conversation_id=conversation_id,
+            turn=number,
+        )
+        for number, context in enumerate(contexts)
+    ]
+
+
+def replay(trace):
+    return Replay(trace, {one.id: one for request in trace for one in request.blocks})
+
+
+contexts = st.lists(st.integers(1, 8), max_size=5, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(contexts, max_size=8), st.booleans(), st.sampled_from((None, 300)))
+def test_no_policy_loses_a_request_or_serves_more_than_was_sent_before(
+    all_contexts, is_conversation, capacity
+):
+    trace = turns(*all_contexts, conversation_id="c" if is_conversation else None)
+    summary = TraceSummary.of(trace)
+    outcomes = list(estimate(replay(trace), [capacity]))
+    assert len(outcomes) == len(POLICIES) * (2 if is_conversation and trace else 1)
+    for outcome in outcomes:
+        assert {one.request_id for one in outcome.planned} == {one.request_id for one in trace}
+        if not is_conversation:
+            assert outcome.total.prompt_tokens == summary.block_tokens
+            assert outcome.total.cached_tokens <= summary.repeated_tokens
+
+
+def test_a_summary_counts_each_block_once_a_request():
+    trace = [*turns((1, 2, 2), (2, 3), conversation_id="c"), *turns((3, 1))]
+    assert TraceSummary.of(trace) == TraceSummary(
+        requests=3,
+        conversations=1,
+        turns=2,
+        blocks=3,
+        distinct_tokens=300,
+        block_tokens=600,
+        repeated_tokens=300,
+    )
+    assert TraceSummary.of(trace).reuse_bound == 0.5
+    assert TraceSummary.of([]).reuse_bound == 0.0
+
+
+def test_other_tenants_blocks_are_no_repetition():
+    trace = [TraceRequest(number, "", (block(1, 100),), tenant=f"t{number}") for number in range(2)]
+    assert TraceSummary.of(trace).repeated_tokens == 0
+
+
+def test_cache_sizes_are_less_than_what_is_sent():
+    heavy = [TraceRequest(n, "", (ContextBlock(id=n, text="", tokens=200_000),)) for n in range(4)]
+    assert TraceSummary.of(heavy).cache_sizes() == [None, 10_000, 30_000, 100_000, 300_000]
+    assert TraceSummary.of(turns((1, 2))).cache_sizes() == [None]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with TraceRecorder(tmp_path / "recording", hash_only=True) as recorder:
+        for order in ((1, 2, 3), (3, 2, 1), (2, 1, 3)):
+            recorder.record([block(one, 100) for one in order], "Why?", conversation_id=order[0])
+    return tmp_path / "recording"
+
+
+def test_a_recording_without_texts_is_enough(run, folder):
+    code, out, _ = run("estimate", folder, "--json")
+    result = json.loads(out)
+    assert (code, result["trace"]["reuse_bound"]) == (0, 0.666667)
+    by_name = {(one["policy"], one["deduplicated"]): one for one in result["runs"]}
+    assert len(by_name) == 2 * len(POLICIES)
+    assert by_name["as retrieved", False]["hit_ratio"] == 0
+    assert by_name["ctxreuse, online", False]["cached_tokens"] == 600
+    _, out, _ = run("estimate", folder)
+    assert "67% of them had been sent before" in words(out)
+    assert "As they arrive: 67% fewer tokens to compute (300 instead of 900)" in words(out)
+    _, out, _ = run("estimate", folder / "trace.jsonl", "--capacity-tokens", "100", "--json")
+    assert {one["capacity_tokens"] for one in json.loads(out)["runs"]} == {None, 100}
+
+
+def test_texts_are_needed_to_count_token_by_token(run, folder, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path / "tokenizer.json"
+    model = tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
+    tokenizers.Tokenizer(model).save(str(path))
+    code, _, err = run("estimate", folder, "--tokenizer", path)
+    assert code == 2
+    assert "the corpus has no text of it, only its length; leave out --tokenizer" in err
+
+
+def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
+    whole = Replay.run
+
+    def some(self, policy, **options):
+        if (policy.strategy, policy.mode) == ("paper", "offline"):
+            raise BatchTooLargeError("too large")
+        return whole(self, policy, **options)
+
+    monkeypatch.setattr(Replay, "run", some)
+    code, out, _ = run("estimate", folder)
+    assert code == 0
+    assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)
+
+
+def test_a_trace_that_is_not_there_is_named(run):
+    code, _, err = run("estimate", "nowhere")
+    assert (code, err) == (2, "ctxreuse: nowhere: there is no such file or folder\n")
+
+
+def test_without_requests_there_is_nothing_to_save(run, tmp_path):
+    write_jsonl(tmp_path / "corpus.jsonl")
+    code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))
+    assert code == 0
+    assert "0 requests with 0 different blocks" in words(out)

@@ -1,0 +1,149 @@
+"""`ctxreuse bench --base-url`: a server is asked; an emulated engine answers."""
+
+import httpx
+import pytest
+from cli_helpers import run, words
+from test_bench import DATASET, folder, nothing, workload
+
+from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.evaluation.bench.baselines import OURS
+from ctxreuse.evaluation.bench.live_engine import TOO_LONG, Engine
+from ctxreuse.evaluation.bench.trials import Matrix, Part
+from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.serving import EmulatedEngine
+
+__all__ = ["folder", "run"]
+
+URL = "http://engine.invalid/v1"
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Return a function that has an emulated engine answer at every address."""
+
+    def serve(**options):
+        emulated = EmulatedEngine(**options)
+        transport = emulated.transport()
+
+        async def handle(_, request):
+            return await transport.handle_async_request(request)
+
+        monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle)
+        return emulated
+
+    return serve
+
+
+def engine(references=None):
+    return Engine(URL, None, "EMPTY", 8, references or {})
+
+
+def trials(part):
+    matrix = Matrix(workload(), OURS, [None], 3, [3], [2, 4], 0)
+    return matrix.trials([part])
+
+
+def test_every_policy_asks_everything_of_an_empty_cache(served):
+    emulated = served(answer="yes")
+    asked = trials(Part.policies)
+    advanced = []
+    references = {one.id: one.answers for one in DATASET.questions[:5]}
+    tried = list(engine(references).run(asked, lambda: advanced.append(1)))
+    assert len(advanced) == sum(2 * len(one.trial.trace) for one in tried)
+    bodies = emulated.requests[2:]  # the first two warm it up
+    salts = [body["cache_salt"] for body in bodies]
+    assert len(set(salts)) == len(asked)
+    for one in tried:
+        assert sorted(one.run.request_ids) == sorted(each.id for each in DATASET.questions)
+        assert len(one.run.first_token_s) == 15
+        assert one.run.usages[0].cached_tokens == 0
+        assert {score[1:] for score in one.run.scores} == {(1.0, 1.0)}
+        assert len(one.run.scores) == 5
+        assert one.outcome.planned
+    by_name = {(one.run.policy, one.run.deduplicated): one.run.total for one in tried}
+    plain = by_name["as retrieved", False]
+    best = by_name["ctxreuse, batch", True]
+    assert best.prefilled_tokens < plain.prefilled_tokens
+
+
+def test_the_models_answers_stand_in_the_history(served):
+    emulated = served(answer="A bridge.")
+    list(engine().run(trials(Part.policies)[:1], nothing))
+    later = [body["messages"] for body in emulated.requests if len(body["messages"]) > 1]
+    assert later
+    assert all(messages[-2] == {"role": "assistant", "content": "A bridge."} for messages in later)
+
+
+def test_conversations_take_turns(served):
+    emulated = served(answer="yes")
+    tried = list(engine().run(trials(Part.sessions), nothing))
+    assert [one.run.sessions for one in tried] == [2, 2, 2, 4, 4, 4]
+    assert {len(one.run.request_ids) for one in tried} == {15}
+    assert len(emulated.requests) == 2 + 6 * 15
+
+
+def test_what_does_not_fit_ends_its_conversation(served):
+    served(answer="yes", max_model_len=500)
+    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
+    assert tried.failures[TOO_LONG] > 0
+    assert len(tried.run.request_ids) + tried.run.failures <= 15
+    ids = set(tried.run.request_ids)
+    for turns in workload().conversations:
+        answered = [one.request_id in ids for one in turns]
+        assert answered == sorted(answered, reverse=True)
+
+
+def test_a_server_that_does_not_say_what_it_had_cached_is_no_use(served):
+    served(answer="yes", prompt_tokens_details=False)
+    with pytest.raises(InvalidRequestError, match="--enable-prompt-tokens-details"):
+        list(engine().run(trials(Part.policies)[:1], nothing))
+
+
+def test_a_server_may_tell_of_cached_tokens_only_where_there_are_some(served):
+    served(answer="yes", prompt_tokens_details="if cached")
+    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
+    assert len(tried.run.request_ids) == 15
+    assert not tried.failures
+
+
+def test_a_server_that_cannot_tokenize_is_asked_all_the_same(served, monkeypatch):
+    served(answer="yes", max_model_len=100_000)
+
+    async def refuse(_self, _prompt):
+        raise EngineError("no such route", 404)
+
+    monkeypatch.setattr("ctxreuse.serving.EngineClient.tokenize", refuse)
+    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
+    assert len(tried.run.request_ids) == 15
+
+
+def test_no_server_is_an_error(monkeypatch):
+    async def refuse(_, request):
+        raise httpx.ConnectError("refused", request=request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", refuse)
+    monkeypatch.setattr("asyncio.sleep", _at_once)
+    with pytest.raises(EngineError, match=r"engine\.invalid"):
+        list(engine().run(trials(Part.policies)[:1], nothing))
+
+
+async def _at_once(_seconds, result=None):
+    return result
+
+
+def test_the_command_shows_what_the_engine_reported(run, folder, tmp_path, served):
+    served(answer="yes")
+    html = tmp_path / "report.html"
+    code, out, err = run(
+        "bench", "jsonl", "--data", folder, "--k", "3", "-o", tmp_path / "out",
+        "--base-url", URL, "--part", "policies", "--part", "sessions", "--html", html,
+    )  # fmt: skip
+    assert code == 0, err
+    shown = words(out)
+    assert "What the engine reported" in shown
+    assert "without what a chat shows" in shown
+    assert "1.000 [1.000, 1.000]" in shown
+    assert "ctxreuse, online (32)" in shown
+    results = Results.read(tmp_path / "out" / "results.json")
+    assert results.level == "engine"
+    assert "as measured" in html.read_text()

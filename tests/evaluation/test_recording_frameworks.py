@@ -1,0 +1,250 @@
+"""What LangChain and LlamaIndex applications retrieve, and OpenAI clients send, written down."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever as LangChainRetriever
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from llama_index.core.chat_engine import CondensePlusContextChatEngine
+from llama_index.core.llms import MockLLM
+from llama_index.core.memory import Memory
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llamaindex_helpers import LetterRetriever, ListChatStore
+from test_recording import recorded
+
+import ctxreuse
+from ctxreuse.evaluation.traces.openai_recording import record_client
+from ctxreuse.evaluation.traces.openai_recording import recording as recording_openai
+from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.serving import EmulatedEngine
+from langchain_ctxreuse import ReuseRetriever
+from langchain_ctxreuse.recording import TraceCallbackHandler
+from langchain_ctxreuse.recording import recording as recording_langchain
+from llamaindex_ctxreuse.recording import recording as recording_llamaindex
+
+TEXTS = ("red apples", "green pears", "blue plums")
+
+
+class Fixed(LangChainRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        if query == "fail":
+            raise LookupError("down")
+        return [Document(id=text[:1], page_content=text) for text in TEXTS]
+
+
+class Outer(LangChainRetriever):
+    """A retriever that asks another one, itself and inside a chain of its own."""
+
+    inner: LangChainRetriever
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        config = {"callbacks": run_manager.get_child()}
+        chain = RunnableLambda(lambda text: f"{text} again") | self.inner
+        return [*self.inner.invoke(query, config), *chain.invoke(query, config)][2:4]
+
+
+def asked(trace):
+    return [(one.query, [block.id for block in one.blocks]) for one in trace]
+
+
+# LangChain
+
+
+def test_the_outermost_retriever_counts(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        handler = TraceCallbackHandler(recorder)
+        chain = {"docs": Outer(inner=Fixed()), "question": RunnablePassthrough()} | RunnableLambda(
+            lambda said: said["question"]
+        )
+        assert chain.invoke("why", {"callbacks": [handler]}) == "why"
+        asyncio.run(chain.ainvoke("how", {"callbacks": [handler]}))
+        with pytest.raises(LookupError):
+            chain.invoke("fail", {"callbacks": [handler]})
+    assert asked(recorded(tmp_path)[1]) == [("why", ["b", "r"]), ("how", ["b", "r"])]
+    assert not handler._asked
+    assert not handler._inside
+
+
+def test_the_thread_is_the_conversation(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        config = {"callbacks": [TraceCallbackHandler(recorder)], "metadata": {"thread_id": 7}}
+        Fixed().invoke("why", config)
+        Fixed().invoke("why", config)
+        with ctxreuse.request_context(tenant="acme", conversation_id="c"):
+            Fixed().invoke("why", {"callbacks": config["callbacks"]})
+    _, trace = recorded(tmp_path)
+    assert [(one.tenant, one.conversation_id, one.turn) for one in trace] == [
+        ("", 7, 0),
+        ("", 7, 1),
+        ("acme", "c", 0),
+    ]
+
+
+def test_everything_is_recorded_until_it_ends(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        with recording_langchain(recorder):
+            assert len(Fixed().batch(["one", "two"])) == 2
+        Fixed().invoke("three")
+    assert sorted(asked(recorded(tmp_path)[1])) == [
+        ("one", ["r", "g", "b"]),
+        ("two", ["r", "g", "b"]),
+    ]
+
+
+def test_planned_documents_are_recorded_without_their_annotation(tmp_path):
+    planner = ctxreuse.ReusePlanner()
+    with TraceRecorder(tmp_path) as recorder:
+        planner.plan(
+            ctxreuse.ContextRequest([ctxreuse.ContextBlock(id="b", text=TEXTS[2], tokens=99)])
+        )
+        config = {"callbacks": [TraceCallbackHandler(recorder)]}
+        retriever = ReuseRetriever(retriever=Fixed(), planner=planner)
+        retriever.invoke("why", config)
+    assert [sorted(ids) for _, ids in asked(recorded(tmp_path)[1])] == [["b", "g", "r"]]
+
+
+# LlamaIndex
+
+
+class First(BaseNodePostprocessor):
+    def _postprocess_nodes(self, nodes, query_bundle=None):
+        return nodes[:1]
+
+
+def query_engine(**options):
+    return RetrieverQueryEngine.from_args(LetterRetriever(), llm=MockLLM(), **options)
+
+
+def test_what_the_synthesizer_is_given_counts(tmp_path):
+    with TraceRecorder(tmp_path) as recorder, recording_llamaindex(recorder):
+        engine = query_engine(node_postprocessors=[First()])
+        engine.query("abc")
+        asyncio.run(engine.aquery("bcd"))
+        list(query_engine(streaming=True).query("ab").response_gen)
+    assert asked(recorded(tmp_path)[1]) == [
+        ("abc", ["id-a"]),
+        ("bcd", ["id-b"]),
+        ("ab", ["id-a", "id-b"]),
+    ]
+
+
+def test_chats_and_bare_retrievals_count_too(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        retriever = LetterRetriever()
+        with recording_llamaindex(recorder) as handler:
+            retriever.retrieve("ab")
+            asyncio.run(retriever.aretrieve("bc"))
+            memory = Memory.from_defaults(chat_store=ListChatStore())
+            chat = CondensePlusContextChatEngine.from_defaults(
+                retriever, llm=MockLLM(), memory=memory
+            )
+            with ctxreuse.request_context(conversation_id="c"):
+                chat.chat("cd")
+        retriever.retrieve("ef")
+    _, trace = recorded(tmp_path)
+    assert [(one.query, one.conversation_id) for one in trace] == [
+        ("ab", None),
+        ("bc", None),
+        ("cd", "c"),
+    ]
+    assert not handler.open_spans
+
+
+# OpenAI
+
+SENT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "[1] red apples\n\n[2] green pears\n\nWhich are red?"},
+]
+
+
+def test_prompts_of_a_client_are_read(tmp_path):
+    transport = EmulatedEngine().transport()
+    with TraceRecorder(tmp_path) as recorder:
+        client = record_client(
+            openai.OpenAI(
+                base_url="http://engine/v1",
+                api_key="-",
+                http_client=httpx.Client(transport=transport),
+            ),
+            recorder,
+        )
+        answer = client.chat.completions.create(model="emulated", messages=SENT, max_tokens=3)
+        said = {"role": "assistant", "content": answer.choices[0].message.content}
+        again = [*SENT, said, {"role": "user", "content": "blue plums\n\nAnd blue?"}]
+        client.chat.completions.create(model="emulated", messages=again, max_tokens=3)
+        client.chat.completions.create(model="emulated", messages=SENT, max_tokens=3)
+        client.close()
+    _, (first, second, third) = recorded(tmp_path)
+    assert [block.text for block in first.blocks] == ["red apples", "green pears"]
+    assert (first.query, first.system) == ("Which are red?", "Be brief.")
+    assert [block.text for block in second.blocks] == ["blue plums"]
+    assert first.conversation_id == second.conversation_id
+    assert (first.turn, second.turn) == (0, 1)
+    assert (third.conversation_id != first.conversation_id, third.turn) == (True, 0)
+
+
+def test_async_clients_made_inside_are_read(tmp_path):
+    transport = EmulatedEngine().transport()
+
+    async def ask():
+        http = httpx.AsyncClient(transport=transport)
+        client = openai.AsyncOpenAI(base_url="http://engine/v1", api_key="-", http_client=http)
+        async with client:
+            await client.chat.completions.create(model="emulated", messages=SENT, max_tokens=3)
+
+    with TraceRecorder(tmp_path) as recorder:
+        with recording_openai(recorder):
+            asyncio.run(ask())
+        asyncio.run(ask())
+    assert len(recorded(tmp_path)[1]) == 1
+
+
+# the command
+
+PROGRAM = """
+import sys
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+class Fixed(BaseRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(page_content="red apples")]
+
+for question in sys.argv[1:]:
+    print(Fixed().invoke(question)[0].page_content)
+sys.exit(3)
+"""
+
+
+def test_the_command_runs_a_program_and_writes_down_what_it_retrieves(tmp_path: Path):
+    (tmp_path / "app.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py", "--why", "how"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "red apples\nred apples\n")
+    assert done.stderr.endswith("ctxreuse: 2 requests recorded in out\n")
+    assert asked(recorded(tmp_path / "out")[1])[0][0] == "--why"
+
+
+def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
+    for text, code in (("import nowhere", 1), ("", 0)):  # the second is the first one, mended
+        (tmp_path / "app.py").write_text(text)
+        command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert "ctxreuse: nothing was retrieved, so nothing is written; see --source" in done.stderr
+        assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path):
+    command = [sys.executable, "-m", "ctxreuse", "record", "missing.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "missing.py: there is no such script" in done.stderr

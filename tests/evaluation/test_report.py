@@ -1,0 +1,196 @@
+"""Reports: results as JSON, as a page, and as pictures."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from cli_helpers import run
+from test_estimate import replay
+
+from ctxreuse import ContextBlock
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.replay.estimate import (
+    TraceSummary,
+    estimate,
+    estimate_over_k,
+    reuse_bounds,
+    shown,
+)
+from ctxreuse.evaluation.report import page, write_pictures, write_report
+from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.runs import K_PART, Run
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+
+__all__ = ["run"]
+
+CHARTS = {"hit-ratio", "prefilled", "first-token", "cache-size", "blocks", "tree"}
+HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
+
+
+def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
+    blocks = [ContextBlock(id=one, text=f"text of {one}", tokens=5_000) for one in ids]
+    trace = [
+        TraceRequest(
+            request_id=f"{ids[0]} {number}",
+            query="Why?",
+            blocks=tuple(blocks[number % 3 :] + blocks[: number % 3]),
+            conversation_id=number % 2 if turns else None,
+            turn=number // 2,
+        )
+        for number in range(8)
+    ]
+    again = replay(trace)
+    outcomes = list(estimate(again, capacities))
+    over_k = estimate_over_k(again, (1, 4))
+    return Results.of(
+        "Some <trace>",
+        "blocks",
+        TraceSummary.of(trace),
+        [*map(Run.of, outcomes), *(Run.of(one, part=K_PART, k=k) for k, one in over_k)],
+        shown(outcomes).planned,
+        again.corpus,
+        bounds=reuse_bounds(trace, (1, 4)),
+    )
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return results()
+
+
+class Page(HTMLParser):
+    """What a page holds: its elements, and the marks of each chart."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.addresses, self.marks = [], [], {}
+        self._figure = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        fields = dict(attrs)
+        self.elements.append(tag)
+        self.addresses += [fields[name] for name in ("src", "href", "xlink:href") if name in fields]
+        if tag == "figure":
+            self._figure = fields["id"]
+        elif tag in ("path", "use", "text") and self._figure:
+            self.marks[self._figure] = self.marks.get(self._figure, 0) + 1
+
+
+def test_results_survive_their_file(measured, tmp_path):
+    measured.write(tmp_path / "results.json")
+    assert Results.read(tmp_path / "results.json") == measured
+
+
+def test_a_page_holds_all_it_shows(measured):
+    text = page(measured)
+    found = Page(text)
+    assert "script" not in found.elements
+    assert all(address.startswith("#") for address in found.addresses)
+    assert "url(http" not in text
+    assert set(found.marks) == {
+        "hit-ratio",
+        "prefilled",
+        "first-token",
+        "cache-size",
+        "blocks",
+        "tree",
+    }
+    assert all(marks > 15 for marks in found.marks.values())
+    assert "Some &lt;trace&gt;" in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+def test_a_page_is_the_same_each_time(measured):
+    assert page(measured) == page(measured)
+
+
+def test_what_a_corpus_is_called_cannot_act_in_a_page(tmp_path):
+    write_report(results((HOSTILE, "b", "c", "d")), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert not [letter for letter in text if letter < " " and letter != "\n"]
+
+
+def test_one_cache_size_needs_no_chart_of_sizes():
+    found = Page(page(results(turns=False, capacities=(None,))))
+    assert "cache-size" not in found.marks
+
+
+def test_pictures_are_written(measured, tmp_path):
+    paths = write_pictures(measured, tmp_path / "pictures")
+    assert len(paths) == 6
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "no JSON"),
+        ("[]", "no results in format 1"),
+        ("[" * 100_000, "no JSON"),
+        ('{"format": 7}', "no results in format 1"),
+        ('{"format": 1, "trace": {}}', "missing or broken"),
+    ],
+)
+def test_other_files_are_no_results(tmp_path, content, problem):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputFileError, match=problem):
+        Results.read(tmp_path / "results.json")
+
+
+def test_the_commands_write_the_same_page(run, measured, tmp_path):
+    corpus, trace = tmp_path / "corpus.jsonl", tmp_path / "trace.jsonl"
+    corpus.write_text("".join(json.dumps({"id": n, "tokens": 9_000}) + "\n" for n in range(4)))
+    trace.write_text(
+        "".join(
+            json.dumps({"request_id": n, "blocks": [n % 4, (n + 1) % 4, (n + 2) % 4]}) + "\n"
+            for n in range(12)
+        )
+    )
+    html, again, saved = (tmp_path / name for name in ("one.html", "two.html", "results.json"))
+    code, _, err = run("estimate", trace, "--html", html, "--results", saved)
+    assert (code, err) == (0, f"ctxreuse: wrote {html}\n")
+    code, _, err = run("report", saved, "-o", again, "--pictures", tmp_path / "pictures")
+    assert code == 0
+    assert f"ctxreuse: wrote {tmp_path / 'pictures' / 'tree.png'}" in err
+    assert html.read_text() == again.read_text()
+
+
+@pytest.fixture
+def browser():
+    """Chromium: what CTXREUSE_BROWSER names, which has to be there, or what is found."""
+    named = os.environ.get("CTXREUSE_BROWSER")
+    found = shutil.which(named or "chromium")
+    if named and found is None:
+        pytest.fail(
+            f"CTXREUSE_BROWSER is {named!r}, and there is no such program; unset it or mend it"
+        )
+    if found is None:
+        pytest.skip("needs chromium")
+    return found
+
+
+@pytest.mark.parametrize("ids", [("a", "b", "c", "d"), (HOSTILE, "b", "c", "d")])
+def test_a_browser_opens_it_without_complaint(tmp_path, browser, ids):
+    write_report(results(ids), tmp_path / "report.html")
+    opened = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", (tmp_path / "report.html").as_uri(),
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "CONSOLE" not in opened.stderr
+    found = Page(opened.stdout)
+    assert all(marks > 15 for marks in found.marks.values())
+    assert set(found.marks) == CHARTS

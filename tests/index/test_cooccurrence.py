@@ -1,0 +1,139 @@
+import pytest
+from helpers import context, keys, word
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.index.cooccurrence import Cooccurrence
+
+words = st.lists(st.sampled_from("abcdef"), unique=True, max_size=5).map("".join)
+letter_weights = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "abcdef"})
+
+
+def recent_requests(sent, **bounds):
+    recent = Cooccurrence(**bounds)
+    for letters in sent:
+        recent.add(keys(letters))
+    return recent
+
+
+def remembered(sent, window, max_entries):
+    """Return the requests that the bounds leave."""
+    kept = []
+    for letters in sent:
+        kept = [*kept, letters][-window:]
+        while sum(map(len, kept)) > max_entries:
+            kept.pop(0)
+    return kept
+
+
+def continuation(recent, placed, rest, weights=None, **choices):
+    return word(recent.continuation(keys(placed), context(rest, weights), **choices))
+
+
+def naive_continuation(sent, placed, rest, weights, first_choices):
+    """The same rule, with a list of requests instead of bit sets."""
+
+    def together(letters):
+        return sum(set(letters) <= set(one) for one in sent)
+
+    firsts = [letter for letter in rest if together(placed + letter)]
+    firsts.sort(key=lambda letter: -together(placed + letter))
+    best, best_value = "", -1
+    for first in firsts[:first_choices]:
+        order, value = "", 0
+        following = first
+        while following:
+            order += following
+            value += together(placed + order) * weights[following]
+            left = [one for one in rest if one not in order and together(placed + order + one)]
+            following = max(left, key=lambda one: together(placed + order + one), default="")
+        if value > best_value:
+            best, best_value = order, value
+    return best + "".join(letter for letter in rest if letter not in best)
+
+
+@given(st.lists(words, max_size=15), st.integers(1, 6), st.integers(0, 12))
+def test_counts_equal_a_look_at_the_last_requests(sent, window, max_entries):
+    recent = recent_requests(sent, window=window, max_entries=max_entries)
+    kept = remembered(sent, window, max_entries)
+    assert recent._entries == sum(map(len, kept))
+    assert {key.decode(): bits.bit_count() for key, bits in recent._members.items()} == {
+        letter: sum(letter in one for one in kept) for letter in set("".join(kept))
+    }
+
+
+@given(
+    st.lists(words, max_size=12),
+    st.integers(1, 6),
+    st.integers(0, 20),
+    words,
+    words,
+    letter_weights,
+    st.integers(1, 4),
+)
+def test_the_order_equals_that_of_the_rule_on_plain_lists(
+    sent, window, max_entries, placed, rest, weights, first_choices
+):
+    rest = "".join(letter for letter in rest if letter not in placed)
+    recent = recent_requests(sent, window=window, max_entries=max_entries)
+    kept = remembered(sent, window, max_entries)
+    order = continuation(recent, placed, rest, weights, first_choices=first_choices)
+    assert sorted(order) == sorted(rest)
+    assert order == naive_continuation(kept, placed, rest, weights, first_choices)
+
+
+@pytest.mark.parametrize(
+    ("sent", "placed", "rest", "order"),
+    [
+        (["ab", "ab", "ac"], "a", "cb", "bc"),  # b came with a more often than c
+        (["abc", "abd", "abd"], "a", "cdb", "bdc"),  # first what came always, then what mostly
+        (["ab", "cd", "cd"], "", "abcd", "cdab"),  # nothing placed: the most popular pair first
+        (["ab", "cd"], "", "cdab", "cdab"),  # a tie: the retriever decides
+        (["ab", "cb", "cb"], "a", "cb", "bc"),  # c came often, but never with a
+        (["abc"], "", "xcy", "cxy"),  # what nobody asked for keeps its order at the end
+        (["ab", "b"], "", "ab", "ba"),  # all who had a had b, but b alone is shared by two
+    ],
+)
+def test_blocks_follow_by_how_often_they_came_with_all_before_them(sent, placed, rest, order):
+    assert continuation(recent_requests(sent), placed, rest) == order
+
+
+def test_the_first_block_is_chosen_by_the_weight_that_requests_could_share():
+    recent = recent_requests(["a", "a", "a", "bc", "bc"])
+    assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}) == "bca"
+    assert continuation(recent, "", "abc", {"a": 9, "b": 1, "c": 1}) == "abc"
+    assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}, first_choices=1) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("sent", "placed", "rest"),
+    [
+        ([], "", "cab"),
+        ([], "x", "cab"),
+        (["abc"], "x", "cab"),  # no request holds what is placed
+        (["x", "abc"], "x", "cab"),  # or none of the rest together with it
+        (["xy", "abc"], "xz", "cab"),
+        (["abc"], "", ""),
+    ],
+)
+def test_without_evidence_the_retrievers_order_stays(sent, placed, rest):
+    assert continuation(recent_requests(sent), placed, rest) == rest
+
+
+def test_requests_beyond_the_window_are_forgotten():
+    sent = ["ab"] * 5 + ["ac"] * 3
+    assert continuation(recent_requests(sent, window=8), "a", "bc") == "bc"
+    assert continuation(recent_requests(sent, window=5), "a", "bc") == "cb"
+    assert continuation(recent_requests(sent, window=3), "", "ba") == "ab"
+
+
+def test_too_many_blocks_push_out_the_oldest_requests():
+    sent = ["ab", "ab", "ac"]
+    assert continuation(recent_requests(sent, max_entries=6), "a", "cb") == "bc"
+    assert continuation(recent_requests(sent, max_entries=5), "a", "cb") == "cb"
+    assert continuation(recent_requests(sent, max_entries=3), "a", "bc") == "cb"
+    assert continuation(recent_requests(sent, max_entries=1), "a", "bc") == "bc"
+
+
+def test_a_request_without_blocks_takes_a_place_in_the_window():
+    assert continuation(recent_requests(["ab", "", ""], window=2), "a", "cb") == "cb"

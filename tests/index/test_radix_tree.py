@@ -1,0 +1,476 @@
+from helpers import (
+    Sender,
+    check_index,
+    context,
+    held,
+    letter_weights,
+    prefixes,
+    shape,
+    some_words,
+    weight_of,
+    word,
+    words,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.index.path_search import heaviest_path
+from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
+
+
+def test_a_later_turn_cannot_be_entered_by_search_or_insert():
+    sender = Sender()
+    first = sender.send("ab", "turn 1")
+    sender.extend(first.node, "cd", "turn 2")
+    assert sender.search("abcd") == ("ab", 2)
+    assert sender.search("cd") == ("", 0)
+    assert sender.send("abcd", "other").blocks_before == 2
+    assert shape(sender.index) == {"ab": ["turn 1"], "ab.|cd": ["turn 2"], "ab.cd": ["other"]}
+
+
+# insert and extend
+
+
+def test_insert_reports_how_many_blocks_were_there_before():
+    sender = Sender()
+    before = [
+        sender.send(letters, number).blocks_before
+        for number, letters in enumerate(["abc", "abd", "ab", "abce", "xab", "abc"])
+    ]
+    assert before == [0, 2, 2, 3, 0, 3]
+
+
+def test_splitting_keeps_every_request_at_its_node():
+    sender = Sender("abcde", "abcde", "abc")
+    assert shape(sender.index) == {"abc": [2], "abc.de": [0, 1]}
+    sender.send("abx", 3)
+    assert shape(sender.index) == {"ab": [], "ab.c": [2], "ab.c.de": [0, 1], "ab.x": [3]}
+    assert sender.index.statistics() == IndexStatistics(nodes=4, tokens=6, requests=4)
+    check_index(sender.index)
+
+
+def test_splitting_a_conversations_node_keeps_what_is_behind_it():
+    sender = Sender()
+    first = sender.send("abc", "turn 1")
+    sender.extend(first.node, "d", "turn 2")
+    sender.send("ax", "other")
+    assert shape(sender.index) == {
+        "a": [],
+        "a.bc": ["turn 1"],
+        "a.bc.|d": ["turn 2"],
+        "a.x": ["other"],
+    }
+    check_index(sender.index)
+
+
+def test_an_empty_context_ends_at_the_root():
+    sender = Sender("", "a")
+    assert shape(sender.index) == {"": [0], "a": [1]}
+    assert sender.index.evict([0, 1]) == Evicted(2, 1, ())
+    assert list(sender.index.nodes()) == []
+
+
+def test_a_request_id_that_is_used_again_names_the_later_request():
+    sender = Sender("ab", "cd")
+    sender.send("ax", 0)
+    assert shape(sender.index) == {"a": [], "a.b": [], "a.x": [0], "cd": [1]}
+    check_index(sender.index)
+
+
+def test_an_empty_context_that_is_sent_again_under_its_id_stays_at_the_root():
+    sender = Sender("")
+    sender.send("", 0)
+    assert shape(sender.index) == {"": [0]}
+    check_index(sender.index)
+
+
+def test_request_ids_of_different_types_are_different_requests():
+    sender = Sender()
+    sender.send("a", 1)
+    sender.send("b", "1")
+    assert sender.index.evict(["1"]) == Evicted(1, 1, ())
+    assert shape(sender.index) == {"a": [1]}
+
+
+def test_each_later_turn_is_a_branch_of_its_own():
+    sender = Sender()
+    first = sender.send("a", 0).node
+    for number in (1, 2):
+        turn = sender.extend(first, "b", number)
+        assert turn.blocks_before == 0
+    assert [list(node.request_ids) for node in first.children.values()] == [[1], [2]]
+    assert sender.index.statistics() == IndexStatistics(nodes=3, tokens=3, requests=3)
+
+
+def test_a_later_turn_without_blocks_ends_where_the_turn_before_ended():
+    sender = Sender()
+    first = sender.send("a", 0)
+    assert sender.extend(first.node, "", 1).node is first.node
+    assert shape(sender.index) == {"a": [0, 1]}
+
+
+def test_a_chain_of_five_thousand_turns_needs_no_recursion():
+    sender = Sender()
+    node = sender.send("a", 0).node
+    for number in range(1, 5_000):
+        node = sender.extend(node, "b", number).node
+    assert sender.index.statistics() == IndexStatistics(5_000, 5_000, 5_000)
+    check_index(sender.index)
+    assert sender.search("ab") == ("a", 1)
+    assert [sender.index.evict_oldest(1) for _ in range(10)] == [1] * 10
+    assert sender.index.evict(range(4_990)) == Evicted(4_990, 4_990, ())
+    assert list(sender.index.nodes()) == []
+
+
+# eviction by request
+
+
+def test_evicting_a_request_keeps_what_others_share_and_drops_empty_parents():
+    sender = Sender("abc", "abd", "e")
+    assert sender.index.evict([0]) == Evicted(1, 1, ())
+    assert shape(sender.index) == {"ab": [], "ab.d": [1], "e": [2]}
+    assert sender.index.evict([1]) == Evicted(1, 3, ())
+    assert shape(sender.index) == {"e": [2]}
+
+
+def test_a_node_where_another_request_ends_stays():
+    sender = Sender("ab", "ab", "abc")
+    assert sender.index.evict([2, 0]) == Evicted(2, 1, ())
+    assert shape(sender.index) == {"ab": [1]}
+
+
+def test_unknown_requests_are_reported_in_the_order_given():
+    sender = Sender("ab", "c")
+    assert sender.index.evict(["?", 0, 7, "0"]) == Evicted(1, 2, ("?", 7, "0"))
+    assert sender.index.evict([0]) == Evicted(0, 0, (0,))
+
+
+@given(some_words, st.lists(st.integers(0, 9), unique=True))
+def test_evicting_requests_leaves_exactly_what_the_others_sent(sent, gone):
+    sender = Sender(*sent)
+    before = sender.index.statistics().tokens
+    evicted = sender.index.evict(gone)
+
+    kept = {one for i, letters in enumerate(sent) if i not in gone for one in prefixes(letters)}
+    assert held(sender.index) == kept
+    known = [number for number in gone if number < len(sent)]
+    unknown = tuple(number for number in gone if number >= len(sent))
+    assert evicted == Evicted(len(known), before - len(kept), unknown)
+    check_index(sender.index)
+
+
+def test_nothing_is_left_when_all_requests_are_evicted():
+    sender = Sender()
+    first = sender.send("abc", 0, "system")
+    sender.send("abd", 1, "system")
+    sender.send("", 2, "another system")
+    sender.extend(first.node, "e", 3)
+    assert sender.index.evict([0, 1, 2, 3]) == Evicted(4, 5, ())
+    assert sender.index.statistics() == IndexStatistics(0, 0, 0)
+    assert list(sender.index.nodes()) == []
+
+
+def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text():
+    sender = Sender()
+    sender.send("", 0, "one")
+    sender.send("", 0, "two")
+    assert [node.edge for node in sender.index.nodes()] == ["two"]
+
+
+# eviction by age
+
+
+def test_the_oldest_leaf_loses_its_last_blocks_first():
+    sender = Sender("abc", "abd", "xy")
+    sender.send("abc", 3)
+    shapes = []
+    while sender.index.statistics().nodes:
+        shapes.append(list(shape(sender.index)))
+        assert sender.index.evict_oldest(1) == 1
+        check_index(sender.index)
+    assert shapes == [
+        ["xy", "ab", "ab.d", "ab.c"],
+        ["xy", "ab", "ab.c"],
+        ["x", "ab", "ab.c"],
+        ["ab", "ab.c"],
+        ["ab"],
+        ["a"],
+    ]
+
+
+def test_whole_blocks_leave_so_a_few_tokens_more_may_go():
+    sender = Sender("ab", "c", weights={"a": 5, "b": 7, "c": 1})
+    assert sender.index.evict_oldest(2) == 7
+    assert shape(sender.index) == {"c": [1], "a": [0]}
+    assert sender.index.evict_oldest(9) == 5  # one leaf at a time
+    assert shape(sender.index) == {"c": [1]}
+
+
+def test_evicting_from_an_empty_index_does_nothing():
+    index = ContextIndex()
+    assert index.evict_oldest(5) == 0
+    assert index.oldest_use() is None
+
+
+def test_oldest_use_is_when_the_least_recently_used_leaf_was_used():
+    sender = Sender("a", "b", "a")
+    assert sender.index.oldest_use() == 2
+
+
+def test_a_later_turn_keeps_everything_before_it_in_use():
+    sender = Sender()
+    first = sender.send("ab", 0)
+    sender.send("c", 1)
+    sender.extend(first.node, "d", 2)
+    assert [sender.index.evict_oldest(1) for _ in range(2)] == [1, 1]
+    assert shape(sender.index) == {"ab": [0]}
+
+
+def test_a_request_whose_last_blocks_left_ends_where_the_rest_of_it_ends():
+    sender = Sender("abc", "abd", "abe")
+    assert sender.index.evict_oldest(1) == 1
+    assert shape(sender.index) == {"ab": [0], "ab.d": [1], "ab.e": [2]}
+    assert sender.index.evict_oldest(1) == 1
+    assert sender.index.evict([2, 0]) == Evicted(2, 1, ())
+    assert shape(sender.index) == {"ab": [1]}
+    assert sender.index.evict([1, 0]) == Evicted(1, 2, (0,))
+
+
+def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left():
+    sender = Sender()
+    first = sender.send("ab", 0)
+    sender.extend(first.node, "cd", 1)
+    assert sender.index.evict_oldest(1) == 1
+    assert shape(sender.index) == {"ab": [0], "ab.|c": [1]}
+    assert sender.index.evict_oldest(1) == 1
+    assert shape(sender.index) == {"ab": [0]}
+    assert sender.index.evict([1]) == Evicted(0, 0, (1,))
+
+
+def ends(index):
+    """Return the block sequence at whose end each request stands."""
+    return {id_: path.replace(".", "") for path, ids in shape(index).items() for id_ in ids}
+
+
+def least_recently_used(held_since, capacity, weights):
+    """Drop one block after the other, always from the sequence whose last use is the oldest."""
+    while sum(weights[path[-1]] for path in held_since) > capacity:
+        inner = {path[:-1] for path in held_since}
+        oldest = min((path for path in held_since if path not in inner), key=held_since.get)
+        del held_since[oldest]
+
+
+@given(st.lists(words, max_size=12), letter_weights, st.integers(0, 20))
+def test_a_bounded_index_evicts_block_by_block_like_a_naive_cache(sent, weights, capacity):
+    sender = Sender(weights=weights, capacity_tokens=capacity)
+    naive, end_of = {}, {}
+    for number, letters in enumerate(sent):
+        hits = [path for path in prefixes(letters) if path in naive]
+        assert sender.send(letters, number).blocks_before == len(hits)
+        naive |= dict.fromkeys(prefixes(letters), number)
+        end_of[number] = letters
+        least_recently_used(naive, capacity, weights)
+        for earlier, end in end_of.items():
+            end_of[earlier] = max((path for path in prefixes(end) if path in naive), default="")
+        assert held(sender.index) == set(naive)
+        # a request whose last blocks left ends where the rest of it ends
+        assert ends(sender.index) == {
+            earlier: end for earlier, end in end_of.items() if end or not sent[earlier]
+        }
+        check_index(sender.index)
+
+
+def test_a_context_larger_than_the_capacity_keeps_its_front():
+    sender = Sender("abcde", capacity_tokens=3)
+    assert shape(sender.index) == {"abc": [0]}
+    sender.send("xyz", 1)
+    assert shape(sender.index) == {"xyz": [1]}
+
+
+def test_without_capacity_nothing_is_kept():
+    sender = Sender(capacity_tokens=0)
+    inserted = sender.send("ab", 0)
+    assert (inserted.blocks_before, sender.index.holds(inserted.node)) == (0, False)
+    assert list(sender.index.nodes()) == []
+
+
+def test_too_many_nodes_push_out_the_least_recently_used_leaves():
+    sender = Sender("a", "b", "c", max_nodes=3)
+    sender.send("a", 3)
+    sender.send("d", 4)
+    assert shape(sender.index) == {"d": [4], "c": [2], "a": [0, 3]}
+
+
+def test_more_than_four_request_ids_a_node_push_out_the_oldest_ids_but_not_their_blocks():
+    sender = Sender("ab", "c", "c", "c", "c", "c", "c", "c", max_nodes=2)
+    assert shape(sender.index) == {"ab": [0], "c": [1, 2, 3, 4, 5, 6, 7]}
+    sender.send("c", 8)
+    assert shape(sender.index) == {"ab": [], "c": [1, 2, 3, 4, 5, 6, 7, 8]}
+    assert sender.index.evict([0]) == Evicted(0, 0, (0,))
+    check_index(sender.index)
+
+
+def test_request_ids_are_known_until_they_are_evicted():
+    sender = Sender("a", "b")
+    sender.index.evict([0])
+    assert [sender.index.knows(request_id) for request_id in (0, 1, "1")] == [False, True, False]
+
+
+# trimming
+
+
+def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_block():
+    sender = Sender(
+        "abcd", "abce", "abf", "ag", "h", weights=dict(zip("abcdefgh", range(1, 9), strict=True))
+    )
+    assert sender.index.trim(0, 2) == Evicted(1, 3 + 4 + 5, ())
+    assert shape(sender.index) == {
+        "a": [],
+        "a.b": [0, 1],
+        "a.b.f": [2],  # another branch: nothing was said of it
+        "a.g": [3],
+        "h": [4],
+    }
+    check_index(sender.index)
+
+
+def test_trimming_in_the_middle_of_a_run_shortens_it():
+    sender = Sender("abcd")
+    sender.extend(sender.send("abcdef", 1).node, "xy", 2)
+    assert sender.index.trim(0, 3) == Evicted(1, 1 + 2 + 2, ())
+    assert shape(sender.index) == {"abc": [0, 1]}  # of the later turn nothing is left
+    check_index(sender.index)
+
+
+def test_a_request_that_keeps_all_its_blocks_is_not_trimmed():
+    sender = Sender("ab", "abc")
+    for blocks in (2, 3, 99):
+        assert sender.index.trim(0, blocks) == Evicted(1, 0, ())
+    assert shape(sender.index) == {"ab": [0], "ab.c": [1]}
+
+
+def test_a_request_of_which_nothing_is_left_is_forgotten():
+    sender = Sender("ab", "abc", "d")
+    assert sender.index.trim(1, 0) == Evicted(1, 3, ())
+    assert shape(sender.index) == {"d": [2]}
+    assert sender.index.trim(1, 0) == Evicted(0, 0, (1,))
+    check_index(sender.index)
+
+
+def test_of_a_later_turn_its_own_blocks_are_trimmed():
+    sender = Sender("ab")
+    second = sender.extend(sender.send("ab", 1).node, "cd", 2)
+    sender.extend(second.node, "e", 3)
+    assert sender.index.trim(3, 1) == Evicted(1, 0, ())
+    assert sender.index.trim(2, 1) == Evicted(1, 1 + 1, ())
+    assert shape(sender.index) == {"ab": [0, 1], "ab.|c": [2]}
+    assert sender.index.trim(2, 0) == Evicted(1, 1, ())
+    assert shape(sender.index) == {"ab": [0, 1]}
+    check_index(sender.index)
+
+
+def test_trimmed_blocks_can_be_sent_again():
+    sender = Sender("abc", "abd")
+    sender.index.trim(0, 1)
+    assert sender.search("abc") == ("a", 1)
+    assert sender.send("abc", 5).blocks_before == 1
+    assert shape(sender.index) == {"a": [0, 1], "a.bc": [5]}
+    check_index(sender.index)
+
+
+# consistency
+
+few_ids = st.integers(0, 5)
+operations = st.one_of(
+    st.tuples(st.just("insert"), words, few_ids, st.sampled_from(["one", "two"])),
+    st.tuples(st.just("extend"), words, few_ids, st.integers(0, 50)),
+    st.tuples(st.just("evict"), st.lists(few_ids, max_size=3, unique=True)),
+    st.tuples(st.just("evict_oldest"), st.integers(0, 6)),
+    st.tuples(st.just("trim"), few_ids, st.integers(0, 4)),
+    st.tuples(st.just("search"), words, st.sampled_from(["one", "two"])),
+)
+
+
+def own_blocks(node):
+    """The blocks from where a node's turn begins to its end."""
+    own = ""
+    while node.parent is not None:
+        own = word(node.run) + own
+        if isinstance(node.edge, tuple):
+            break
+        node = node.parent
+    return own
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(operations, max_size=30),
+    letter_weights,
+    st.none() | st.integers(0, 12),
+    st.integers(0, 6),
+)
+def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
+    steps, weights, capacity, max_nodes
+):
+    sender = Sender(weights=weights, capacity_tokens=capacity, max_nodes=max_nodes)
+    index = sender.index
+    ends = []
+    for step in steps:
+        match step:
+            case "insert", letters, request_id, system:
+                ends.append(sender.send(letters, request_id, system).node)
+            case "extend", letters, request_id, choice:
+                node = ends[choice % len(ends)] if ends else index.root("one")
+                if not index.holds(node):
+                    node = index.root("one")
+                ends.append(sender.extend(node, letters, request_id).node)
+            case "evict", request_ids:
+                known = [i for i in request_ids if i in index._by_request]
+                before = index.statistics().tokens
+                evicted = index.evict(request_ids)
+                assert evicted.requests == len(known)
+                assert evicted.tokens == before - index.statistics().tokens
+                assert evicted.unknown == tuple(i for i in request_ids if i not in known)
+            case "evict_oldest", tokens:
+                before = index.statistics().tokens
+                assert index.evict_oldest(tokens) == before - index.statistics().tokens
+            case "trim", request_id, blocks:
+                end, paths = index._by_request.get(request_id), held(index)
+                before = index.statistics().tokens
+                evicted = index.trim(request_id, blocks)
+                assert evicted.tokens == before - index.statistics().tokens
+                assert evicted.unknown == (() if end is not None else (request_id,))
+                assert held(index) <= paths
+                if index.knows(request_id):
+                    assert len(own_blocks(index._by_request[request_id])) <= blocks
+            case "search", letters, system:
+                path, weight = sender.search(letters, system)
+                assert path in held(index) | {""}
+                assert (set(path) <= set(letters), weight) == (True, weight_of(path, weights))
+        check_index(index)
+
+
+def test_the_queue_of_leaves_does_not_grow_with_use():
+    sender = Sender("a", "b")
+    for number in range(5_000):
+        sender.send("a", number)
+        sender.index.evict([number - 1])
+        assert len(sender.index._leaves) <= 64 + 4 * 2
+    check_index(sender.index)
+
+
+def test_the_queue_of_leaves_does_not_outgrow_the_most_nodes_ever_held():
+    sender = Sender()
+    for number in range(1_000):
+        sender.send(chr(0x4E00 + number), number)
+    sender.index.evict(range(1_000))
+    assert len(sender.index._leaves) <= 64 + 4 * 1_000
+    sender.send("a", 0)
+    sender.send("b", 1)
+    assert len(sender.index._leaves) <= 64 + 4 * 2
+
+
+def test_looking_at_a_root_keeps_nothing():
+    index = ContextIndex()
+    assert heaviest_path(index.root("a system text"), context("ab")).weight == 0
+    assert list(index.nodes()) == []

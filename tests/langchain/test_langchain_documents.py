@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from adapter_conformance import FaultyPlanner
+from langchain_core.documents import Document
+from langchain_document_helpers import LetterRetriever, document, documents, letters_of, no_sockets
+
+import langchain_ctxreuse
+from ctxreuse import ReusePlanner
+from ctxreuse.adapters.plan_metadata import Place, copied, place_of
+from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse.documents.document_plans import (
+    DocumentArranger,
+    Retrieval,
+    document_block,
+    marked_document,
+    without_plan,
+)
+
+__all__ = ["no_sockets"]
+
+
+def arranger(annotation: str = "append", planner: ReusePlanner | None = None) -> DocumentArranger:
+    return DocumentArranger(planner or ReusePlanner(), annotation, "Test")  # type: ignore[arg-type]
+
+
+def planned(letters: str, annotation: str = "append") -> list[Document]:
+    """Return documents in another order than the retriever's, with the annotation behind them."""
+    used = arranger(annotation)
+    used.arrange(Retrieval(documents("".join(sorted(letters))), "?", NO_SCOPE))
+    found = used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
+    assert letters_of(found)[: len(letters)] == "".join(sorted(letters))
+    return found
+
+
+def places(found: list[Document]) -> list[Place]:
+    return [place for one in found if (place := place_of(one.metadata)) is not None]
+
+
+def test_the_package_exports_these_names():
+    assert langchain_ctxreuse.__all__ == [
+        "LangChainLLM",
+        "LinkedChain",
+        "RetrieverStage",
+        "ReuseChatModel",
+        "ReuseCompressor",
+        "ReuseMiddleware",
+        "ReuseRetriever",
+        "WorkflowRetriever",
+        "WorkflowRunnable",
+        "format_context",
+    ]
+    assert ReuseMiddleware.__module__ == "langchain_ctxreuse.agents.middleware"
+    with pytest.raises(AttributeError, match="no attribute 'ReuseNothing'"):
+        langchain_ctxreuse.ReuseNothing  # noqa: B018
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own that finds this package."""
+    root = str(Path(langchain_ctxreuse.__file__).parents[1])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_documents_need_langchain_core_only():
+    code = (
+        "import sys; sys.modules['langchain'] = sys.modules['langgraph'] = None\n"
+        "from langchain_ctxreuse import ReuseRetriever, ReuseCompressor, format_context\n"
+        "try:\n"
+        "    from langchain_ctxreuse import ReuseMiddleware\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    run = python(code)
+    assert (
+        run.stdout == "ReuseMiddleware needs optional packages: pip install 'ctxreuse[langchain]'\n"
+    )
+
+
+def test_a_missing_langchain_names_the_pip_command():
+    code = (
+        "import sys; sys.modules['langchain_core'] = None\n"
+        "try:\n"
+        "    import langchain_ctxreuse\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    run = python(code)
+    assert run.stdout == (
+        "langchain_ctxreuse needs optional packages: pip install 'ctxreuse[langchain]'\n"
+    )
+
+
+def test_a_documents_identity_is_its_id_and_text():
+    assert document_block(Document("text", id="d")).id == "d"
+    assert document_block(Document("text")).key == document_block(Document("text")).key
+    assert (
+        document_block(Document("text", id="d")).key != document_block(Document("new", id="d")).key
+    )
+
+
+def test_planned_documents_go_back_to_the_retrievers_order():
+    found = planned("cba")
+    assert marked_document(found[-1]).is_annotation
+    assert without_plan(found) == documents("cba")
+    assert without_plan(found[1:]) == documents("cb"), "also where some were taken away"
+
+
+def test_planned_documents_that_a_reranker_moved_stay_in_its_order():
+    a, b, c, _ = planned("cba")
+    assert without_plan([b, a, c]) == documents("bac")
+
+
+def test_documents_of_two_plans_stay_in_the_order_given():
+    a, b, _ = planned("ba")
+    d, e, _ = planned("ed")
+    assert without_plan([a, d, b, e]) == documents("adbe")
+
+
+def test_unplanned_documents_among_planned_ones_stay_in_the_order_given():
+    a, b, _ = planned("ba")
+    assert without_plan([a, document("x"), b]) == documents("axb")
+
+
+def test_a_plan_that_left_something_out_is_not_made_anew():
+    used = arranger()
+    conversation = RequestScope(conversation_id="t", history=())
+    used.arrange(Retrieval(documents("ab"), "?", conversation))
+    history = ({"role": "user", "content": f"[Doc_1] {document('a').page_content}\n\n?"},)
+    found = used.arrange(Retrieval(documents("ca"), "?", conversation.inside(history=history)))
+    assert letters_of(found) == "cP", "P: Please refer to [Doc_1]"
+    assert without_plan(found) is None
+    assert arranger().arrange(Retrieval(found, "?", NO_SCOPE)) == found
+
+
+def test_planning_twice_gives_one_plan_and_one_annotation():
+    found = planned("cba")
+    again = arranger(planner=ReusePlanner()).arrange(Retrieval(found, "?", NO_SCOPE))
+    assert letters_of(again) == "cba", "another planner, so the order as retrieved"
+    assert [place.rank for place in places(again)] == [0, 1, 2]
+    assert not any(marked_document(one).is_annotation for one in again)
+
+
+def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
+    used = arranger()
+    for letters in ("abc", "cba"):
+        once = used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
+        twice = used.arrange(Retrieval(once, "?", NO_SCOPE))
+        assert [one.page_content for one in twice] == [one.page_content for one in once]
+        assert [place.rank for place in places(twice)] == [place.rank for place in places(once)]
+
+
+def test_a_fault_in_replanning_leaves_the_earlier_plan():
+    found = planned("cba")
+    faulty = arranger(planner=FaultyPlanner())
+    assert faulty.arrange(Retrieval(found, "?", NO_SCOPE)) == found
+    assert faulty.faults == 1
+
+
+def test_metadata_of_our_name_that_is_none_of_ours_is_not_taken_for_a_plan():
+    for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
+        found = Document("text", metadata={"ctxreuse": mark})
+        assert place_of(found.metadata) is None
+        assert not marked_document(found).is_annotation
+        assert without_plan([found]) == [Document("text")]
+
+
+def test_off_mode_keeps_the_annotation_out_of_the_metadata_too():
+    found = planned("cba", "off")
+    assert [place.plan["order_annotation"] for place in places(found)] == [None] * 3
+
+
+def test_copied_shares_no_dict_or_list():
+    handle = object()
+    metadata = {"a": [{"b": [1]}], "handle": handle}
+    copy = copied(metadata)
+    assert copy == metadata
+    copy["a"][0]["b"].append(2)
+    assert metadata["a"] == [{"b": [1]}]
+    assert copy["handle"] is handle
+
+
+def test_the_retriever_shows_no_planner_in_its_repr():
+    assert "planner" not in repr(ReuseRetriever(retriever=LetterRetriever()))

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
+from langchain_document_helpers import document, documents, letters_of, no_sockets, text_of
+
+from ctxreuse import ContextRequest, ReusePlanner, Templates
+from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.context.rendering import render_turn
+from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from langchain_ctxreuse import ReuseCompressor, format_context
+from langchain_ctxreuse.documents.document_plans import DocumentArranger, Retrieval, document_block
+
+__all__ = ["no_sockets"]
+
+A, B, C, D = (text_of(letter) for letter in "abcd")
+
+
+ORDER = "Please read the context in the following priority order: {labels} and answer the question."
+
+
+def order(*ordinals: int) -> str:
+    labels = " > ".join(f"[Doc_{ordinal}]" for ordinal in ordinals)
+    return ORDER.format(labels=labels)
+
+
+def planned(letters: str, annotation: Any = "append", **arguments: Any) -> list[Document]:
+    """Return documents sorted by letter, retrieved in the order given."""
+    used = DocumentArranger(ReusePlanner(**arguments), annotation, "Test")
+    used.arrange(Retrieval(documents("".join(sorted(letters))), "?", NO_SCOPE))
+    return used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
+
+
+def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
+    """Return the documents of a turn behind one that showed a and b."""
+    used = DocumentArranger(ReusePlanner(), annotation, "Test")
+    scope = RequestScope(conversation_id="t", history=())
+    first = format_context(used.arrange(Retrieval(documents("ab"), "?", scope)))
+    scope = scope.inside(history=[{"role": "user", "content": f"{first}\n\n?"}])
+    return used.arrange(Retrieval(documents(letters), "?", scope))
+
+
+@pytest.mark.parametrize("annotation", ["append", "metadata"])
+def test_planned_documents_are_shown_as_the_plan_says(annotation):
+    assert format_context(planned("cba", annotation)) == (
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}\n\n{order(3, 2, 1)}"
+    )
+
+
+def test_no_annotation_is_shown_where_annotations_are_off():
+    assert format_context(planned("cba", "off")) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}"
+
+
+def test_documents_in_the_retrievers_order_have_no_annotation():
+    assert format_context(planned("abc")) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}"
+
+
+@given(contexts=st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=6))
+def test_a_whole_plan_reads_as_the_core_renders_it(contexts):
+    used, alone = DocumentArranger(ReusePlanner(), "append", "Test"), ReusePlanner()
+    for letters in contexts:
+        plan = alone.plan(ContextRequest([document_block(one) for one in documents(letters)]))
+        shown = format_context(used.arrange(Retrieval(documents(letters), "?", NO_SCOPE)))
+        assert shown == render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+
+
+def test_what_was_taken_away_is_missing_in_the_annotation_too():
+    a, b, c, note = planned("cba")
+    assert format_context([a, c, note]) == f"[Doc_1] {A}\n\n[Doc_3] {C}\n\n{order(3, 1)}"
+    assert format_context([a, b]) == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
+    assert format_context([b]) == f"[Doc_2] {B}"
+
+
+def test_the_rest_needs_no_annotation_where_it_stands_in_the_retrievers_order():
+    found = planned("acb")
+    assert letters_of(found[:3]) == "abc"
+    assert format_context([found[0], found[1]]) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+
+
+def test_left_out_blocks_are_pointed_to_where_they_stood():
+    expected = f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {C}"
+    assert format_context(second_turn("bc")) == expected
+    assert format_context(second_turn("bc", "metadata")) == expected
+
+
+@pytest.mark.parametrize("annotation", ["append", "metadata"])
+def test_where_all_blocks_are_left_out_the_text_says_where_they_stand(annotation):
+    assert format_context(second_turn("ba", annotation)) == (
+        "Please refer to [Doc_2] in the previous conversation.\n\n"
+        "Please refer to [Doc_1] in the previous conversation."
+    )
+
+
+def test_documents_that_were_sorted_again_are_shown_in_the_order_given_and_can_be_planned():
+    a, b, c, note = planned("cba")
+    shown = format_context([c, a, b, note])
+    assert shown == f"[Doc_1] {C}\n\n[Doc_2] {A}\n\n[Doc_3] {B}"
+    [found] = RENDERED.find(f"Use this:\n{shown}\n\nWhich?")
+    assert [block.id for block in found.blocks] == ["id-c", "id-a", "id-b"]
+
+
+def test_sorted_again_nothing_that_was_left_out_is_forgotten():
+    first, second, note = second_turn("cbd")
+    assert format_context([second, first, note]) == (
+        f"[Doc_1] {D}\n\n[Doc_2] {C}\n\nPlease refer to [Doc_2] in the previous conversation."
+    )
+
+
+def test_documents_of_two_plans_are_shown_in_the_order_given():
+    a, b, _ = planned("ba")
+    c, d, _ = planned("dc")
+    assert format_context([a, b, c, d]) == (
+        f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n[Doc_3] {C}\n\n[Doc_4] {D}"
+    )
+
+
+def test_unplanned_documents_are_shown_in_the_order_given_and_can_be_planned():
+    shown = format_context(documents("ba"))
+    assert shown == f"[Doc_1] {B}\n\n[Doc_2] {A}"
+    assert len(RENDERED.find(shown)) == 1
+
+
+def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_without_a_plan():
+    assert format_context(documents("ab")) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+    text = format_context(planned("ba"))
+    assert text == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
+    [found] = RENDERED.find(f"Use this:\n{text}\n\nWhich?")
+    assert found.blocks == ()
+
+
+def test_no_documents_make_no_text():
+    assert format_context([]) == ""
+
+
+def test_two_documents_with_one_text_are_shown_once():
+    used = DocumentArranger(ReusePlanner(), "append", "Test")
+    twins = [document("a", page=1), document("a", page=2), document("b")]
+    found = used.arrange(Retrieval(twins, "?", NO_SCOPE))
+    assert len(found) == 3
+    assert format_context(found) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+
+
+def test_a_text_that_was_changed_since_is_shown_as_it_is_now():
+    a, b, c, note = planned("cba")
+    shorter = b.model_copy(update={"page_content": "b, in short"})
+    assert format_context([a, shorter, c, note]) == (
+        f"[Doc_1] {A}\n\n[Doc_2] b, in short\n\n[Doc_3] {C}\n\n{order(3, 2, 1)}"
+    )
+
+
+def test_one_label_with_two_texts_is_no_plan():
+    used = DocumentArranger(ReusePlanner(), "append", "Test")
+    twins = [document("a", page=1), document("a", page=2)]
+    one, other = used.arrange(Retrieval(twins, "?", NO_SCOPE))
+    changed = other.model_copy(update={"page_content": "now another"})
+    assert format_context([one, changed]) == f"[Doc_1] {A}\n\n[Doc_2] now another"
+
+
+def test_plans_survive_json():
+    found = planned("cba")
+    again = [Document(**json.loads(json.dumps(one.model_dump(exclude={"type"})))) for one in found]
+    assert format_context(again) == format_context(found)
+
+
+def test_other_words_can_be_used():
+    templates = Templates(label="<{ordinal}>", order="Best first: {order}.", separator="\n")
+    a, b, c, note = planned("cba", templates=templates)
+    assert format_context([a, b, c, note], templates) == (
+        f"<1> {A}\n<2> {B}\n<3> {C}\nBest first: <3> > <2> > <1>."
+    )
+    assert format_context([a, c], templates) == f"<1> {A}\n<3> {C}\nBest first: <3> > <1>."
+
+
+OVERLAP = "this sentence stands at the end of one chunk and at the start of the next"
+CHUNKS = [
+    Document("First of all, " + "x" * 300 + OVERLAP, id="1"),
+    Document(OVERLAP + " and goes on" + "y" * 300, id="2"),
+]
+
+
+def chunks() -> list[Document]:
+    used = DocumentArranger(ReusePlanner(trim_overlaps=True), "append", "Test")
+    return used.arrange(Retrieval(CHUNKS, "?", NO_SCOPE))
+
+
+def test_overlaps_are_left_out_as_the_plan_says():
+    first, second = CHUNKS
+    assert format_context(chunks()) == (
+        f"[Doc_1] {first.page_content}\n\n"
+        f"[Doc_2] (continues [Doc_1]) {second.page_content[len(OVERLAP) :]}"
+    )
+
+
+def test_an_overlap_is_shown_where_the_chunk_before_was_taken_away_or_changed():
+    first, second = chunks()
+    assert format_context([second]) == f"[Doc_2] {second.page_content}"
+    changed = first.model_copy(update={"page_content": "changed"})
+    assert format_context([changed, second]) == (
+        f"[Doc_1] changed\n\n[Doc_2] {second.page_content}"
+    )
+    changed = second.model_copy(update={"page_content": "changed " + second.page_content})
+    assert format_context([first, changed]) == (
+        f"[Doc_1] {first.page_content}\n\n[Doc_2] {changed.page_content}"
+    )
+
+
+def test_an_overlap_with_the_history_is_left_out_as_the_plan_says():
+    used = DocumentArranger(ReusePlanner(trim_overlaps=True), "append", "Test")
+    scope = RequestScope(conversation_id="t", history=())
+    first = format_context(used.arrange(Retrieval(CHUNKS[:1], "?", scope)))
+    scope = scope.inside(history=[{"role": "user", "content": first}])
+    second = used.arrange(Retrieval(CHUNKS[1:], "?", scope))
+    assert format_context(second) == (
+        f"[Doc_2] (continues [Doc_1]) {CHUNKS[1].page_content[len(OVERLAP) :]}"
+    )
+    changed = second[0].model_copy(update={"page_content": "another text" * 20})
+    assert format_context([changed]) == f"[Doc_2] {changed.page_content}"
+
+
+def test_documents_are_not_changed():
+    found = planned("cba")
+    before = deepcopy(found)
+    format_context(found)
+    format_context(found[::-1])
+    assert found == before
+
+
+def test_it_can_stand_in_a_chain():
+    compressor = ReuseCompressor()
+    chain = (
+        RunnableLambda(documents)
+        | (lambda found: compressor.compress_documents(found, "?"))
+        | format_context
+    )
+    assert chain.invoke("ab") == f"[Doc_1] {A}\n\n[Doc_2] {B}"
+
+
+@pytest.mark.parametrize("wrong", ["a secret text", None, Document("a secret text"), 3])
+def test_something_that_is_no_list_of_documents_is_refused(wrong):
+    with pytest.raises(ValueError, match="takes a list of Documents, not") as refusal:
+        format_context(wrong)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_list_with_something_else_in_it_is_refused():
+    with pytest.raises(ValueError, match="not one with str in it"):
+        format_context([document("a"), "a secret text"])  # type: ignore[list-item]

@@ -1,0 +1,439 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import (
+    ConfigurableField,
+    RunnableConfig,
+    RunnableLambda,
+    RunnablePassthrough,
+)
+from langchain_document_helpers import (
+    GivenRetriever,
+    LetterRetriever,
+    as_documents,
+    as_shown,
+    document,
+    documents,
+    letter_store,
+    letters_of,
+    no_sockets,
+)
+from langchain_tests.integration_tests import RetrieversIntegrationTests
+
+import ctxreuse
+from ctxreuse import ReusePlanner
+from ctxreuse.context.blocks import text_digest
+from ctxreuse.context.scope import NO_SCOPE
+from langchain_ctxreuse import ReuseRetriever, format_context
+from langchain_ctxreuse.documents.document_plans import Retrieval, marked_document
+
+__all__ = ["no_sockets"]
+
+
+class DrivenRetriever:
+    def __init__(self, **arguments: Any) -> None:
+        self.retriever = ReuseRetriever(retriever=GivenRetriever(), **arguments)
+        self.given: list[tuple[list[Document], list[Document]]] = []
+
+    @property
+    def faults(self) -> int:
+        return self.retriever.faults
+
+    def run(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
+        return [as_shown(one) for one in self.retriever.invoke(query, **self.taking(retrieved))]
+
+    async def arun(self, retrieved: Sequence[Retrieved], query: str) -> list[Shown]:
+        found = await self.retriever.ainvoke(query, **self.taking(retrieved))
+        return [as_shown(one) for one in found]
+
+    def taking(self, retrieved: Sequence[Retrieved]) -> dict[str, Any]:
+        given = as_documents(retrieved)
+        self.given.append((given, deepcopy(given)))
+        return {"documents": given}
+
+    def inputs_are_untouched(self) -> bool:
+        return all(now == before for now, before in self.given)
+
+
+class TestReuseRetrieverConforms(AdapterConformance):
+    def adapter(self, planner: Any, annotation: Any = "metadata") -> DrivenRetriever:
+        return DrivenRetriever(planner=planner, annotation=annotation)
+
+
+class TestReuseRetrieverInLangChainsOwnSuite(RetrieversIntegrationTests):
+    @property
+    def retriever_constructor(self) -> Any:
+        def reuse_retriever(k: int = 4) -> BaseRetriever:
+            inner = letter_store().as_retriever(search_kwargs={"k": k})
+            return ReuseRetriever(retriever=inner)
+
+        return reuse_retriever
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "abba"
+
+
+def reuse_retriever(**arguments: Any) -> ReuseRetriever:
+    return ReuseRetriever(retriever=LetterRetriever(), **arguments)
+
+
+def test_what_is_returned_shares_nothing_that_can_change_with_the_retrievers_store():
+    inner = LetterRetriever(store={"a": document("a", tags=["x", {"y": 1}])})
+    retriever = ReuseRetriever(retriever=inner, annotation="metadata")
+    first, _ = retriever.invoke("ab")
+    first.metadata["tags"][1]["y"] = 2
+    first.metadata["ctxreuse"]["plan"]["blocks"].clear()
+    assert inner.store["a"] == document("a", tags=["x", {"y": 1}])
+    again, _ = retriever.invoke("ab")
+    assert again.metadata["ctxreuse"]["plan"]["blocks"] == ["id-a", "id-b"]
+
+
+def test_the_metadata_of_a_planned_document_is_plain_data():
+    retriever = reuse_retriever(annotation="append")
+    retriever.invoke("abc")
+    found = retriever.invoke("dba")
+    plan = {
+        "request_id": "request-1",
+        "blocks": ["id-a", "id-b", "id-d"],
+        "references": [],
+        "order_annotation": "Please read the context in the following priority order: "
+        "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.",
+        "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
+        "expected_cached_tokens": found[0].metadata["ctxreuse"]["plan"]["expected_cached_tokens"],
+    }
+    assert [one.metadata for one in found] == [
+        {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_1]", "plan": plan}},
+        {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_2]", "plan": plan}},
+        {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_3]", "plan": plan}},
+        {
+            "source": "",
+            "ctxreuse": {"annotation": text_digest(found[3].page_content).hex(), "plan": plan},
+        },
+    ]
+    assert found[3].page_content == (
+        "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
+        + plan["order_annotation"]
+    )
+
+
+def test_the_annotation_has_the_metadata_names_that_all_documents_have():
+    retriever = ReuseRetriever(retriever=GivenRetriever())
+    retriever.invoke("q", documents=documents("ab"))
+    mixed = [document("b"), document("a", page=1)]
+    *_, note = retriever.invoke("q", documents=mixed)
+    assert {name: one for name, one in note.metadata.items() if name != "ctxreuse"} == {
+        "source": ""
+    }
+
+
+def test_a_document_without_an_id_keeps_none():
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: [Document("text")]))
+    assert [one.id for one in retriever.invoke("q")] == [None]
+
+
+def test_two_documents_with_one_text_and_different_metadata_both_come_back():
+    twins = [document("a", page=1), document("a", page=2), document("b")]
+    retriever = ReuseRetriever(retriever=GivenRetriever(), annotation="metadata")
+    found = retriever.invoke("q", documents=twins)
+    assert [(one.metadata.get("page"), one.metadata["ctxreuse"]["label"]) for one in found] == [
+        (1, "[Doc_1]"),
+        (2, "[Doc_1]"),
+        (None, "[Doc_2]"),
+    ]
+
+
+def test_any_runnable_from_a_string_to_documents_can_be_inside():
+    retriever = ReuseRetriever(retriever=RunnableLambda(documents))
+    assert letters_of(retriever.invoke("abc")) == "abc"
+
+
+def test_the_number_of_results_can_be_given_at_the_call():
+    retriever = ReuseRetriever(retriever=letter_store().as_retriever())
+    assert letters_of(retriever.invoke("aab", k=2)) == "ab"
+
+
+def test_a_retriever_that_takes_no_further_arguments_can_be_inside():
+    assert letters_of(reuse_retriever().invoke("abc", k=2)) == "abc"
+
+
+def test_the_config_reaches_the_retriever_inside():
+    inner = letter_store().as_retriever(search_kwargs={"k": 3})
+    configurable = inner.configurable_fields(search_kwargs=ConfigurableField(id="search"))
+    retriever = ReuseRetriever(retriever=configurable)
+    config: RunnableConfig = {"configurable": {"search": {"k": 1}}}
+    assert letters_of(retriever.invoke("aab", config)) == "a"
+
+
+class Runs(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.started: list[tuple[str, bool]] = []
+        self.ended: list[str] = []
+        self.failed: list[str] = []
+        self.tags: list[list[str]] = []
+
+    def on_retriever_start(self, serialized: Any, query: str, **kwargs: Any) -> None:
+        self.started.append((kwargs["name"], kwargs["parent_run_id"] is not None))
+        self.tags.append(kwargs["tags"])
+
+    def on_retriever_end(self, documents: Sequence[Document], **kwargs: Any) -> None:
+        self.ended.append(letters_of(documents))
+
+    def on_retriever_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.failed.append(str(error))
+
+
+def test_the_retriever_inside_is_a_child_run():
+    runs = Runs()
+    reuse_retriever().invoke("ab", {"callbacks": [runs], "tags": ["mine"], "run_name": "outer"})
+    assert runs.started == [("outer", False), ("LetterRetriever", True)]
+    assert runs.ended == ["ab", "ab"]
+    assert runs.tags == [["mine"], ["mine"]]
+
+
+async def test_the_retriever_inside_is_a_child_run_in_async_calls_too():
+    runs = Runs()
+    await reuse_retriever().ainvoke("ab", {"callbacks": [runs], "run_name": "outer"})
+    assert runs.started == [("outer", False), ("LetterRetriever", True)]
+
+
+class BrokenRetriever(LetterRetriever):
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        if "!" in query:
+            raise ConnectionError(f"no store for {query}")
+        return super()._get_relevant_documents(query, run_manager=run_manager)
+
+
+def test_an_error_of_the_retriever_inside_is_not_caught():
+    runs = Runs()
+    retriever = ReuseRetriever(retriever=BrokenRetriever())
+    with pytest.raises(ConnectionError, match="no store for !"):
+        retriever.invoke("!", {"callbacks": [runs]})
+    assert runs.failed == ["no store for !", "no store for !"]
+    assert retriever.faults == 0
+
+
+def test_a_batch_is_planned_as_one_and_answered_in_the_callers_order():
+    planner = ReusePlanner()
+    found = reuse_retriever(planner=planner, annotation="metadata").batch(["abc", "xyz", "dcb"])
+    batch = ReusePlanner().plan_batch(
+        ctxreuse.ContextRequest(
+            [ctxreuse.ContextBlock(id=one.id, text=one.page_content) for one in documents(query)],
+            query,
+        )
+        for query in ("abc", "xyz", "dcb")
+    )
+    planned = ["".join(b.text[0] for b in plan.blocks) for plan in batch.in_input_order()]
+    assert [letters_of(one) for one in found] == planned
+    assert planned != ["abc", "xyz", "dcb"], "otherwise this shows nothing"
+
+
+async def test_an_async_batch_gives_what_a_batch_gives():
+    queries = ["abc", "xyz", "dcb", "", "bca"]
+    assert await reuse_retriever().abatch(queries) == reuse_retriever().batch(queries)
+
+
+def test_an_empty_batch_is_empty():
+    assert reuse_retriever().batch([]) == []
+
+
+def test_a_batchs_callbacks_see_the_documents_as_retrieved():
+    runs = Runs()
+    reuse_retriever().batch(["abc", "dcb"], {"callbacks": [runs], "max_concurrency": 1})
+    assert runs.ended == ["abc", "abc", "dcb", "dcb"]
+
+
+def test_a_batch_returns_exceptions_where_it_is_asked_to():
+    retriever = ReuseRetriever(retriever=BrokenRetriever(), annotation="metadata")
+    first, error, last = retriever.batch(["abc", "!", "dcb"], return_exceptions=True)
+    assert isinstance(error, ConnectionError)
+    assert sorted(letters_of(first)) == ["a", "b", "c"]
+    assert letters_of(last)[:2] == letters_of(first)[:2], "planned together"
+    with pytest.raises(ConnectionError):
+        retriever.batch(["abc", "!"])
+
+
+async def test_an_async_batch_returns_exceptions_where_it_is_asked_to():
+    retriever = ReuseRetriever(retriever=BrokenRetriever(), annotation="metadata")
+    first, error = await retriever.abatch(["abc", "!"], return_exceptions=True)
+    assert isinstance(error, ConnectionError)
+    assert letters_of(first) == "abc"
+
+
+def test_tenants_in_one_batch_do_not_influence_each_other():
+    configs: list[RunnableConfig] = [
+        {"configurable": {"tenant": tenant}} for tenant in ("one", "two", "one")
+    ]
+    found = reuse_retriever(annotation="metadata").batch(["abc", "dcb", "dcb"], configs)
+    assert letters_of(found[1]) == "dcb"
+    assert letters_of(found[2]) != "dcb"
+
+
+def test_a_planning_fault_lets_a_batch_through_as_retrieved():
+    retriever = reuse_retriever(planner=FaultyPlanner())
+    found = retriever.batch(["abc", "dcb"])
+    assert [letters_of(one) for one in found] == ["abc", "dcb"]
+    assert all("ctxreuse" not in one.metadata for one in found[0])
+    assert retriever.faults == 1
+
+
+def test_results_that_are_no_documents_go_through_as_retrieved():
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: ["just text"]))
+    assert retriever.invoke("q") == ["just text"]
+    assert retriever.faults == 1
+
+
+def test_the_tenant_in_the_config_keeps_orders_apart():
+    retriever = reuse_retriever(annotation="metadata")
+    one: RunnableConfig = {"configurable": {"tenant": "one"}}
+    two: RunnableConfig = {"configurable": {"tenant": "two"}}
+    retriever.invoke("abc", one)
+    assert letters_of(retriever.invoke("dcb", two)) == "dcb"
+    assert letters_of(retriever.invoke("dcb", one)) != "dcb"
+
+
+async def test_the_config_of_the_chain_around_it_says_whose_request_it_is():
+    retriever = reuse_retriever(annotation="metadata")
+    # a function in a chain calls the retriever without a config
+    chain = RunnableLambda(lambda query: query) | RunnableLambda(lambda q: retriever.invoke(q))
+    chain.invoke("abc", {"configurable": {"tenant": "one"}})
+    assert letters_of(chain.invoke("dcb", {"configurable": {"tenant": "two"}})) == "dcb"
+    found = await chain.ainvoke("dcb", {"configurable": {"tenant": "one"}})
+    assert letters_of(found) != "dcb"
+
+
+CONVERSATION: RunnableConfig = {"configurable": {"thread_id": "t1", "history": []}}
+
+
+def second_turn(retriever: ReuseRetriever, query: str) -> list[Document]:
+    """Ask in a conversation whose first turn showed a and b."""
+    first = format_context(retriever.invoke("ab", CONVERSATION))
+    history = [HumanMessage(f"{first}\n\nWhich?"), AIMessage("This.")]
+    config: RunnableConfig = {"configurable": {"thread_id": "t1", "history": history}}
+    return retriever.invoke(query, config)
+
+
+def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_stands():
+    found = second_turn(reuse_retriever(), "cb")
+    assert [one.page_content for one in found] == [
+        document("c").page_content,
+        "Please refer to [Doc_2] in the previous conversation.",
+    ]
+    assert found[0].metadata["ctxreuse"]["label"] == "[Doc_3]"
+
+
+def test_where_the_history_shows_everything_one_document_says_so_in_metadata_mode_too():
+    [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
+    assert only.page_content == "Please refer to [Doc_2] in the previous conversation."
+    assert marked_document(only).is_annotation
+
+
+def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_names():
+    inner = LetterRetriever(store={"b": document("b", source="b.txt")})
+    [only] = second_turn(ReuseRetriever(retriever=inner), "b")
+    assert only.metadata["source"] == ""
+
+
+@pytest.mark.parametrize("found", [None, "text", [1]])
+def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
+    assert retriever._arranger.arrange(Retrieval(found, "?", NO_SCOPE)) == found
+    assert retriever.faults == 1
+
+
+def test_something_else_than_a_retriever_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"pass its as_retriever\(\)"):
+        ReuseRetriever(retriever=letter_store())
+    with pytest.raises(ValueError, match="pass a retriever or a runnable"):
+        ReuseRetriever(retriever="store")
+
+
+def test_misspelt_options_are_refused():
+    with pytest.raises(ValueError, match="annotations"):
+        reuse_retriever(annotations="off")
+
+
+def test_with_annotations_off_nothing_is_left_out():
+    assert letters_of(second_turn(reuse_retriever(annotation="off"), "cb")) == "cb"
+
+
+PROMPT = ChatPromptTemplate.from_messages([("system", "Use this:\n{context}"), ("user", "{input}")])
+
+
+class Echo(FakeListChatModel):
+    """Answers with its prompt."""
+
+    responses: list[str] = []  # noqa: RUF012  # pydantic copies it
+
+    def _call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        return "\n".join(str(message.content) for message in messages)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain_classic, on import
+def test_an_unchanged_stuff_chain_shows_planned_documents_and_the_annotation():
+    from langchain_classic.chains import create_retrieval_chain
+    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+
+    chain = create_retrieval_chain(reuse_retriever(), create_stuff_documents_chain(Echo(), PROMPT))
+    chain.invoke({"input": "abc"})
+    a, b, c = (document(letter).page_content for letter in "abc")
+    assert chain.invoke({"input": "cba"})["answer"] == (
+        f"Use this:\n{a}\n\n{b}\n\n{c}\n\nThe documents above are [Doc_1], [Doc_2], [Doc_3], in "
+        "this order. Please read the context in the following priority order: "
+        "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.\ncba"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain_classic, on import
+def test_a_stuff_chain_whose_document_prompt_names_metadata_takes_the_annotation_too():
+    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+
+    chain = create_stuff_documents_chain(
+        Echo(), PROMPT, document_prompt=PromptTemplate.from_template("({source}) {page_content}")
+    )
+    retriever = reuse_retriever()
+    retriever.invoke("ab")
+    shown = chain.invoke({"context": retriever.invoke("ba"), "input": "?"})
+    assert "() The documents above are [Doc_1], [Doc_2], in this order." in shown
+
+
+def test_an_lcel_chain_with_format_context_shows_labels_blocks_and_annotation():
+    chain = (
+        {"context": reuse_retriever() | format_context, "input": RunnablePassthrough()}
+        | PROMPT
+        | Echo()
+        | StrOutputParser()
+    )
+    chain.invoke("ab")
+    a, b = (document(letter).page_content for letter in "ab")
+    assert chain.invoke("ba") == (
+        f"Use this:\n[Doc_1] {a}\n\n[Doc_2] {b}\n\nPlease read the context in the following "
+        "priority order: [Doc_2] > [Doc_1] and answer the question.\nba"
+    )
+
+
+def test_a_chains_batch_reaches_the_batch_of_the_retriever():
+    chain = reuse_retriever() | format_context
+    first, _, last = chain.batch(["abc", "xyz", "dcb"])
+    assert first.split("\n\n")[:2] == last.split("\n\n")[:2]
+
+
+def test_the_planner_may_be_left_out():
+    assert ReuseRetriever(retriever=LetterRetriever()).planner is not reuse_retriever().planner
+
+
+def test_something_that_is_no_retriever_is_refused():
+    with pytest.raises(ValueError, match="retriever"):
+        ReuseRetriever(retriever="docs")

@@ -1,0 +1,528 @@
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_socket
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.llms import MockLLM
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
+
+from ctxreuse import ReusePlanner, request_context
+from ctxreuse.cache.simulator import PrefixCacheSimulator
+from ctxreuse.serving.emulation.emulated_engine import word_tokens
+from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
+from llamaindex_ctxreuse.chat import chat_turn
+from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
+
+
+@pytest.fixture(autouse=True)
+def _without_network() -> Iterator[None]:
+    pytest_socket.disable_socket(allow_unix_socket=True)
+    yield
+    pytest_socket.enable_socket()
+
+
+def engine(llm: Any = None, **options: Any) -> ReuseChatEngine:
+    retriever = options.pop("retriever", None) or LetterRetriever()
+    llm = RecordingLLM() if llm is None else llm
+    return ReuseChatEngine(retriever, llm, **{"metadata_mode": MetadataMode.NONE, **options})
+
+
+async def _stream(chat: ReuseChatEngine, message: str) -> str:
+    response = await chat.astream_chat(message)
+    return "".join([piece async for piece in response.async_response_gen()])
+
+
+WAYS: dict[str, Callable[[ReuseChatEngine, str], Any]] = {
+    "chat": lambda chat, message: chat.chat(message).response,
+    "stream_chat": lambda chat, message: "".join(chat.stream_chat(message).response_gen),
+}
+ASYNC_WAYS: dict[str, Callable[[ReuseChatEngine, str], Any]] = {
+    "achat": lambda chat, message: chat.achat(message),
+    "astream_chat": _stream,
+}
+
+
+async def ask(way: str, chat: ReuseChatEngine, message: str) -> str:
+    if way in WAYS:
+        return str(WAYS[way](chat, message))
+    return str(await ASYNC_WAYS[way](chat, message))
+
+
+def grow(prompts: list[str]) -> bool:
+    return all(later.startswith(earlier) for earlier, later in itertools.pairwise(prompts))
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
+    async def test_a_conversation_is_sent_in_full(self, way: str) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner, system_prompt="Be brief.")
+        answers = [await ask(way, chat, message) for message in ("ab one?", "cb two?")]
+        assert [str(answer) for answer in answers] == ["answer 1", "answer 2"]
+        first = (
+            f"<system>Be brief.</><user>[Doc_1] {letter_text('a')}\n\n"
+            f"[Doc_2] {letter_text('b')}\n\nab one?</>"
+        )
+        assert inner.prompts == [
+            first,
+            f"{first}<assistant>answer 1</><user>[Doc_3] {letter_text('c')}\n\n"
+            "Please refer to [Doc_2] in the previous conversation.\n\ncb two?</>",
+        ]
+        assert chat.faults == 0
+
+    def test_the_first_turns_of_conversations_share_their_order(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        engine(inner, planner=planner).chat("abc one?")
+        engine(inner, planner=planner).chat("cba one?")
+        opening = inner.prompts[0].removesuffix("abc one?</>")
+        assert inner.prompts[1] == (
+            f"{opening}Please read the context in the following priority order: "
+            "[Doc_3] > [Doc_2] > [Doc_1] and answer the question.\n\ncba one?</>"
+        )
+
+    def test_another_system_prompt_is_another_prefix(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        engine(inner, planner=planner, system_prompt="One.").chat("abc one?")
+        engine(inner, planner=planner, system_prompt="Two.").chat("cba one?")
+        assert "priority" not in inner.prompts[1]
+
+    def test_tenants_do_not_see_each_others_order(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        for tenant in ("one", "two", "one"):
+            with request_context(tenant=tenant):
+                engine(inner, planner=planner).chat("abc?" if len(inner.prompts) < 1 else "cba?")
+        assert ["priority" in prompt for prompt in inner.prompts] == [False, False, True]
+
+    def test_nothing_retrieved_leaves_the_question(self) -> None:
+        inner = RecordingLLM()
+        engine(inner).chat(" hello?")
+        assert inner.prompts == ["<user> hello?</>"]
+
+    def test_a_cache_serves_all_of_the_turn_before(self) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner, system_prompt="Be brief.")
+        cache = PrefixCacheSimulator(None, 16)
+        cached = []
+        for message in ("abc one?", "cbd two?", "ab three?"):
+            chat.chat(message)
+            usage = cache.serve(word_tokens(inner.prompts[-1]), "")
+            cached.append(usage.cached_tokens)
+        lengths = [len(word_tokens(prompt)) for prompt in inner.prompts]
+        assert all(one >= before - 16 for one, before in zip(cached[1:], lengths[:-1], strict=True))
+
+    def test_metadata_is_shown_as_the_mode_says(self) -> None:
+        inner = RecordingLLM()
+        engine(inner, metadata_mode=MetadataMode.LLM).chat("a one?")
+        assert "[Doc_1] source: a.txt\n\na says" in inner.prompts[0]
+
+    async def test_planned_nodes_are_planned_once(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        chat = engine(
+            inner,
+            retriever=ReuseRetriever(LetterRetriever(), planner=planner),
+            node_postprocessors=[ReusePostprocessor(planner=planner)],
+            planner=planner,
+        )
+        with request_context(conversation_id="c"):
+            for message in ("abc one?", "cba two?", "bd three?"):
+                await chat.achat(message)
+        assert grow(inner.prompts)
+        assert inner.prompts[2].count("says:") == 4
+        assert "documents above" not in inner.prompts[2]
+
+    def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        retriever = ReuseRetriever(
+            LetterRetriever(), planner=planner, metadata_mode=MetadataMode.NONE
+        )
+        chat = engine(inner, retriever=retriever, planner=planner)
+        with request_context(conversation_id="c"):
+            chat.chat("ab one?")
+        history = [{"role": one.role.value, "content": one.content} for one in chat.chat_history]
+        with request_context(conversation_id="c", history=history):
+            response = chat.chat("b two?")
+        assert inner.prompts[1].endswith("[Doc_2] in the previous conversation.\n\nb two?</>")
+        assert [node.node_id for node in response.source_nodes] == ["id-b"]
+
+    def test_what_a_retriever_left_out_for_the_conversation_is_still_pointed_to(self) -> None:
+        class Keeping(LetterRetriever):
+            def _retrieve(self, query_bundle: Any) -> Any:
+                return kept
+
+        planner = ReusePlanner()
+        postprocessor = ReusePostprocessor(planner=planner, metadata_mode=MetadataMode.NONE)
+        with request_context(conversation_id="c", history=[]):
+            postprocessor.postprocess_nodes(letter_nodes("ab"))
+        shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
+        with request_context(conversation_id="c", history=[shown]):
+            kept = postprocessor.postprocess_nodes(letter_nodes("ca"))
+        inner = RecordingLLM()
+        engine(inner, retriever=Keeping()).chat("one?")
+        assert inner.prompts[0] == (
+            f"<user>[Doc_1] {letter_text('c')}\n\n"
+            "Please refer to [Doc_1] in the previous conversation.\n\none?</>"
+        )
+
+    def test_a_model_that_schedules_leaves_the_prompt_alone(self) -> None:
+        inner, plain = RecordingLLM(), RecordingLLM()
+        wrapped, bare = engine(ReuseLLM(inner=inner, window_s=0)), engine(plain)
+        for message in ("pqr one?", "rqs two?"):
+            wrapped.chat(message)
+            bare.chat(message)
+        assert inner.prompts == plain.prompts
+
+
+class TestHistory:
+    async def test_it_is_what_was_sent(self) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner, system_prompt="Be brief.")
+        chat.chat("ab one?")
+        assert [message.role.value for message in chat.chat_history] == ["user", "assistant"]
+        assert chat.chat_history == [*inner.chats[0][1:], _said("answer 1")]
+        assert [message.content for message in chat.said] == ["ab one?", "answer 1"]
+
+    @pytest.mark.parametrize("shown", ["chat_history", "said"])
+    def test_handed_in_again_it_is_replayed_as_it_was_sent(self, shown: str) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner)
+        chat.chat("ab one?")
+        chat.chat("cb two?", chat_history=getattr(chat, shown))
+        assert grow(inner.prompts)
+        assert len(chat.said) == 4
+
+    def test_another_engine_goes_on_from_it(self) -> None:
+        inner, planner = RecordingLLM(), ReusePlanner()
+        with request_context(conversation_id="c"):
+            chat = engine(inner, planner=planner)
+            chat.chat("ab one?")
+            other = engine(inner, planner=planner, chat_history=chat.chat_history)
+            other.chat("b two?")
+        assert grow(inner.prompts)
+        assert inner.prompts[1].endswith("[Doc_2] in the previous conversation.\n\nb two?</>")
+
+    def test_an_edited_history_is_taken_as_it_is(self) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner)
+        chat.chat("ab one?")
+        edited = [ChatMessage(role="user", content="hello"), _said("hi")]
+        chat.chat("b two?", chat_history=edited)
+        assert inner.prompts[1] == (
+            f"<user>hello</><assistant>hi</><user>[Doc_1] {letter_text('b')}\n\nb two?</>"
+        )
+
+    def test_what_the_caller_does_to_it_changes_nothing(self) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner)
+        chat.chat("ab one?")
+        for message in (*chat.chat_history, *chat.said):
+            message.blocks.clear()
+        chat.chat("cd two?")
+        assert grow(inner.prompts)
+
+    def test_resetting_forgets_it(self) -> None:
+        inner = RecordingLLM()
+        chat = engine(inner)
+        chat.chat("ab one?")
+        chat.reset()
+        assert chat.chat_history == []
+        chat.chat("ab two?")
+        assert inner.prompts[1].count("says:") == 2
+
+    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
+    async def test_a_turn_that_fails_is_not_part_of_it(self, way: str) -> None:
+        def fails(prompt: str) -> Exception | None:
+            return TimeoutError("busy") if "two?" in prompt else None
+
+        inner, planner = RecordingLLM(fails=fails), ReusePlanner()
+        chat = engine(inner, planner=planner)
+        await ask(way, chat, "ab one?")
+        with pytest.raises(TimeoutError, match="busy"):
+            await ask(way, chat, "cd two?")
+        assert len(chat.chat_history) == 2
+        assert planner.statistics().requests == 1
+        await ask(way, chat, "cd three?")
+        assert grow(inner.prompts)
+        assert inner.prompts[-1].count("says:") == 4
+
+    def test_a_stream_is_part_of_it_once_it_is_complete(self) -> None:
+        chat = engine()
+        response = chat.stream_chat("ab one?")
+        assert "".join(response.response_gen) == "answer 1"
+        assert [message.content for message in chat.said] == ["ab one?", "answer 1"]
+
+    # LlamaIndex raises it in its writer's thread as well
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    @pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
+    async def test_a_stream_that_breaks_is_not_part_of_it(self, way: str) -> None:
+        inner, planner = RecordingLLM(breaks_after=1), ReusePlanner()
+        chat = engine(inner, planner=planner)
+        with pytest.raises(ConnectionError):
+            await ask(way, chat, "ab one?")
+        assert chat.chat_history == []
+        assert planner.statistics().requests == 0
+
+    def test_turns_that_overlap_are_both_kept(self) -> None:
+        chat = engine()
+        first, second = chat.stream_chat("ab one?"), chat.stream_chat("cd two?")
+        for response in (first, second):
+            "".join(response.response_gen)
+        assert sorted(message.content or "" for message in chat.said) == [
+            "ab one?",
+            "answer 1",
+            "answer 2",
+            "cd two?",
+        ]
+
+    def test_a_model_that_streams_the_answer_so_far_is_understood(self) -> None:
+        class Cumulative(RecordingLLM):
+            def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+                return (ChatResponse(message=_said(text)) for text in ("ans", "answer"))
+
+        chat = engine(Cumulative())
+        "".join(chat.stream_chat("ab one?").response_gen)
+        assert [message.content for message in chat.said] == ["ab one?", "answer"]
+
+    def test_white_space_around_a_streamed_answer_is_kept(self) -> None:
+        inner = RecordingLLM(answer="  an answer\n")
+        chat = engine(inner)
+        "".join(chat.stream_chat("ab one?").response_gen)
+        chat.chat("cd two?")
+        assert "<assistant>  an answer\n</>" in inner.prompts[1]
+
+
+class TestWindow:
+    def test_the_oldest_turns_go_when_the_models_window_is_full(self) -> None:
+        inner, planner = RecordingLLM(context_window=1_000, num_output=100), ReusePlanner()
+        chat = engine(inner, planner=planner, token_counter=lambda text: len(text) // 4)
+        for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl")):
+            chat.chat(f"{letters} {number}?")
+            assert planner.statistics().requests == number + 1, "only what is sent is counted"
+        assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
+        cut = [
+            number
+            for number, (earlier, later) in enumerate(itertools.pairwise(inner.prompts), start=1)
+            if not later.startswith(earlier)
+        ]
+        assert cut, "the conversation is longer than the window"
+        assert all(b - a > 1 for a, b in itertools.pairwise(cut)), "and is cut by half at once"
+        for number in cut:
+            assert inner.prompts[number].startswith("<user>[Doc_")
+
+    def test_what_dropped_turns_showed_is_sent_again(self) -> None:
+        inner = RecordingLLM(context_window=1_000, num_output=100)
+        chat = engine(inner, token_counter=lambda text: len(text) // 4)
+        for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl", "ab")):
+            chat.chat(f"{letters} {number}?")
+            shown = inner.prompts[-1]
+            for letter in letters:
+                assert letter_text(letter) in shown
+        assert "a says" not in inner.prompts[-2]
+
+    def test_a_turn_that_is_too_long_alone_is_sent_and_said_so_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        inner = RecordingLLM(context_window=300, num_output=100)
+        chat = engine(inner)
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            chat.chat("abcd one?")
+            chat.chat("efgh two?")
+        assert [prompt.count("says:") for prompt in inner.prompts] == [4, 4]
+        assert len(caplog.records) == 1
+        assert "context_window of 300" in caplog.text
+        assert "one?" not in caplog.text
+
+    def test_a_model_that_says_nothing_of_its_answers_length_keeps_room_for_one(self) -> None:
+        inner = RecordingLLM(context_window=500, num_output=-1)
+        chat = engine(inner, token_counter=lambda text: len(text) // 4)
+        for letters in ("a", "b", "c"):
+            chat.chat(f"{letters}?")
+        assert max(len(prompt) // 4 for prompt in inner.prompts) <= 250
+
+    def test_a_turn_that_fails_drops_no_older_ones(self) -> None:
+        def fails(prompt: str) -> Exception | None:
+            return TimeoutError("busy") if "fail?" in prompt else None
+
+        inner = RecordingLLM(context_window=1_000, num_output=100, fails=fails)
+        chat = engine(inner, token_counter=lambda text: len(text) // 4)
+        for letters in ("ab", "cd", "ef"):
+            chat.chat(f"{letters} ?")
+        before = chat.chat_history
+        with pytest.raises(TimeoutError):
+            chat.chat("ghij fail?")
+        assert chat.chat_history == before
+
+    def test_a_history_that_does_not_begin_with_a_question_can_be_cut_too(self) -> None:
+        inner = RecordingLLM(context_window=500, num_output=100)
+        given = [_said("hello " * 400), ChatMessage(role="user", content="hi"), _said("ho")]
+        chat = engine(inner, chat_history=given)
+        chat.chat("a one?")
+        assert inner.prompts[0].startswith("<user>hi</><assistant>ho</><user>[Doc_1]")
+
+
+class TestResponses:
+    @pytest.mark.parametrize("way", ["chat", "stream_chat"])
+    def test_sources_come_as_ranked_with_what_became_of_them(self, way: str) -> None:
+        chat = engine()
+        chat.chat("ab one?")
+        response = getattr(chat, way)("cb two?")
+        assert [
+            (node.text[0], node.score, node.metadata["ctxreuse"]["label"])
+            for node in response.source_nodes
+        ] == [("c", 1.0, "[Doc_3]"), ("b", 0.9, "[Doc_2]")]
+        assert response.source_nodes[0].metadata["ctxreuse"]["plan"]["references"] == ["id-b"]
+        assert response.sources[0].tool_name == "retriever"
+        assert response.sources[0].raw_output == response.source_nodes
+
+    def test_the_plan_is_in_the_responses_metadata(self) -> None:
+        response = engine().chat("ab one?")
+        assert response.metadata is not None
+        assert response.metadata["ctxreuse"]["blocks"] == ["id-a", "id-b"]
+
+    def test_events_go_where_the_user_wants_them(self) -> None:
+        debug = LlamaDebugHandler(print_trace_on_end=False)
+        manager = CallbackManager([debug])
+        chat = engine(RecordingLLM(callback_manager=manager), callback_manager=manager)
+        chat.chat("ab one?")
+        assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
+
+
+class TestRetrieval:
+    async def test_postprocessors_see_what_was_retrieved(self) -> None:
+        inner = RecordingLLM()
+        cutoff = SimilarityPostprocessor(similarity_cutoff=0.85)
+        chat = engine(inner, node_postprocessors=[cutoff])
+        chat.chat("abc one?")
+        await chat.achat("def two?")
+        assert [prompt.count("says:") for prompt in inner.prompts] == [2, 4]
+
+    @pytest.mark.parametrize("way", ["chat", "achat"])
+    async def test_a_follow_up_can_be_condensed(self, way: str) -> None:
+        inner = RecordingLLM()
+        retriever = LetterRetriever()
+        chat = engine(
+            inner,
+            retriever=retriever,
+            skip_condense=False,
+            condense_prompt="{chat_history} | {question}",
+        )
+        await ask(way, chat, "ab one?")
+        await ask(way, chat, "cb two?")
+        assert retriever.queries == ["ab one?", "answer 2"]
+        assert inner.prompts[1] == "user: ab one?\nassistant: answer 1 | cb two?"
+        assert inner.prompts[2].endswith("cb two?</>")
+
+    def test_a_planning_fault_sends_the_texts_as_retrieved(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Faulty(ReusePlanner):
+            def plan(self, *args: Any, **kwargs: Any) -> Any:
+                raise RuntimeError("a fault of ours")
+
+        inner = RecordingLLM()
+        chat = engine(inner, planner=Faulty())
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            response = chat.chat("ba one?")
+            chat.chat("ab two?")
+        first = f"<user>{letter_text('b')}\n\n{letter_text('a')}\n\nba one?</>"
+        assert inner.prompts[0] == first
+        assert grow(inner.prompts)
+        assert [node.text[0] for node in response.source_nodes] == ["b", "a"]
+        assert chat.faults == 2
+        assert len(caplog.records) == 1
+
+    def test_a_token_counter_that_fails_costs_no_turn_and_no_reuse(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def counter(text: str) -> int:
+            calls.append(text)
+            if len(calls) > 1:
+                raise OverflowError(text)
+            return len(text) // 4
+
+        calls: list[str] = []
+        inner = RecordingLLM(context_window=600, num_output=100)
+        chat = engine(inner, token_counter=counter)
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            for message in ("ab one?", "ba two?", "cd three?", "ef four?"):
+                chat.chat(message)
+        assert inner.prompts[1].startswith(inner.prompts[0])
+        assert inner.prompts[1].endswith(
+            "Please refer to [Doc_2] in the previous conversation.\n\n"
+            "Please refer to [Doc_1] in the previous conversation.\n\nba two?</>"
+        )
+        assert all(len(prompt) // 4 <= 500 for prompt in inner.prompts), "estimates keep it short"
+        assert chat.faults == len(calls) - 1 > 0
+        assert len(caplog.records) == 1
+        assert "says" not in caplog.text
+
+    @pytest.mark.parametrize("is_ours", [True, False])
+    def test_nodes_that_cannot_be_prepared_are_sent_as_retrieved(
+        self, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+    ) -> None:
+        def fails(nodes: Any) -> Any:
+            raise KeyError("a fault of ours")
+
+        class Odd(LetterRetriever):
+            def _retrieve(self, query_bundle: Any) -> Any:
+                return [NodeWithScore(node=node) for node in nodes]
+
+        template = "{key}: {value}" if is_ours else "{odd}"
+        nodes = [
+            TextNode(text="b", metadata={"k": "v"}, metadata_template=template),
+            TextNode(text="a", metadata={"k": "v"}),
+            AnnotationNode(text="[Doc_1] > [Doc_2]"),
+        ]
+        if is_ours:
+            monkeypatch.setattr(chat_turn, "without_plan", fails)
+        inner, planner = RecordingLLM(), ReusePlanner()
+        options: dict[str, Any] = {"planner": planner, "metadata_mode": MetadataMode.LLM}
+        chat = engine(inner, retriever=Odd(), **options)
+        response = chat.chat("one?")
+        texts = "k: v\n\nb\n\nk: v\n\na" if is_ours else "b\n\na"
+        assert inner.prompts == [f"<user>{texts}\n\none?</>"]
+        assert [one.node for one in response.source_nodes] == nodes[:2]
+        assert chat.faults == (1 if is_ours else 2)
+        assert planner.statistics().requests == 0
+
+    def test_an_error_of_the_retriever_is_the_callers(self) -> None:
+        class Broken(LetterRetriever):
+            def _retrieve(self, query_bundle: Any) -> Any:
+                raise LookupError("no store")
+
+        with pytest.raises(LookupError, match="no store"):
+            engine(retriever=Broken()).chat("ab?")
+
+
+class TestMaking:
+    def test_settings_give_the_model(self) -> None:
+        chat = ReuseChatEngine.from_defaults(LetterRetriever(), MockLLM(), system_prompt="Hi.")
+        assert "system: Hi." in chat.chat("ab one?").response
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"llm": None}, "llm must be a LlamaIndex LLM"),
+            ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
+            ({"planner": None}, r"planner must be a ctxreuse\.ReusePlanner"),
+            ({"system_prompt": 3}, "system must be str"),
+            ({"node_postprocessors": ["x"]}, "node_postprocessors holds str"),
+            ({"metadata_mode": MetadataMode.ALL}, "shows the model the plan"),
+            ({"token_counter": 3}, "token_counter must be"),
+        ],
+    )
+    def test_wrong_arguments_are_refused(self, arguments: dict[str, Any], message: str) -> None:
+        given: dict[str, Any] = {"retriever": LetterRetriever(), "llm": MockLLM(), **arguments}
+        with pytest.raises(ValueError, match=message):
+            ReuseChatEngine(**given)
+
+
+def _said(text: str) -> ChatMessage:
+    return ChatMessage(role="assistant", content=text)

@@ -1,0 +1,323 @@
+"""The adapters inside LlamaIndex's own engines, executors and workflows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import pytest_socket
+from llama_index.core.async_utils import asyncio_run, run_async_tasks, run_jobs
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import CondensePlusContextChatEngine
+from llama_index.core.memory import Memory
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.schema import MetadataMode
+from llama_index.core.types import Thread
+from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM, letter_nodes
+
+from ctxreuse import ReusePlanner, request_context
+from ctxreuse.context.scope import current_scope
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
+from llamaindex_ctxreuse import (
+    ReuseChatEngine,
+    ReuseLLM,
+    ReusePostprocessor,
+    ReuseRetriever,
+    format_context,
+)
+from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
+
+
+@pytest.fixture(autouse=True)
+def _without_network() -> Iterator[None]:
+    pytest_socket.disable_socket(allow_unix_socket=True)
+    yield
+    pytest_socket.enable_socket()
+
+
+def letters(prompt: str) -> str:
+    return "".join(part.rpartition("\n")[2].strip()[-1:] for part in prompt.split(" says: ")[:-1])
+
+
+ANNOTATION = (
+    "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the context in "
+    "the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+)
+
+
+class TestQueryEngine:
+    @pytest.mark.parametrize("adapter", ["postprocessor", "retriever"])
+    @pytest.mark.parametrize("is_chat_model", [True, False])
+    async def test_an_unchanged_query_engine_shows_the_planned_context(
+        self, adapter: str, is_chat_model: bool
+    ) -> None:
+        inner = RecordingLLM(is_chat_model=is_chat_model)
+        if adapter == "postprocessor":
+            engine = RetrieverQueryEngine.from_args(
+                LetterRetriever(), llm=inner, node_postprocessors=[ReusePostprocessor()]
+            )
+        else:
+            engine = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=inner)
+        engine.query("abc first?")
+        response = engine.query("cba second?")
+        assert str(response) == "answer 2"
+        assert [letters(prompt) for prompt in inner.prompts] == ["abc", "abc"]
+        assert ANNOTATION in inner.prompts[1]
+        assert inner.prompts[1].index(ANNOTATION) < inner.prompts[1].index("cba second?")
+        assert [node.score for node in response.source_nodes[:3]] == [0.8, 0.9, 1.0]
+        assert isinstance(response.source_nodes[3].node, AnnotationNode)
+        await engine.aquery("bca third?")
+        assert letters(inner.prompts[2]) == "abc"
+
+    def test_the_default_prompts_share_their_beginning(self) -> None:
+        inner = RecordingLLM()
+        engine = RetrieverQueryEngine.from_args(
+            ReuseRetriever(LetterRetriever(), annotation="off"), llm=inner
+        )
+        for query in ("abc first?", "cba second?"):
+            engine.query(query)
+        shared = inner.prompts[0].partition("abc first?")[0]
+        assert inner.prompts[1].startswith(shared)
+        assert len(shared) > 1_200
+
+    def test_a_context_that_is_split_over_calls_loses_nothing(self) -> None:
+        inner = RecordingLLM(context_window=700, num_output=50)
+        engine = RetrieverQueryEngine.from_args(
+            LetterRetriever(),
+            llm=inner,
+            node_postprocessors=[ReusePostprocessor()],
+            response_mode=ResponseMode.REFINE,
+        )
+        engine.query("abc first?")
+        assert letters("".join(inner.prompts)) == "abc"
+
+    def test_the_wrapped_model_answers_queries(self) -> None:
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        engine = RetrieverQueryEngine.from_args(
+            LetterRetriever(), llm=llm, node_postprocessors=[ReusePostprocessor()], streaming=True
+        )
+        response: Any = engine.query("abc first?")
+        assert "".join(response.response_gen) == "answer 1"
+
+
+class TestCondensePlusContext:
+    async def test_it_takes_postprocessor_and_model(self) -> None:
+        inner = RecordingLLM()
+        engine = CondensePlusContextChatEngine.from_defaults(
+            retriever=LetterRetriever(),
+            llm=ReuseLLM(inner=inner, window_s=0),
+            node_postprocessors=[ReusePostprocessor()],
+            memory=Memory.from_defaults(chat_store=ListChatStore()),
+            skip_condense=True,
+        )
+        await engine.achat("abc first?")
+        response = await engine.achat("cba second?")
+        assert response.response == "answer 2"
+        assert [letters(prompt) for prompt in inner.prompts] == ["abc", "abc"]
+        assert ANNOTATION in inner.prompts[1]
+        streamed = await engine.astream_chat("bca third?")
+        assert "".join([piece async for piece in streamed.async_response_gen()]) == "answer 3"
+        assert letters(inner.prompts[2]) == "abc"
+
+    def test_it_streams_synchronously(self) -> None:
+        inner = RecordingLLM()
+        engine = CondensePlusContextChatEngine.from_defaults(
+            retriever=ReuseRetriever(LetterRetriever()),
+            llm=ReuseLLM(inner=inner, window_s=0.001),
+            memory=Memory.from_defaults(chat_store=ListChatStore()),
+            skip_condense=True,
+        )
+        assert "".join(engine.stream_chat("abc first?").response_gen) == "answer 1"
+
+
+class Retrieved(Event):
+    nodes: list[Any]
+
+
+class Asking(Workflow):
+    """Retrieves, plans and asks in steps of their own."""
+
+    def __init__(self, llm: ReuseLLM, planner: ReusePlanner) -> None:
+        super().__init__(timeout=10)
+        self.llm = llm
+        self.postprocessor = ReusePostprocessor(
+            planner=planner, metadata_mode=MetadataMode.NONE, annotation="metadata"
+        )
+        self.tenants: list[str | None] = []
+
+    @step
+    async def retrieve(self, event: StartEvent) -> Retrieved:
+        self.tenants.append(current_scope().tenant)
+        nodes = await LetterRetriever().aretrieve(event.query)
+        return Retrieved(nodes=await self.postprocessor.apostprocess_nodes(nodes))
+
+    @step
+    def note(self, event: Retrieved) -> StopEvent:
+        self.tenants.append(current_scope().tenant)
+        text = f"{format_context(event.nodes, MetadataMode.NONE)}\n\nWhich?"
+        answer = self.llm.chat([ChatMessage(role="user", content=text)])
+        return StopEvent(result=answer.message.content)
+
+
+class TestWorkflow:
+    async def test_steps_plan_in_their_requests_name(self) -> None:
+        inner = RecordingLLM()
+        workflow = Asking(ReuseLLM(inner=inner, window_s=0, send_cache_salt=True), ReusePlanner())
+        for tenant, query in (("one", "abc"), ("two", "cba"), ("one", "cba")):
+            with request_context(tenant=tenant):
+                await workflow.run(query=query)
+        assert workflow.tenants == ["one", "one", "two", "two", "one", "one"]
+        assert [letters(prompt) for prompt in inner.prompts] == ["abc", "cba", "abc"]
+        salts = [options["extra_body"]["cache_salt"] for options in inner.options]
+        assert salts[0] == salts[2] != salts[1]
+
+    async def test_runs_at_the_same_time_do_not_mix(self) -> None:
+        workflow = Asking(ReuseLLM(inner=RecordingLLM(), window_s=0.001), ReusePlanner())
+
+        async def run(tenant: str) -> Any:
+            with request_context(tenant=tenant):
+                return await workflow.run(query="abc")
+
+        await asyncio.gather(*(run(tenant) for tenant in ("one", "two", "three")))
+        assert sorted(map(str, workflow.tenants)) == sorted(["one", "two", "three"] * 2)
+
+    async def test_what_a_step_sets_ends_with_the_step(self) -> None:
+        class Setting(Workflow):
+            @step
+            async def first(self, event: StartEvent) -> Retrieved:
+                with request_context(tenant="inside"):
+                    return Retrieved(nodes=[])
+
+            @step
+            async def second(self, event: Retrieved) -> StopEvent:
+                return StopEvent(result=current_scope().tenant)
+
+        assert await Setting().run() is None
+
+
+class TestScopeInLlamaIndexsExecutors:
+    async def tenant(self) -> str | None:
+        await asyncio.sleep(0)
+        return current_scope().tenant
+
+    def test_asyncio_run_without_a_loop(self) -> None:
+        with request_context(tenant="one"):
+            assert asyncio_run(self.tenant()) == "one"
+
+    async def test_asyncio_run_inside_a_loop(self) -> None:
+        with request_context(tenant="one"):
+            assert asyncio_run(self.tenant()) == "one"
+
+    def test_asyncio_run_in_a_thread_of_llamaindexs(self) -> None:
+        seen: list[str | None] = []
+        with request_context(tenant="one"):
+            thread = Thread(target=lambda: seen.append(asyncio_run(self.tenant())))
+        thread.start()
+        thread.join()
+        assert seen == ["one"]
+
+    @pytest.mark.parametrize("show_progress", [True, False])
+    async def test_run_jobs(self, show_progress: bool) -> None:
+        with request_context(tenant="one"):
+            jobs = [self.tenant() for _ in range(3)]
+            assert await run_jobs(jobs, show_progress=show_progress) == ["one"] * 3
+
+    def test_run_async_tasks(self) -> None:
+        with request_context(tenant="one"):
+            assert run_async_tasks([self.tenant(), self.tenant()]) == ["one", "one"]
+
+    def test_a_plain_thread_pool_loses_it(self) -> None:
+        with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
+            assert pool.submit(current_scope).result().tenant is None
+
+
+class TestOnAnEngine:
+    def test_a_query_engine_a_model_and_a_chat_hit_the_engines_cache(self) -> None:
+        def served(reuse: bool) -> tuple[float, float]:
+            engine = EmulatedEngine(block_size=16)
+            llm: Any = OpenAILike(
+                model="emulated",
+                api_base="http://engine/v1",
+                api_key="none",
+                context_window=100_000,
+                is_chat_model=True,
+                http_client=httpx.Client(transport=engine.transport()),
+            )
+            retriever: Any = LetterRetriever()
+            processors: list[Any] = [ReusePostprocessor()] if reuse else []
+            queries = RetrieverQueryEngine.from_args(
+                retriever, llm=llm, node_postprocessors=processors
+            )
+            for word in ("abc", "cab", "bac", "cba"):
+                queries.query(f"{word} which?")
+            of_queries = engine.usage.hit_ratio
+            engine.reset_prefix_cache()
+            engine.usage = type(engine.usage)()
+            chat: Any = ReuseChatEngine(retriever, llm, system_prompt="Be brief.")
+            if not reuse:
+                chat = CondensePlusContextChatEngine.from_defaults(
+                    retriever=retriever,
+                    llm=llm,
+                    system_prompt="Be brief.",
+                    skip_condense=True,
+                    memory=Memory.from_defaults(chat_store=ListChatStore()),
+                )
+            for word in ("abc", "bcd", "dab", "cde"):
+                chat.chat(f"{word} which?")
+            return of_queries, engine.usage.hit_ratio
+
+        (queries_before, chat_before), (queries_after, chat_after) = served(False), served(True)
+        assert queries_after > 2 * queries_before
+        assert chat_after > 2 * chat_before
+
+
+class TestPackage:
+    def test_without_the_extra_the_import_names_the_command(self) -> None:
+        code = (
+            "import sys\n"
+            "sys.modules['llama_index'] = None\n"
+            "sys.modules['llama_index.core'] = None\n"
+            "try:\n"
+            "    import llamaindex_ctxreuse\n"
+            "except ImportError as error:\n"
+            "    print(error)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip().endswith("pip install 'ctxreuse[llamaindex]'")
+
+    def test_the_public_names_are_these(self) -> None:
+        import llamaindex_ctxreuse
+
+        assert llamaindex_ctxreuse.__all__ == [
+            "LinkedQueryEngine",
+            "LlamaIndexLLM",
+            "ReplayMemory",
+            "RetrieverStage",
+            "ReuseChatEngine",
+            "ReuseLLM",
+            "ReuseMemoryBlock",
+            "ReusePostprocessor",
+            "ReuseRetriever",
+            "WorkflowRetriever",
+            "format_context",
+            "reuse_memory",
+        ]
+
+    def test_metadata_of_planned_nodes_is_json(self) -> None:
+        planned = ReusePostprocessor().postprocess_nodes(letter_nodes("ab"))
+        for node in planned:
+            mark = node.metadata["ctxreuse"]
+            assert json.loads(json.dumps(mark)) == mark

@@ -1,0 +1,234 @@
+import pytest
+from helpers import context, keys, word
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.ordering.batch import BatchContext, arrange
+from ctxreuse.ordering.paper import linkage
+
+STRATEGIES = ["reuse", "paper"]
+LATER = ({"role": "user", "content": "Before?"},)
+
+
+def asked(letters, *, cached="", weights=None, **fields):
+    request = ContextRequest([], **fields)
+    return BatchContext(request, context(letters, weights), tuple(keys(cached)))
+
+
+def first_turn(letters, conversation_id, **fields):
+    return asked(letters, conversation_id=conversation_id, history=(), **fields)
+
+
+def later_turn(letters, conversation_id, **fields):
+    return asked(letters, conversation_id=conversation_id, history=LATER, **fields)
+
+
+def arranged(batch, strategy="reuse"):
+    arrangement = arrange(batch, strategy, alpha=0.001)
+    return [word(order) for order in arrangement.orders], arrangement.execution
+
+
+# orders and schedule
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_empty_batch_has_nothing_to_arrange(strategy):
+    assert arranged([], strategy) == ([], [])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_papers_batch_gets_the_papers_orders(strategy):
+    batch = [asked("213"), asked("261"), asked("410")]
+    assert arranged(batch, strategy) == (["123", "126", "140"], [0, 1, 2])
+
+
+def test_requests_that_share_a_prefix_run_back_to_back():
+    batch = [asked("214"), asked("410"), asked("578"), asked("129")]
+    assert arranged(batch) == (["124", "140", "578", "129"], [0, 3, 1, 2])
+
+
+def test_each_context_stands_behind_its_cached_path():
+    batch = [asked("dcba", cached="ab"), asked("edba", cached="ab"), asked("eda")]
+    assert arranged(batch) == (["abdc", "abde", "eda"], [0, 1, 2])
+
+
+def test_contexts_behind_different_cached_paths_are_not_merged():
+    # all three hold x, but only the first two can share it
+    batch = [asked("pxa", cached="a"), asked("xqa", cached="a"), asked("xrb", cached="b")]
+    assert arranged(batch) == (["axp", "axq", "bxr"], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("heavy", "orders"), [("a", ["abx", "ay", "zb"]), ("b", ["bax", "ya", "bz"])]
+)
+def test_weights_decide_what_is_shared(heavy, orders):
+    weights = {**dict.fromkeys("abxyz", 1), heavy: 9}
+    batch = [asked(letters, weights=weights) for letters in ("abx", "ya", "zb")]
+    assert arranged(batch)[0] == orders
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_requests_of_other_tenants_and_system_texts_share_nothing(strategy):
+    batch = [
+        asked("ab"),
+        asked("bc", tenant="t"),
+        asked("cb", system="s"),
+        asked("bd", system=""),
+        asked("db", system="s"),
+    ]
+    assert arranged(batch, strategy) == (["ab", "bc", "bc", "bd", "bd"], [2, 4, 0, 1, 3])
+
+
+def test_a_batch_that_the_papers_algorithm_cannot_hold_is_refused(monkeypatch):
+    monkeypatch.setattr(linkage, "MAX_CONTEXTS", 1)
+    batch = [asked("a"), asked("b")]
+    assert arranged(batch, "reuse") == (["a", "b"], [0, 1])
+    with pytest.raises(BatchTooLargeError):
+        arranged(batch, "paper")
+
+
+# conversations
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_later_turns_keep_their_order_and_run_behind_their_first_turn(strategy):
+    batch = [
+        first_turn("ba", 1),
+        asked("xyz"),
+        later_turn("zab", 1),
+        first_turn("b", 2),
+        later_turn("ba", 2),
+        later_turn("c", 1),
+    ]
+    orders, execution = arranged(batch, strategy)
+    assert orders == ["ba", "xyz", "zab", "b", "ba", "c"]
+    assert execution.index(2) == execution.index(0) + 1
+    assert execution.index(5) == execution.index(0) + 2
+    assert execution.index(4) == execution.index(3) + 1
+    assert sorted(execution) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_whole_batch_of_conversations_runs_conversation_by_conversation():
+    batch = [
+        first_turn("ax", 1),
+        first_turn("y", 2),
+        first_turn("az", 3),
+        later_turn("p", 3),
+        later_turn("q", 2),
+        later_turn("r", 1),
+    ]
+    assert arranged(batch) == (["ax", "y", "az", "p", "q", "r"], [0, 5, 2, 3, 1, 4])
+
+
+def test_later_turns_without_their_first_turn_run_at_the_end_conversation_by_conversation():
+    batch = [
+        later_turn("ba", 1),
+        later_turn("dc", 2),
+        later_turn("fe", None),
+        later_turn("cd", 1),
+        asked("x"),
+        later_turn("ef", None),
+    ]
+    assert arranged(batch) == (["ba", "dc", "fe", "cd", "x", "ef"], [4, 0, 3, 1, 2, 5])
+
+
+def test_other_tenants_do_not_decide_when_later_turns_without_their_first_run():
+    own = [later_turn("a", 1), later_turn("b", None)]
+    assert arranged(own)[1] == [0, 1]
+    _, execution = arranged([later_turn("c", None, tenant="t"), *own])
+    assert [position - 1 for position in execution if position] == [0, 1]
+
+
+def test_turns_of_a_conversation_run_in_input_order_even_where_the_tree_says_otherwise():
+    batch = [first_turn("ab", 1), first_turn("xy", 1), asked("xy"), asked("xy")]
+    assert arranged(batch) == (["ab", "xy", "xy", "xy"], [0, 2, 3, 1])
+    late_first = [later_turn("ab", 1), first_turn("xy", 1)]
+    assert arranged(late_first) == (["ab", "xy"], [0, 1])
+
+
+def test_requests_with_a_conversation_but_without_history_stand_on_their_own():
+    batch = [
+        asked("ab", conversation_id=1),
+        asked("xy", conversation_id=1),
+        asked("xy", conversation_id=1),
+    ]
+    assert arranged(batch) == (["ab", "xy", "xy"], [1, 2, 0])
+
+
+def test_conversations_of_the_same_name_are_kept_apart_by_tenant_and_type():
+    batch = [
+        first_turn("a", 1),
+        first_turn("b", "1"),
+        first_turn("c", 1, tenant="t"),
+        later_turn("d", 1, tenant="t"),
+        later_turn("e", "1"),
+        later_turn("f", 1),
+    ]
+    assert arranged(batch) == (list("abcdef"), [0, 5, 1, 4, 2, 3])
+
+
+# properties
+
+words = st.lists(st.sampled_from("abcde"), unique=True, max_size=4).map("".join)
+
+
+@st.composite
+def requests(draw, histories=(None, (), LATER, LATER)):
+    conversation_id = draw(st.sampled_from([None, 1, 2, "1"]))
+    return asked(
+        draw(words),
+        conversation_id=conversation_id,
+        history=draw(st.sampled_from(histories)),
+        tenant=draw(st.sampled_from(["", "t"])),
+        system=draw(st.sampled_from([None, "s"])),
+    )
+
+
+batches = st.lists(requests(), max_size=10)
+strategies = st.sampled_from(STRATEGIES)
+
+
+@given(batches, strategies)
+def test_orders_and_execution_are_permutations(batch, strategy):
+    orders, execution = arranged(batch, strategy)
+    assert sorted(execution) == list(range(len(batch)))
+    for order, one in zip(orders, batch, strict=True):
+        retrieved = word(one.weights)
+        assert sorted(order) == sorted(retrieved)
+        if one.is_later_turn:
+            assert order == retrieved
+
+
+@given(batches, strategies)
+def test_turns_of_every_conversation_run_in_input_order(batch, strategy):
+    _, execution = arranged(batch, strategy)
+    turns = {}
+    for position in execution:
+        request = batch[position].request
+        if request.conversation_id is not None and request.history is not None:
+            name = (request.tenant, type(request.conversation_id), request.conversation_id)
+            turns.setdefault(name, []).append(position)
+    assert all(positions == sorted(positions) for positions in turns.values())
+
+
+@given(batches, strategies)
+def test_a_tenants_plans_do_not_depend_on_other_tenants(batch, strategy):
+    orders, execution = arranged(batch, strategy)
+    for tenant in ("", "t"):
+        own = [i for i, one in enumerate(batch) if one.request.tenant == tenant]
+        own_orders, own_execution = arranged([batch[i] for i in own], strategy)
+        assert own_orders == [orders[i] for i in own]
+        assert [own[i] for i in own_execution] == [i for i in execution if i in own]
+
+
+@given(st.lists(requests(histories=[None]), max_size=10), strategies)
+def test_requests_of_one_tenant_and_system_text_run_together(batch, strategy):
+    _, execution = arranged(batch, strategy)
+    groups = [batch[i].group for i in execution]
+    sizes = [groups.count(group) for group in groups]
+    assert sizes == sorted(sizes, reverse=True)
+    for group in set(groups):
+        places = [i for i, one in enumerate(groups) if one == group]
+        assert places == list(range(places[0], places[0] + len(places)))

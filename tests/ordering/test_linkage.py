@@ -1,0 +1,124 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.cluster.hierarchy import linkage
+
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.ordering.paper import linkage as paper_linkage
+from ctxreuse.ordering.paper.linkage import AlignedContexts, paper_orders
+
+batches = st.lists(st.lists(st.integers(0, 7), unique=True, max_size=5), max_size=8)
+
+
+def equation_1(one, two, alpha):
+    shared = set(one) & set(two)
+    if not shared:
+        return 1.0
+    moved = sum(abs(one.index(block) - two.index(block)) for block in shared)
+    return 1 - len(shared) / max(len(one), len(two)) + alpha * moved / len(shared)
+
+
+def algorithm_4(contexts, alpha):
+    """ContextPilot's Algorithm 4 by the book: recursive, with the whole matrix."""
+    leaves = []
+    for context in contexts:
+        if set(context) not in map(set, leaves):
+            leaves.append(context)
+    content = [set(leaf) for leaf in leaves]
+    first_leaf = list(range(len(leaves)))
+    children = [[] for _ in leaves]
+    if len(leaves) > 1:
+        matrix = np.array([equation_1(a, b, alpha) for a, b in combinations(leaves, 2)])
+        for merge in linkage(matrix, method="average"):
+            one, two = int(merge[0]), int(merge[1])
+            content.append(content[one] & content[two])
+            first_leaf.append(min(first_leaf[one], first_leaf[two]))
+            children.append([one, two])
+
+    def without_empty(nodes):
+        kept = []
+        for node in nodes:
+            empty_inner = node >= len(leaves) and not content[node]
+            kept += without_empty(children[node]) if empty_inner else [node]
+        return kept
+
+    docs, paths = {}, {}
+
+    def align(nodes, above, path):
+        for position, node in enumerate(without_empty(nodes)):
+            own = [b for b in leaves[first_leaf[node]] if b in content[node] and b not in above]
+            docs[node], paths[node] = above + own, [*path, position]
+            align(children[node], docs[node], paths[node])
+
+    align([len(content) - 1] if leaves else [], [], [])
+    leaf_of = [[set(leaf) for leaf in leaves].index(set(context)) for context in contexts]
+    return AlignedContexts([docs[leaf] for leaf in leaf_of], [paths[leaf] for leaf in leaf_of])
+
+
+def test_the_papers_batch_gets_the_papers_orders():
+    aligned = paper_orders([[2, 1, 3], [2, 6, 1], [4, 1, 0]], alpha=0.001)
+    assert aligned.orders == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
+    # below the root C5 {1}; below that C3 and C4 {1, 2}; below that C1 and C2
+    assert aligned.search_paths == [[0, 1, 0], [0, 1, 1], [0, 0]]
+
+
+def test_contexts_of_the_same_blocks_share_a_leaf():
+    aligned = paper_orders([[1, 2], [3], [2, 1]], alpha=0.001)
+    assert aligned.orders == [[1, 2], [3], [1, 2]]
+    assert aligned.search_paths == [[0], [1], [0]]
+
+
+def test_nodes_without_content_make_way_for_their_children():
+    aligned = paper_orders([[1, 2], [3, 4], [2, 5]], alpha=0.001)
+    assert aligned.orders == [[2, 1], [3, 4], [2, 5]]
+    assert aligned.search_paths == [[1, 0], [0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("contexts", "paths"), [([], []), ([[]], [[0]]), ([[3, 1]], [[0]]), ([[], []], [[0], [0]])]
+)
+def test_a_batch_of_at_most_one_content_stays_as_it_is(contexts, paths):
+    assert paper_orders(contexts, alpha=0.001) == AlignedContexts(contexts, paths)
+
+
+@given(batches, st.sampled_from([0, 0.001, 0.01]))
+@example([[2, 1, 3], [2, 6, 1], [4, 1, 0]], 0.001)
+def test_orders_and_paths_equal_algorithm_4_by_the_book(contexts, alpha):
+    assert paper_orders(contexts, alpha) == algorithm_4(contexts, alpha)
+
+
+@given(batches)
+def test_every_order_is_a_permutation_of_its_context(contexts):
+    orders = paper_orders(contexts, alpha=0.001).orders
+    assert [sorted(order) for order in orders] == [sorted(context) for context in contexts]
+
+
+@settings(max_examples=50)
+@given(batches)
+def test_a_search_path_belongs_to_one_content(contexts):
+    paths = paper_orders(contexts, alpha=0.001).search_paths
+    content_of = {tuple(path): set(c) for path, c in zip(paths, contexts, strict=True)}
+    assert [content_of[tuple(path)] for path in paths] == [set(context) for context in contexts]
+    assert len(content_of) == len(set(map(frozenset, contexts)))
+
+
+def test_a_tree_of_thousands_of_levels_needs_no_recursion():
+    contexts = [[0, block] for block in range(1, 1_501)]
+    assert paper_orders(contexts, alpha=0.001).orders == contexts
+    assert paper_orders([context[1:] for context in contexts], alpha=0.001).orders == [
+        context[1:] for context in contexts
+    ]
+
+
+def test_a_batch_that_no_matrix_can_hold_is_refused(monkeypatch):
+    monkeypatch.setattr(paper_linkage, "MAX_CONTEXTS", 2)
+    assert paper_orders([[1], [2], [1]], alpha=0.001).orders == [[1], [2], [1]]
+    with pytest.raises(BatchTooLargeError) as caught:
+        paper_orders([[1], [2], [3]], alpha=0.001)
+    assert str(caught.value) == (
+        "strategy 'paper' compares all pairs and takes at most 2 distinct contexts, not 3; "
+        "split the batch or use strategy 'reuse'"
+    )

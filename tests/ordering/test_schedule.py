@@ -1,0 +1,123 @@
+import pytest
+from helpers import keys
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.cache import BlockLevelCache
+from ctxreuse.ordering.schedule import depth_first_order, paper_schedule
+
+sequences = st.lists(
+    st.lists(st.sampled_from("abc"), unique=True, max_size=3).map("".join), max_size=12
+)
+search_paths = st.lists(st.lists(st.integers(0, 2), max_size=3), max_size=12)
+
+
+def scheduled(batch):
+    return [batch[position] for position in depth_first_order(batch)]
+
+
+def reused_blocks(orders):
+    """Run orders of three blocks through a cache that holds one context; count the hits."""
+    cache = BlockLevelCache(capacity_tokens=3)
+    return [cache.serve(keys(order), [1, 1, 1]).cached_tokens for order in orders]
+
+
+# depth-first order
+
+
+@pytest.mark.parametrize(
+    ("batch", "order"),
+    [
+        ([], []),
+        (["ab"], ["ab"]),
+        (["", "a", ""], ["", "", "a"]),
+        (["ab", "x", "ac"], ["ab", "ac", "x"]),
+        (["x", "ab", "ac"], ["ab", "ac", "x"]),  # larger groups first
+        (["x", "y", "a"], ["x", "y", "a"]),  # equally large: the earliest first
+        (["abc", "a", "ab"], ["a", "ab", "abc"]),  # who ends at a node goes before its branches
+        (["abx", "acx", "aby", "z", "acy", "acz"], ["acx", "acy", "acz", "abx", "aby", "z"]),
+    ],
+)
+def test_shared_prefixes_run_back_to_back_larger_groups_first(batch, order):
+    assert scheduled(batch) == order
+
+
+def test_requests_of_the_same_sequence_keep_the_input_order():
+    assert depth_first_order(["ab", "c", "ab", "c", "ab"]) == [0, 2, 4, 1, 3]
+
+
+@given(sequences)
+def test_the_order_is_a_permutation(batch):
+    assert sorted(depth_first_order(batch)) == list(range(len(batch)))
+
+
+@given(sequences)
+def test_requests_that_share_a_prefix_are_contiguous_at_every_depth(batch):
+    order = scheduled(batch)
+    for prefix in {one[:end] for one in batch for end in range(len(one) + 1)}:
+        places = [i for i, one in enumerate(order) if one.startswith(prefix)]
+        assert places == list(range(places[0], places[0] + len(places)))
+
+
+@given(sequences)
+def test_at_every_node_larger_branches_come_before_smaller_ones(batch):
+    order = scheduled(batch)
+    for prefix in {one[:end] for one in batch for end in range(len(one) + 1)}:
+        below = [one[len(prefix) :] for one in order if one.startswith(prefix)]
+        ended = below.count("")
+        assert below[:ended] == [""] * ended
+        firsts = [one[0] for one in below[ended:]]
+        sizes = [firsts.count(first) for first in firsts]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_very_long_sequences_need_no_recursion():
+    long = list(range(5_000))
+    assert depth_first_order([long, [*long, 1], long]) == [0, 2, 1]
+
+
+# Algorithm 5
+
+
+@pytest.mark.parametrize(
+    ("paths", "order"),
+    [
+        ([], []),
+        ([[], [0], []], [0, 2, 1]),
+        ([[0, 0], [1], [0, 1, 0], [0], [0, 2]], [2, 0, 4, 3, 1]),
+        ([[2], [1], [0]], [0, 1, 2]),
+        ([[0], [1, 0], [1]], [1, 2, 0]),
+    ],
+)
+def test_algorithm_5_groups_by_root_branch_and_runs_longer_paths_first(paths, order):
+    assert paper_schedule(paths) == order
+
+
+@given(search_paths)
+def test_algorithm_5_sorts_groups_by_size_and_members_by_length(paths):
+    order = paper_schedule(paths)
+    assert sorted(order) == list(range(len(paths)))
+    branch = [paths[position][0] if paths[position] else None for position in order]
+    size = [branch.count(one) for one in branch]
+    assert size == sorted(size, reverse=True)
+    assert [one for i, one in enumerate(branch) if one not in branch[:i]] == [
+        one for i, one in enumerate(branch) if i == 0 or one != branch[i - 1]
+    ]
+    for one in set(branch):
+        members = [p for p, its in zip(order, branch, strict=True) if its == one]
+        assert members == sorted(members, key=lambda p: (-len(paths[p]), p))
+
+
+# Figure 7
+
+
+def test_figure_7_the_scheduled_order_reuses_three_blocks_where_the_given_one_reuses_one():
+    c6, c3, c7, c8 = "124", "140", "578", "129"
+    assert reused_blocks([c6, c3, c7, c8]) == [0, 1, 0, 0]
+    assert scheduled([c6, c3, c7, c8]) == [c6, c8, c3, c7]
+    assert reused_blocks([c6, c8, c3, c7]) == [0, 2, 1, 0]
+
+
+def test_figure_7_algorithm_5_runs_the_requests_behind_c4_then_c3_then_c7():
+    # C6 and C8 stand behind C4 {1, 2}, C3 behind C5 {1}, C7 on its own
+    assert paper_schedule([[0, 0, 2], [0, 1], [1], [0, 0, 3]]) == [0, 3, 1, 2]

@@ -1,0 +1,355 @@
+"""The invariants of DESIGN.md, over generated requests."""
+
+import copy
+import os
+import subprocess
+import sys
+import textwrap
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import (
+    STRATEGIES,
+    assert_keeps_the_promises,
+    assistant,
+    block,
+    first_turns,
+    identity,
+    odd_contexts,
+    plain_blocks,
+    plain_contexts,
+    plan_everything,
+    queries,
+    texts_of,
+    user,
+    without_id,
+)
+
+from ctxreuse import ContextRequest, ReusePlanner, Templates
+from ctxreuse.cache import BlockLevelCache
+from ctxreuse.context.rendering import Reference, SentBlock
+
+strategies = st.sampled_from(STRATEGIES)
+capacities = st.sampled_from((None, None, 0, 30, 120))
+later_turns = st.builds(
+    ContextRequest,
+    odd_contexts,
+    queries,
+    history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
+    conversation_id=st.sampled_from((None, 1, "1")),
+)
+requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
+lively = settings(max_examples=150, deadline=None)
+
+
+@lively
+@given(requests_of_any_kind, strategies, st.booleans(), capacities)
+def test_every_plan_shows_exactly_its_requests_blocks_and_nothing_else(
+    requests, strategy, batch, capacity
+):
+    planner = ReusePlanner(capacity_tokens=capacity)
+    plans = plan_everything(planner, requests, strategy, batch=batch)
+    assert [plan.request for plan in plans] == requests
+    for plan in plans:
+        assert_keeps_the_promises(plan)
+
+
+@lively
+@given(requests_of_any_kind, requests_of_any_kind, strategies)
+def test_a_batch_on_top_of_earlier_requests_is_a_permutation(earlier, requests, strategy):
+    planner = ReusePlanner()
+    plan_everything(planner, earlier, "reuse", batch=False)
+    batch = planner.plan_batch(requests, strategy)
+    assert sorted(batch.order) == list(range(len(requests)))
+    assert [plan.request for plan in batch.plans] == [requests[i] for i in batch.order]
+    for plan in batch.plans:
+        assert_keeps_the_promises(plan)
+
+
+@lively
+@given(requests_of_any_kind, requests_of_any_kind, strategies, capacities)
+def test_two_planners_make_the_same_plans(online, batch, strategy, capacity):
+    one, two = (
+        (
+            [planner.plan(request, strategy) for request in online],
+            planner.plan_batch(batch, strategy),
+            planner.statistics(),
+        )
+        for planner in (ReusePlanner(capacity_tokens=capacity) for _ in range(2))
+    )
+    assert one == two
+
+
+@lively
+@given(requests_of_any_kind, strategies, st.booleans())
+def test_inputs_are_never_changed(requests, strategy, batch):
+    before = copy.deepcopy(requests)
+    for plan in plan_everything(ReusePlanner(), requests, strategy, batch=batch):
+        plan.messages()
+    assert requests == before
+
+
+def test_nothing_is_printed_or_warned_about(capfd, caplog):
+    for strategy in STRATEGIES:
+        planner = ReusePlanner(capacity_tokens=50)
+        planner.plan_batch([ContextRequest(["a" * n, "b"]) for n in range(60)], strategy)
+        chat = planner.conversation("c")
+        chat.plan(["a", "b"], "Why?")
+        chat.record("Yes.")
+        chat.plan(["a"], "Why?")
+        planner.evict(["ghost"])
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+@lively
+@given(
+    st.lists(st.builds(ContextRequest, odd_contexts | plain_contexts, queries), max_size=8),
+    strategies,
+    st.booleans(),
+)
+def test_prompts_have_the_same_bytes_as_far_as_their_blocks_are_the_same(requests, strategy, batch):
+    plans = plan_everything(ReusePlanner(), requests, strategy, batch=batch)
+    for one, two in combinations(plans, 2):
+        shared = ""
+        for ordinal, (left, right) in enumerate(zip(one.blocks, two.blocks, strict=False), 1):
+            if identity(left) != identity(right):
+                break
+            shared += ("\n\n" if shared else "") + f"[Doc_{ordinal}] {left.text}"
+        assert one.content.startswith(shared)
+        assert two.content.startswith(shared)
+
+
+turns_of_a_conversation = st.lists(
+    st.tuples(
+        odd_contexts | plain_contexts,
+        st.sampled_from(("keep", "keep", "keep", "drop the first", "edit", "in parts", "forget")),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(turns_of_a_conversation, strategies)
+def test_references_stand_in_the_messages_whatever_happens_to_the_history(turns, strategy):
+    planner = ReusePlanner()
+    history = []
+    for blocks, fate, replace in turns:
+        if replace:  # a turn that is planned, never answered, and planned anew
+            planner.plan(
+                ContextRequest(blocks[::-1], history=history, conversation_id="c"), strategy
+            )
+        plan = planner.plan(
+            ContextRequest(blocks, "Why?", history=history, conversation_id="c"), strategy
+        )
+        assert_keeps_the_promises(plan)
+        history = [*plan.messages(), assistant("[Doc_1] says so.")]
+        if fate == "drop the first":
+            history = history[1:]
+        elif fate == "edit":
+            history[0] = user(texts_of(history)[0][1:])
+        elif fate == "in parts":
+            history = [user([{"type": "text", "text": text}]) for text in texts_of(history)]
+        elif fate == "forget":
+            planner.end_conversation("c")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            Templates(separator=" | "),
+            Templates(label="{ordinal}", block="{label}{text}", separator=""),
+            Templates(label="({ordinal})", block="Source {label}\n{text}\n---", separator="\n"),
+            Templates(label="<{ordinal}>", block="<{label}>{text}</>", location="See {label}."),
+            Templates(order="{order}", order_separator="\n", order_position="after_question"),
+        ]
+    ),
+    st.lists(odd_contexts, max_size=5),
+)
+def test_references_stand_in_the_messages_under_any_templates(templates, contexts):
+    chat = ReusePlanner(templates=templates).conversation("c")
+    for blocks in contexts:
+        before = texts_of(chat.messages())
+        plan = chat.plan(blocks, "1")
+        sent = [part for part in plan.parts if isinstance(part, SentBlock)]
+        references = [part for part in plan.parts if isinstance(part, Reference)]
+        unique = {identity(one): one for one in reversed(plan.request.blocks)}
+        left_out = [unique[one] for one in unique.keys() - {identity(part.block) for part in sent}]
+        assert len(left_out) == len(references)
+        for part in references:
+            rendered = [
+                templates.before_text(part.label) + one.text + templates.after_text
+                for one in left_out
+                if (type(one.id), one.id) == (type(part.id), part.id)
+            ]
+            assert any(block in text for block in rendered for text in before)
+            assert plan.labels[part.label] == part.id
+        assert len({part.label for part in sent} | {part.label for part in references}) == len(
+            plan.parts
+        )
+        assert {part.label: plan.labels[part.label] for part in sent} == {
+            part.label: part.block.id for part in sent
+        }
+        chat.record("2")
+
+
+@lively
+@given(st.lists(plain_contexts, max_size=8), plain_contexts, plain_contexts)
+def test_a_retried_turn_has_the_same_bytes(earlier, first_blocks, second_blocks):
+    planner = ReusePlanner()
+    for blocks in earlier:
+        planner.plan(ContextRequest(blocks))
+    chat = planner.conversation("c")
+    first = chat.plan(first_blocks, "First?").messages()
+    assert chat.plan(first_blocks, "First?").messages() == first
+    chat.record("Yes.")
+    second = chat.plan(second_blocks, "Second?").messages()
+    assert chat.plan(second_blocks, "Second?").messages() == second
+    assert second[: len(first)] == first
+
+
+@lively
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.builds(
+                    ContextRequest,
+                    odd_contexts | plain_contexts,
+                    system=st.sampled_from((None, "", "S")),
+                    history=st.sampled_from((None, ())),
+                    tenant=st.sampled_from(("", "t")),
+                ),
+                max_size=5,
+            ),
+            st.booleans(),
+        ),
+        max_size=4,
+    ),
+    strategies,
+)
+def test_expected_cached_tokens_are_what_an_unlimited_cache_serves(waves, strategy):
+    planner, cache = ReusePlanner(token_counter=len), BlockLevelCache()
+    for requests, as_batch in waves:
+        if as_batch:
+            plans = planner.plan_batch(requests, strategy).plans
+        else:
+            plans = [planner.plan(request, strategy) for request in requests]
+        for plan in plans:
+            served = cache.serve(
+                [one.key for one in plan.blocks],
+                [len(one.text) if one.tokens is None else one.tokens for one in plan.blocks],
+                (plan.request.tenant, plan.request.system),
+            )
+            assert plan.expected_cached_tokens == served.cached_tokens
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(("a", "b", "b", "c")),
+        st.sampled_from(("plan", "plan", "batch", "turn", "evict", "end")),
+        st.lists(plain_blocks, max_size=5),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(events, strategies, st.sampled_from((None, None, 0, 40, 150)))
+def test_a_tenants_plans_are_the_same_with_and_without_the_others(events, strategy, capacity):
+    def plans_of(tenant, events):
+        planner = ReusePlanner(capacity_tokens=capacity)
+        chats = {}
+        mine = []
+        for number, (who, what, blocks) in events:
+            plans = []
+            chat = chats.setdefault(who, planner.conversation("c", tenant=who))
+            request = ContextRequest(
+                blocks, "Why?", conversation_id="c", tenant=who, request_id=number
+            )
+            if what == "plan":
+                plans = [planner.plan(request, strategy)]
+            elif what == "batch":
+                plans = planner.plan_batch([request, ContextRequest(blocks[1:], tenant=who)]).plans
+            elif what == "turn":
+                plans = [chat.plan(blocks, "Why?")]
+                chat.record("Yes.")
+            elif what == "evict":
+                planner.evict([number - 2])
+            else:
+                planner.end_conversation("c", tenant=who)
+            if who == tenant:
+                mine += [(without_id(plan), plan.messages()) for plan in plans]
+        return mine
+
+    numbered = list(enumerate(events))
+    for tenant in "ab":
+        alone = [entry for entry in numbered if entry[1][0] == tenant or entry[1][1] == "evict"]
+        assert plans_of(tenant, numbered) == plans_of(tenant, alone)
+
+
+def test_one_batch_of_two_tenants_is_planned_as_each_tenants_own_batch():
+    contexts = [(1, 2, 3), (3, 2), (2, 9, 1), (9, 3, 2), (1, 9), (2, 3, 9)]
+    requests = [
+        ContextRequest([block(i, 50) for i in ids], tenant="ab"[n % 2])
+        for n, ids in enumerate(contexts)
+    ]
+    for strategy in STRATEGIES:
+        together = ReusePlanner().plan_batch(requests, strategy).plans
+        for tenant in "ab":
+            own = [request for request in requests if request.tenant == tenant]
+            alone = ReusePlanner().plan_batch(own, strategy).plans
+            assert [without_id(p) for p in together if p.request.tenant == tenant] == [
+                without_id(p) for p in alone
+            ]
+
+
+DETERMINISM = """
+    import hashlib, random
+    from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+    random.seed(7)
+    texts = [f"text of {i} " * random.randint(1, 30) for i in range(40)]
+    blocks = [ContextBlock(id=i if i % 3 else f"id {i}", text=t) for i, t in enumerate(texts)]
+    def block():
+        return blocks[min(int(random.expovariate(0.1)), 39)]
+    def some(n):
+        return [
+            ContextRequest(
+                [block() for _ in range(random.randint(0, 8))],
+                "Why?",
+                system=random.choice((None, "S")),
+                tenant=random.choice(("", "a", "b")),
+                history=random.choice((None, (), ({"role": "user", "content": "Hello."},))),
+                conversation_id=random.choice((None, 1, "1", "c")),
+            )
+            for _ in range(n)
+        ]
+    seen = hashlib.sha256()
+    for strategy in ("reuse", "paper", "none"):
+        planner = ReusePlanner(capacity_tokens=2000)
+        for round in range(4):
+            batch = planner.plan_batch(some(40), strategy)
+            plans = [planner.plan(request, strategy) for request in some(40)]
+            evicted = [planner.evict(["request-3", "request-7"]), planner.evict_tokens(100)]
+            seen.update(repr((batch, plans, evicted, planner.statistics())).encode())
+            seen.update(repr([plan.messages() for plan in (*batch.plans, *plans)]).encode())
+    print(seen.hexdigest())
+"""
+
+
+def test_plans_do_not_depend_on_the_process_or_its_hash_seed():
+    digests = {
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(DETERMINISM)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "4242", "random")
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64

@@ -1,0 +1,104 @@
+"""Real traces, compared with the published peer; the folder comes from CTXREUSE_DATA."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache import BlockLevelCache
+from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
+from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+
+DATA = os.environ.get("CTXREUSE_DATA")
+
+pytestmark = pytest.mark.skipif(
+    not DATA or not (Path(DATA) / "peer.json").is_file(),
+    reason="needs the public data: set CTXREUSE_DATA to its folder",
+)
+every_trace = pytest.mark.parametrize("name", ["xquad_k5", "mtrag_k5", "locomo_k20"])
+SMALL_CACHE = 20_000
+
+
+@functools.cache
+def load(name):
+    folder, _, k = name.partition("_")
+    corpus = read_corpus(str(Path(DATA) / folder / "corpus.jsonl"))
+    return corpus, read_trace(str(Path(DATA) / folder / f"trace_{k}.jsonl"), corpus)
+
+
+@functools.cache
+def planned(name, mode, strategy, capacity=None):
+    _, trace = load(name)
+    return plan_trace(trace, ReusePlanner(capacity_tokens=capacity), mode, strategy)
+
+
+@functools.cache
+def hit_ratio(name, mode, strategy, capacity=None):
+    corpus, _ = load(name)
+    plans = planned(name, mode, strategy, capacity)
+    return total_usage(simulate_blocks(plans, corpus, BlockLevelCache(capacity))).hit_ratio
+
+
+@functools.cache
+def peer(name):
+    return json.loads((Path(DATA) / "peer.json").read_text())[name]
+
+
+@every_trace
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("strategy", ["reuse", "paper", "none"])
+def test_every_plan_is_a_permutation_of_what_was_retrieved(name, mode, strategy):
+    retrieved = {one.request_id: [block.id for block in one.blocks] for one in load(name)[1]}
+    sent = {one.request_id: one for one in planned(name, mode, strategy)}
+    assert sent.keys() == retrieved.keys()
+    for request_id, ids in retrieved.items():
+        plan = sent[request_id]
+        assert sorted(plan.blocks) == sorted(set(ids))
+        assert plan.references == []
+        assert (plan.order_annotation is None) == (plan.blocks == list(dict.fromkeys(ids)))
+    expected = sum(one.expected_cached_tokens for one in sent.values())
+    usage = total_usage(simulate_blocks(list(sent.values()), load(name)[0], BlockLevelCache()))
+    assert expected == usage.cached_tokens
+
+
+@every_trace
+def test_arriving_requests_are_served_more_than_the_peers(name):
+    ratio = hit_ratio(name, "online", "reuse")
+    assert ratio > peer(name)["contextpilot_online"]
+    assert ratio > hit_ratio(name, "online", "none")
+    assert hit_ratio(name, "online", "none") == pytest.approx(peer(name)["vanilla"], abs=5e-4)
+
+
+@every_trace
+def test_a_batch_is_served_more_than_the_peers(name):
+    ratio = hit_ratio(name, "offline", "reuse")
+    assert ratio > peer(name)["contextpilot_offline"]
+    assert ratio > hit_ratio(name, "offline", "paper") >= hit_ratio(name, "offline", "none")
+    paper = hit_ratio(name, "offline", "paper")
+    assert paper == pytest.approx(peer(name)["contextpilot_offline"], abs=0.01)
+
+
+@every_trace
+def test_a_small_cache_loses_almost_nothing_of_a_scheduled_batch(name):
+    unlimited = hit_ratio(name, "offline", "reuse")
+    assert hit_ratio(name, "offline", "reuse", SMALL_CACHE) >= unlimited - 0.005
+
+
+@every_trace
+def test_conversations_that_are_replayed_send_no_block_twice(name):
+    _, trace = load(name)
+    shown = {}
+    for one in plan_trace(trace, ReusePlanner(), "online", conversations=True):
+        if one.conversation_id is None:
+            assert one.references == []
+            continue
+        before = shown.setdefault(one.conversation_id, {})
+        assert {label: block_id for label, block_id, words in one.parts if words} == {
+            before[block_id]: block_id for block_id in one.references
+        }
+        assert not before.keys() & set(one.blocks)
+        before.update({block_id: label for label, block_id, words in one.parts if not words})

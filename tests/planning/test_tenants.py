@@ -1,0 +1,186 @@
+from helpers import check_index, context, keys, shape
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.planning.tenants import Tenants
+
+
+class Service:
+    """Tenants whose requests go through one engine, with one clock."""
+
+    def __init__(self, capacity_tokens=None, **bounds):
+        self.tenants = Tenants(capacity_tokens, **bounds)
+        self.now = 0
+
+    def send(self, tenant, letters, request_id):
+        self.now += 1
+        state = self.tenants.state(tenant)
+        weights = [1] * len(letters)
+        state.index.insert(state.index.root(None), keys(letters), weights, request_id, self.now)
+        state.recent.add(keys(letters))
+        self.tenants.enforce_bounds(state)
+
+    def learn(self, tenant, letters):
+        self.now += 1
+        state = self.tenants.state(tenant)
+        state.online.learn(context(letters), None)
+        self.tenants.enforce_bounds(state)
+
+    def shapes(self, *names):
+        return {name: shape(self.tenants.state(name).index) for name in names}
+
+
+def test_what_one_tenant_sent_is_in_no_other_tenants_index():
+    service = Service()
+    service.send("one", "ab", 1)
+    service.send("two", "ac", 2)
+    assert service.shapes("one", "two", "") == {"one": {"ab": [1]}, "two": {"ac": [2]}, "": {}}
+    assert service.tenants.statistics() == IndexStatistics(nodes=2, tokens=4, requests=2)
+
+
+def test_what_one_tenant_asked_for_does_not_order_another_tenants_blocks():
+    service = Service()
+    service.send("one", "ab", 1)
+    orders = {
+        name: service.tenants.state(name).recent.continuation(keys("a"), context("cb"))
+        for name in ("one", "two")
+    }
+    assert orders == {"one": keys("bc"), "two": keys("cb")}
+
+
+def test_each_tenant_has_conversations_of_its_own():
+    service = Service()
+    one = service.tenants.state("one")
+    one.conversations.remember("c", [], one.index.root(None), None)
+    assert len(service.tenants.state("one").conversations) == 1
+    assert len(service.tenants.state("two").conversations) == 0
+
+
+def test_requests_are_evicted_from_whichever_tenant_has_them():
+    service = Service()
+    service.send("one", "ab", 1)
+    service.send("two", "abc", 2)
+    service.send("two", "x", 1)
+    assert service.tenants.evict([2, "?", 2]) == Evicted(1, 3, ("?",))
+    assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {"x": [1]}}
+    assert service.tenants.evict([1, 2]) == Evicted(1, 3, (2,))
+    assert service.shapes("one", "two") == {"one": {}, "two": {}}
+    assert service.tenants.evict(iter([])) == Evicted(0, 0, ())
+
+
+def test_requests_are_trimmed_in_whichever_tenant_has_them():
+    service = Service()
+    service.send("one", "ab", 1)
+    service.send("two", "abc", 2)
+    service.send("two", "xy", 1)
+    assert service.tenants.trim(2, 1) == Evicted(1, 2, ())
+    assert service.tenants.trim(1, 1) == Evicted(1, 2, ())
+    assert service.shapes("one", "two") == {"one": {"a": [1]}, "two": {"a": [2], "x": [1]}}
+    assert service.tenants.trim("?", 0) == Evicted(0, 0, ("?",))
+
+
+def test_the_oldest_leaves_go_first_whoever_sent_them():
+    service = Service()
+    service.send("one", "ab", 1)
+    service.send("two", "cd", 2)
+    service.send("one", "ef", 3)
+    left = []
+    while service.tenants.statistics().tokens:
+        assert service.tenants.evict_tokens(1) == Evicted(0, 1, ())
+        shapes = service.shapes("one", "two")
+        left.append([".".join(shapes[name]) for name in ("one", "two")])
+    assert left == [
+        ["ef.a", "cd"],
+        ["ef", "cd"],
+        ["ef", "c"],
+        ["ef", ""],
+        ["e", ""],
+        ["", ""],
+    ]
+
+
+def test_one_eviction_may_reach_several_tenants():
+    service = Service()
+    service.send("one", "ab", 1)
+    service.send("two", "cd", 2)
+    service.send("three", "ef", 3)
+    assert service.tenants.evict_tokens(3) == Evicted(0, 3, ())
+    assert service.shapes("one", "two", "three") == {
+        "one": {},
+        "two": {"c": [2]},
+        "three": {"ef": [3]},
+    }
+    assert service.tenants.evict_tokens(0) == Evicted(0, 0, ())
+    assert service.tenants.evict_tokens(99) == Evicted(0, 3, ())
+    assert service.tenants.evict_tokens(99) == Evicted(0, 0, ())
+
+
+def test_every_tenants_index_has_the_whole_capacity():
+    service = Service(capacity_tokens=3)
+    service.send("one", "abcd", 1)
+    service.send("two", "abcd", 2)
+    assert service.shapes("one", "two") == {"one": {"abc": [1]}, "two": {"abc": [2]}}
+
+
+def test_the_least_recently_active_tenant_is_forgotten_first():
+    service = Service(max_tenants=2)
+    service.send("one", "a", 1)
+    service.send("two", "b", 2)
+    service.send("one", "c", 3)
+    service.send("three", "d", 4)
+    assert service.tenants.statistics().requests == 3
+    assert service.tenants.evict([1, 2, 3, 4]) == Evicted(3, 3, (2,))
+
+
+def test_idle_tenants_are_forgotten_when_all_together_hold_too_many_nodes():
+    service = Service(max_nodes=3)
+    service.send("one", "a", 1)
+    service.send("two", "b", 2)
+    service.send("one", "c", 3)
+    assert service.tenants.statistics() == IndexStatistics(3, 3, 3)
+    service.send("three", "d", 4)
+    assert service.shapes("one", "three") == {"one": {"a": [1], "c": [3]}, "three": {"d": [4]}}
+    assert service.tenants.evict([2]) == Evicted(0, 0, (2,))
+
+
+def test_what_a_tenants_order_was_learnt_from_counts_too():
+    service = Service(max_nodes=3)
+    service.send("one", "a", 1)
+    service.learn("two", "b")  # one node in each of the two indexes that are compared
+    assert service.tenants.statistics().nodes == 1
+    service.learn("two", "c")
+    assert service.tenants.statistics().nodes == 0
+
+
+sends = st.tuples(
+    st.sampled_from(["one", "two", "three"]),
+    st.lists(st.sampled_from("abc"), unique=True).map("".join),
+    st.integers(0, 9),
+)
+
+
+@given(st.lists(sends, max_size=20), st.integers(0, 5), st.integers(1, 3), st.integers(0, 8))
+def test_all_tenants_together_stay_within_the_bounds(requests, max_nodes, max_tenants, gone):
+    service = Service(max_nodes=max_nodes, max_tenants=max_tenants)
+    for tenant, letters, request_id in requests:
+        service.send(tenant, letters, request_id)
+        assert service.tenants.statistics().nodes <= max_nodes
+    before = service.tenants.statistics().tokens
+    assert service.tenants.evict_tokens(gone) == Evicted(0, min(gone, before), ())
+    assert service.tenants.statistics().tokens == max(0, before - gone)
+    for tenant in ("one", "two", "three"):
+        check_index(service.tenants.state(tenant).index)
+
+
+@given(st.lists(sends, max_size=20))
+def test_a_tenants_index_does_not_depend_on_other_tenants(requests):
+    together = Service()
+    for request in requests:
+        together.send(*request)
+    for tenant in ("one", "two", "three"):
+        alone = Service()
+        for request in requests:
+            if request[0] == tenant:
+                alone.send(*request)
+        assert alone.shapes(tenant) == together.shapes(tenant)

@@ -1,0 +1,181 @@
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import ctxreuse
+from ctxreuse import (
+    BatchPlan,
+    ContextBlock,
+    ContextRequest,
+    Conversation,
+    CtxreuseError,
+    Plan,
+    ReusePlanner,
+    errors,
+    request_context,
+)
+from ctxreuse.distance import context_distance
+
+
+def test_the_package_exports_these_names():
+    assert sorted(ctxreuse.__all__) == [
+        "BatchPlan",
+        "ContextBlock",
+        "ContextRequest",
+        "Conversation",
+        "CtxreuseError",
+        "Evicted",
+        "Plan",
+        "ReusePlanner",
+        "Templates",
+        "request_context",
+    ]
+    for name in ctxreuse.__all__:
+        assert inspect.getdoc(getattr(ctxreuse, name)), name
+
+
+def parameters(function):
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "self"
+    }
+
+
+EMPTY = inspect.Parameter.empty
+
+
+def test_the_fixed_signatures():
+    planner = parameters(ReusePlanner)
+    assert list(planner)[:3] == ["alpha", "token_counter", "capacity_tokens"]
+    assert [planner[name] for name in list(planner)[:3]] == [0.001, None, None]
+    assert EMPTY not in planner.values()
+    assert parameters(ContextRequest) == {
+        "blocks": EMPTY,
+        "query": "",
+        "system": None,
+        "history": None,
+        "conversation_id": None,
+        "tenant": "",
+        "request_id": None,
+    }
+    assert parameters(ReusePlanner.plan) == {
+        "request": EMPTY,
+        "strategy": "reuse",
+        "deduplicate": None,
+    }
+    assert parameters(ReusePlanner.plan_batch) == {
+        "requests": EMPTY,
+        "strategy": "reuse",
+        "deduplicate": None,
+    }
+    for function in (ReusePlanner.plan, ReusePlanner.plan_batch):
+        kind = inspect.signature(function).parameters["deduplicate"].kind
+        assert kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters(Plan.explain) == {}
+    assert parameters(request_context) == {"tenant": None, "conversation_id": None, "history": None}
+    assert parameters(ReusePlanner.evict) == {"request_ids": EMPTY}
+    assert parameters(ReusePlanner.evict_tokens) == {"tokens": EMPTY}
+    assert parameters(ReusePlanner.conversation) == {
+        "conversation_id": EMPTY,
+        "tenant": "",
+        "system": None,
+    }
+    assert list(parameters(Conversation.plan))[:2] == ["blocks", "query"]
+    assert list(parameters(Conversation.record)) == ["answer"]
+    assert list(parameters(Conversation.compact)) == ["summary"]
+    assert parameters(context_distance) == {"ids_a": EMPTY, "ids_b": EMPTY, "alpha": 0.001}
+
+
+def test_the_example_of_the_design_runs_as_written():
+    planner = ReusePlanner(alpha=0.001, token_counter=None, capacity_tokens=None)
+    request = ContextRequest(
+        blocks=[ContextBlock(id="d1", text="...")],
+        query="...",
+        system=None,
+        history=None,
+        conversation_id=None,
+        tenant="",
+        request_id=None,
+    )
+    plan = planner.plan(request, strategy="reuse")
+    assert isinstance(plan, Plan)
+    assert plan.request_id == "request-0"
+    assert plan.blocks == (ContextBlock(id="d1", text="..."),)
+    assert (plan.references, plan.location_annotations) == ((), ())
+    assert (plan.labels, plan.order_annotation) == ({"[Doc_1]": "d1"}, None)
+    assert plan.expected_cached_tokens == 0
+    assert plan.messages() == [{"role": "user", "content": "[Doc_1] ...\n\n..."}]
+
+    batch = planner.plan_batch([request], strategy="reuse")
+    assert isinstance(batch, BatchPlan)
+    assert (len(batch.plans), batch.order) == (1, (0,))
+    assert batch.plans[0].expected_cached_tokens == 1
+    assert planner.evict([plan.request_id, "unknown"]).unknown == ("unknown",)
+    assert planner.evict_tokens(1).tokens == 1
+
+    assert str(plan.explain()) == plan.explain().words
+
+    with ctxreuse.request_context(tenant="t", conversation_id="c1", history=[]) as scope:
+        assert (scope.tenant, scope.conversation_id, scope.history) == ("t", "c1", ())
+
+    chat = planner.conversation("c1", tenant="", system=None)
+    chat.plan(["a text"], query="...")
+    chat.record("the answer")
+    chat.compact("summary")
+    assert chat.messages() == [{"role": "user", "content": "summary"}]
+    assert context_distance([3, 5, 1, 7], [2, 6, 3, 5], alpha=0.001) == pytest.approx(0.502)
+
+
+def test_every_error_is_one_small_tree():
+    kinds = {
+        kind.__name__: kind
+        for kind in vars(errors).values()
+        if inspect.isclass(kind) and issubclass(kind, Exception)
+    }
+    assert sorted(kinds) == [
+        "BatchTooLargeError",
+        "ConversationError",
+        "CtxreuseError",
+        "EngineError",
+        "InputFileError",
+        "InvalidBlockError",
+        "InvalidRequestError",
+        "MissingExtraError",
+        "UnknownStrategyError",
+    ]
+    assert all(issubclass(kind, CtxreuseError) for kind in kinds.values())
+
+
+IMPORT = """
+import sys
+events = []
+sys.addaudithook(
+    lambda event, arguments: events.append(event) if event.startswith("socket.") else None
+)
+before = set(sys.modules)
+import ctxreuse
+ctxreuse.ReusePlanner().plan(ctxreuse.ContextRequest(["a text"]))
+ctxreuse.ReusePlanner().plan_batch([ctxreuse.ContextRequest(["a", "b"])] * 3)
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+import json, logging
+print(json.dumps([
+    sorted(loaded - sys.stdlib_module_names),
+    events,
+    logging.getLogger().handlers,
+    sorted(name for name in sys.modules if name in ("ctxreuse.cli", "ctxreuse.evaluation.demo")),
+]))
+"""
+
+
+def test_importing_and_planning_load_numpy_and_scipy_only_and_touch_no_network():
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT], capture_output=True, text=True, check=True
+    )
+    loaded, events, handlers, commands = json.loads(result.stdout)
+    assert set(loaded) <= {"ctxreuse", "numpy", "scipy"}
+    assert "ctxreuse" in loaded
+    assert (events, handlers, commands, result.stderr) == ([], [], [], "")

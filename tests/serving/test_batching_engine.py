@@ -1,0 +1,443 @@
+"""An engine with continuous batching, step by step."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving.emulation.batching_engine import BatchingEngine, EngineRequest, Step
+from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
+
+# sums of these are exact: 64 tokens a second; a token each in 1 s, and 0.25 s a request
+RATES = EngineRates(prefill_tokens_per_s=64, decode_step_s=1.0, decode_step_per_request_s=0.25)
+
+
+def engine(capacity_tokens=None, block_size=1, **bounds):
+    cache = PrefixCacheSimulator(capacity_tokens, block_size)
+    return BatchingEngine(cache, RATES, **bounds), cache
+
+
+def request(tokens, answer=1, **fields):
+    """Return a request of so many tokens of its own, or of given ones."""
+    if isinstance(tokens, int):
+        request.numbers += 1
+        tokens = [1_000 * request.numbers + n for n in range(tokens)]
+    return EngineRequest(tokens=tokens, answer=range(answer), **fields)
+
+
+request.numbers = 0
+
+
+def submitted(engine, *requests):
+    for one in requests:
+        engine.submit(one)
+    return requests
+
+
+def durations(engine):
+    """Run to the end; return how long each step took."""
+    steps = []
+    while engine.has_work:
+        steps.append(engine.step().duration_s)
+    return steps
+
+
+def endings(engine):
+    """Run to the end; return (emulated second, request) for each answer that ends."""
+    now, ended = 0.0, []
+    while engine.has_work:
+        step = engine.step()
+        now += step.duration_s
+        ended += [(now, one) for one in step.finished]
+    return ended
+
+
+def assert_is_unused(cache, blocks):
+    """Check that no request holds a block of the cache."""
+    assert cache._users == {}
+    assert len(cache._free) + cache._empty == blocks
+
+
+# rates
+
+
+def test_a_step_takes_what_is_computed_in_it_and_a_token_each():
+    assert RATES.step_s(0, 0) == 0.0
+    assert RATES.step_s(128, 0) == 2.0
+    assert RATES.step_s(0, 1) == 1.25
+    assert RATES.step_s(0, 4) == 2.0
+    assert RATES.step_s(32, 4) == 2.5
+
+
+def test_the_common_rates_are_those_of_the_benchmarks():
+    assert EngineRates() == COMMON_RATES
+    assert COMMON_RATES.step_s(10_000, 0) == 1.0
+    assert COMMON_RATES.step_s(0, 100) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"prefill_tokens_per_s": 0}, "prefill_tokens_per_s must be more than 0"),
+        ({"decode_step_s": -1}, "decode_step_s must be a number from 0, not -1 (int)"),
+        (
+            {"decode_step_per_request_s": float("inf")},
+            "decode_step_per_request_s must be a number from 0, not inf (float)",
+        ),
+        (
+            {"prefill_tokens_per_s": "fast"},
+            "prefill_tokens_per_s must be a number from 0, not 'fast' (str)",
+        ),
+    ],
+)
+def test_rates_out_of_range_are_refused(rates, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        EngineRates(**rates)
+    assert str(caught.value) == message
+
+
+# the time of steps
+
+
+def test_a_request_gets_its_first_token_in_the_step_that_computes_its_prompt():
+    one, _ = engine()
+    (asked,) = submitted(one, request(64, answer=3))
+    assert [one.step() for _ in range(3)] == [
+        Step(1.0 + 1.25, ()),
+        Step(1.25, ()),
+        Step(1.25, (asked,)),
+    ]
+    assert not one.has_work
+    assert asked.usage == CacheUsage(64, 0)
+
+
+def test_requests_that_run_together_share_the_steps():
+    one, _ = engine()
+    long, short = submitted(one, request(64, answer=3), request(32, answer=1))
+    assert [one.step() for _ in range(3)] == [
+        Step(1.5 + 1.5, (short,)),
+        Step(1.25, ()),
+        Step(1.25, (long,)),
+    ]
+
+
+def test_a_request_that_comes_later_is_computed_beside_the_tokens_of_the_others():
+    one, _ = engine()
+    (first,) = submitted(one, request(64, answer=3))
+    assert one.step() == Step(2.25, ())
+    (second,) = submitted(one, request(32, answer=2))
+    assert one.step() == Step(0.5 + 1.5, ())
+    assert one.step() == Step(1.5, (first, second))
+
+
+def test_what_is_cached_takes_no_time():
+    one, _ = engine(block_size=4)
+    first, second = submitted(one, request(range(64)), request(range(64)))
+    assert one.step() == Step(1.0 + 4 / 64 + 1.5, (first, second))
+    assert (first.usage, second.usage) == (CacheUsage(64, 0), CacheUsage(64, 60))
+    assert one.usage == CacheUsage(128, 60)
+
+
+def test_an_answer_is_cached_for_the_next_turn_of_its_conversation():
+    one, _ = engine()
+    submitted(one, EngineRequest(tokens=[1, 2], answer=[3, 4]))
+    durations(one)
+    (later,) = submitted(one, request([1, 2, 3, 4, 5]))
+    durations(one)
+    assert later.usage == CacheUsage(5, 3)  # the last token of an answer is never computed
+
+
+def test_other_salts_share_nothing():
+    one, _ = engine()
+    asked = submitted(one, *(request(range(8), salt=salt) for salt in ("", "a", "a")))
+    durations(one)
+    assert [one.usage.cached_tokens for one in asked] == [0, 0, 7]
+
+
+def test_a_step_without_work_takes_no_time():
+    one, _ = engine()
+    assert not one.has_work
+    assert one.step() == Step(0.0, ())
+    (asked,) = submitted(one, request(64))
+    assert one.step() == Step(2.25, (asked,))  # the empty step before it changed nothing
+
+
+def test_an_empty_prompt_is_answered():
+    one, _ = engine()
+    submitted(one, request(0, answer=2))
+    assert durations(one) == [1.25, 1.25]
+
+
+# a step's budget
+
+
+def test_a_long_prompt_is_computed_in_several_steps():
+    one, _ = engine(max_step_tokens=64)
+    (asked,) = submitted(one, request(160, answer=2))
+    assert [one.step() for _ in range(4)] == [
+        Step(1.0, ()),
+        Step(1.0, ()),
+        Step(0.5 + 1.25, ()),
+        Step(1.25, (asked,)),
+    ]
+
+
+def test_what_a_long_prompt_leaves_of_a_step_goes_to_the_next_in_line():
+    one, _ = engine(max_step_tokens=64)
+    long, short, last = submitted(one, request(96), request(16), request(32))
+    assert [one.step() for _ in range(3)] == [
+        Step(1.0, ()),
+        # 32 of the long one, 16 of the short one, 16 of the last one
+        Step(1.0 + 1.5, (long, short)),
+        Step(0.25 + 1.25, (last,)),
+    ]
+
+
+def test_a_prompt_that_just_fills_a_step_is_computed_in_it():
+    one, _ = engine(max_step_tokens=64)
+    first, second = submitted(one, request(64), request(64))
+    assert one.step() == Step(2.25, (first,))
+    assert second.usage is None  # it has not begun
+    assert one.step() == Step(2.25, (second,))
+
+
+def test_others_get_their_tokens_while_a_long_prompt_is_computed():
+    one, _ = engine(max_step_tokens=64)
+    (first,) = submitted(one, request(32, answer=3))
+    assert one.step() == Step(1.75, ())
+    (long,) = submitted(one, request(128))
+    assert [one.step() for _ in range(3)] == [
+        Step(2.25, ()),
+        Step(1.0 + 1.5, (first, long)),
+        Step(0.0, ()),
+    ]
+
+
+# who begins when
+
+
+def test_no_more_run_than_allowed_and_they_begin_in_the_order_of_arrival():
+    one, _ = engine(max_running=2)
+    a, b, c, d = submitted(one, *(request(0, answer=n) for n in (3, 1, 1, 1)))
+    assert endings(one) == [(1.5, b), (3.0, c), (4.5, a), (4.5, d)]
+
+
+def test_a_request_without_room_in_the_cache_waits_and_holds_up_those_behind_it():
+    one, _ = engine(capacity_tokens=10)
+    first, large, small = submitted(one, request(6, answer=2), request(8), request(1))
+    assert one.step().finished == ()
+    assert (large.usage, small.usage) == (None, None)
+    assert one.step().finished == (first,)
+    assert one.step().finished == (large, small)
+
+
+def test_room_for_the_whole_answer_is_held_from_the_start():
+    one, _ = engine(capacity_tokens=10)
+    first, second = submitted(one, request(4, answer=4), request(4, answer=1))
+    assert [ended for _, ended in endings(one)] == [first, second]
+    first, second = submitted(one, request(4, answer=3), request(4, answer=1))
+    assert [ended for _, ended in endings(one)] == [second, first]
+
+
+def test_requests_that_could_never_run_are_refused_at_once():
+    one, cache = engine(capacity_tokens=10)
+    with pytest.raises(InvalidRequestError) as caught:
+        one.submit(request(9, answer=3))
+    assert str(caught.value) == "a prompt of 9 tokens with its answer is larger than the cache"
+    with pytest.raises(InvalidRequestError) as caught:
+        one.submit(request(1, answer=0))
+    assert str(caught.value) == "an answer must have at least one token"
+    assert not one.has_work
+    assert_is_unused(cache, 10)
+
+
+@pytest.mark.parametrize("name", ["max_running", "max_step_tokens"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, None])
+def test_bounds_out_of_range_are_refused(name, value):
+    with pytest.raises(InvalidRequestError, match=f"{name} must be an integer from 1, not"):
+        engine(**{name: value})
+
+
+# answers that are followed
+
+
+def test_a_followed_answer_is_told_of_chunk_by_chunk_and_then_ends():
+    one, _ = engine()
+    (asked,) = submitted(one, request(64, answer=5, chunk_tokens=2))
+    assert [one.step() for _ in range(5)] == [
+        Step(2.25, ()),
+        Step(1.25, (), (asked,)),
+        Step(1.25, ()),
+        Step(1.25, (), (asked,)),
+        Step(1.25, (asked,)),
+    ]
+    assert not one.has_work
+
+
+def test_an_answer_of_whole_chunks_ends_with_the_last_of_them():
+    one, _ = engine()
+    first, second = submitted(
+        one, request(0, answer=4, chunk_tokens=2), request(0, answer=2, chunk_tokens=8)
+    )
+    assert [one.step() for _ in range(4)] == [
+        Step(1.5, ()),
+        Step(1.5, (second,), (first,)),
+        Step(1.25, ()),
+        Step(1.25, (first,)),
+    ]
+
+
+def test_requests_progress_in_the_order_in_which_they_began_and_finish_in_it():
+    one, _ = engine()
+    a, b, c = submitted(one, *(request(0, answer=n, chunk_tokens=1) for n in (3, 3, 2)))
+    assert [(step.finished, step.progressed) for step in (one.step() for _ in range(3))] == [
+        ((), (a, b, c)),
+        ((c,), (a, b)),
+        ((a, b), ()),
+    ]
+
+
+def test_following_an_answer_changes_neither_times_nor_the_cache():
+    followed, cache = engine(200, 4, max_step_tokens=64)
+    plain, other = engine(200, 4, max_step_tokens=64)
+    for one, chunk in ((followed, 3), (plain, None)):
+        submitted(one, *(request(range(30 * n), answer=n, chunk_tokens=chunk) for n in range(1, 5)))
+    assert durations(followed) == durations(plain)
+    assert followed.usage == plain.usage
+    assert cache._hash_of == other._hash_of
+
+
+def test_generated_tokens_are_counted_also_of_answers_that_are_left():
+    one, _ = engine(max_step_tokens=64)
+    _, left = submitted(one, request(64, answer=2), request(64, answer=9))
+    one.step()
+    one.step()
+    assert one.generated_tokens == 3
+    one.abort(left)
+    one.step()
+    assert one.generated_tokens == 3
+
+
+def test_a_followed_request_that_is_aborted_is_not_told_of_any_more():
+    one, cache = engine(capacity_tokens=100)
+    left, other = submitted(one, *(request(8, answer=4, chunk_tokens=2) for _ in range(2)))
+    one.step()
+    one.abort(left)
+    assert [one.step() for _ in range(3)] == [
+        Step(1.25, (), (other,)),
+        Step(1.25, ()),
+        Step(1.25, (other,)),
+    ]
+    assert_is_unused(cache, 100)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "all"])
+def test_chunks_out_of_range_are_refused(chunk):
+    with pytest.raises(InvalidRequestError, match="chunk_tokens must be an integer from 1 or None"):
+        request(1, chunk_tokens=chunk)
+
+
+# clients that leave
+
+
+def test_a_request_that_is_aborted_while_it_waits_never_begins():
+    one, cache = engine(capacity_tokens=200, max_running=1)
+    first, second, third = submitted(one, request(64, answer=2), request(64), request(64))
+    one.step()
+    one.abort(second)
+    assert [ended for _, ended in endings(one)] == [first, third]
+    assert (second.usage, second.was_aborted, first.was_aborted) == (None, True, False)
+    assert one.usage == CacheUsage(128, 0)
+    assert_is_unused(cache, 200)
+
+
+def test_a_prompt_that_is_aborted_half_way_leaves_what_was_computed_and_the_others_go_on():
+    one, cache = engine(capacity_tokens=400, max_step_tokens=64)
+    long, next_one = submitted(one, request(range(160)), request(64))
+    assert one.step() == Step(1.0, ())
+    one.abort(long)
+    assert one.step() == Step(2.25, (next_one,))
+    assert not one.has_work
+    assert_is_unused(cache, 400)
+    (again,) = submitted(one, request(range(160)))
+    durations(one)
+    assert again.usage == CacheUsage(160, 64)
+
+
+def test_a_request_that_is_aborted_while_it_is_answered_leaves_its_prompt_in_the_cache():
+    one, cache = engine(capacity_tokens=200)
+    first, second = submitted(one, request(range(64), answer=5), request(64, answer=3))
+    one.step()
+    one.abort(first)
+    assert [one.step() for _ in range(2)] == [Step(1.25, ()), Step(1.25, (second,))]
+    assert_is_unused(cache, 200)
+    (again,) = submitted(one, request(range(65)))
+    durations(one)
+    assert again.usage == CacheUsage(65, 64)
+
+
+def test_those_who_wait_for_room_begin_when_another_one_is_aborted():
+    one, _ = engine(capacity_tokens=10)
+    first, second = submitted(one, request(8, answer=3), request(8))
+    one.step()
+    one.abort(first)
+    assert one.step().finished == (second,)
+
+
+def test_aborting_what_has_ended_or_is_aborted_already_changes_nothing():
+    one, cache = engine(capacity_tokens=100)
+    ended, left, other = submitted(one, request(8), request(8, answer=4), request(8, answer=2))
+    assert one.step().finished == (ended,)
+    for _ in range(2):
+        one.abort(ended)
+        one.abort(left)
+    assert one.step().finished == (other,)
+    assert_is_unused(cache, 100)
+
+
+scripts = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 1), max_size=20), st.integers(1, 4), st.sampled_from(("", "s"))
+    )
+    | st.integers(0, 9)
+    | st.none(),
+    max_size=30,
+)
+
+
+@settings(max_examples=100)
+@given(scripts, st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))
+def test_every_request_ends_exactly_once_or_is_aborted(script, running, budget, block_size):
+    one, cache = engine(36, block_size, max_running=running, max_step_tokens=budget)
+    blocks = 36 // block_size
+    asked, aborted, begun, ended = [], set(), [], []
+
+    def step():
+        ended.extend(one.step().finished)
+        begun.extend([r for r in asked if r.usage is not None and r not in begun])
+        unfinished = [r for r in asked if r.running is not None]
+        assert len(unfinished) <= running
+        assert not any(r in aborted for r in unfinished)
+
+    for entry in script:
+        if entry is None:
+            step()
+        elif isinstance(entry, int):
+            if asked:
+                one.abort(asked[entry % len(asked)])
+                aborted.add(asked[entry % len(asked)])
+        else:
+            tokens, answer, salt = entry
+            asked += submitted(one, request(tokens, answer, salt=salt))
+    for _ in range(1_000):
+        if not one.has_work:
+            break
+        step()
+    assert not one.has_work
+    assert len(ended) == len(set(ended))
+    assert {r for r in asked if r not in aborted} <= set(ended)
+    assert begun == [r for r in asked if r in begun]  # in the order of arrival
+    assert all(r.running is None for r in asked)
+    assert one.usage == sum((r.usage for r in begun), CacheUsage())
+    assert_is_unused(cache, blocks)

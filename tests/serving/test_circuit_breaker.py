@@ -1,0 +1,138 @@
+"""When an engine that keeps failing is left alone, on a clock that is moved by hand."""
+
+import pytest
+
+from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
+
+CLOSED, OPEN, HALF_OPEN = Circuit.CLOSED, Circuit.OPEN, Circuit.HALF_OPEN
+
+
+def opened(now=0.0, **arguments):
+    """Return a circuit that has opened at a time, after one failure."""
+    circuit = CircuitBreaker(failures=1, **arguments)
+    circuit.begin(now)
+    assert circuit.fail(now)
+    return circuit
+
+
+def states(circuit, *times):
+    return [circuit.state(now) for now in times]
+
+
+def test_a_new_circuit_is_closed_and_admits_all():
+    circuit = CircuitBreaker()
+    assert states(circuit, 0.0, 1e9) == [CLOSED, CLOSED]
+    for _ in range(5):
+        assert circuit.admits(0.0)
+        circuit.begin(0.0)
+
+
+def test_it_opens_after_so_many_failures_in_a_row_and_says_so_once():
+    circuit = CircuitBreaker(failures=3)
+    assert [circuit.fail(float(now)) for now in range(5)] == [False, False, True, False, False]
+    assert circuit.state(4.0) is OPEN
+    assert not circuit.admits(4.0)
+
+
+def test_a_success_in_between_starts_the_count_again():
+    circuit = CircuitBreaker(failures=2)
+    for _ in range(5):
+        assert not circuit.fail(0.0)
+        circuit.succeed()
+    assert circuit.state(0.0) is CLOSED
+    assert [circuit.fail(0.0), circuit.fail(0.0)] == [False, True]
+
+
+def test_it_rests_from_the_failure_that_opened_it_and_then_admits_one():
+    circuit = opened(5.0, rest_s=10)
+    circuit.fail(9.0)  # one that was sent before: the rest grows no longer
+    assert states(circuit, 5.0, 14.9, 15.0, 1e9) == [OPEN, OPEN, HALF_OPEN, HALF_OPEN]
+    assert [circuit.admits(now) for now in (5.0, 14.9, 15.0)] == [False, False, True]
+    circuit.begin(15.0)
+    assert not circuit.admits(15.0)
+    assert not circuit.admits(1e9)
+    assert circuit.state(16.0) is HALF_OPEN
+
+
+def test_a_trial_that_succeeds_closes_it():
+    circuit = opened(rest_s=10)
+    circuit.begin(10.0)
+    circuit.succeed()
+    assert circuit.state(10.0) is CLOSED
+    circuit.begin(10.0)
+    assert circuit.admits(10.0)
+
+
+def test_a_trial_that_fails_doubles_the_rest_each_time():
+    circuit, now, rests = opened(rest_s=100), 0.0, []
+    for _ in range(4):
+        rest = next(s for s in range(1, 1_000) if circuit.state(now + s) is HALF_OPEN)
+        rests.append(rest)
+        now += rest
+        assert circuit.admits(now)
+        circuit.begin(now)
+        assert not circuit.fail(now)  # it was open all the time
+        assert circuit.state(now) is OPEN
+    assert rests == [100, 200, 300, 300]  # five minutes at most
+
+
+def test_a_rest_that_is_longer_from_the_start_is_not_cut_short():
+    circuit = opened(rest_s=600)
+    circuit.begin(600.0)
+    circuit.fail(600.0)
+    assert states(circuit, 1_199.0, 1_200.0) == [OPEN, HALF_OPEN]
+
+
+def test_after_a_success_the_first_rest_counts_again():
+    circuit = opened(rest_s=10)
+    circuit.begin(10.0)
+    circuit.fail(10.0)
+    circuit.begin(30.0)
+    circuit.succeed()
+    assert circuit.fail(30.0)
+    assert states(circuit, 39.0, 40.0) == [OPEN, HALF_OPEN]
+
+
+def test_a_trial_that_was_cancelled_leaves_room_for_another():
+    circuit = opened(rest_s=10)
+    circuit.begin(10.0)
+    circuit.abandon()
+    assert circuit.state(10.0) is HALF_OPEN
+    assert circuit.admits(10.0)
+    circuit.begin(10.0)
+    assert not circuit.admits(10.0)
+
+
+def test_a_cancelled_request_counts_neither_as_failure_nor_as_success():
+    circuit = CircuitBreaker(failures=2)
+    circuit.fail(0.0)
+    circuit.begin(0.0)
+    circuit.abandon()
+    assert circuit.state(0.0) is CLOSED
+    assert circuit.fail(0.0)
+
+
+def test_an_engine_that_is_known_not_to_work_rests_at_once():
+    circuit = CircuitBreaker(failures=3, rest_s=10)
+    circuit.open(5.0)
+    assert states(circuit, 5.0, 14.9, 15.0) == [OPEN, OPEN, HALF_OPEN]
+
+
+def test_hearing_again_that_it_does_not_work_lengthens_no_rest_but_ends_a_trial():
+    circuit = opened(rest_s=10)
+    circuit.open(5.0)
+    assert states(circuit, 9.9, 10.0) == [OPEN, HALF_OPEN]
+    circuit.begin(10.0)
+    circuit.open(12.0)
+    assert states(circuit, 12.0, 21.9, 22.0) == [OPEN, OPEN, HALF_OPEN]
+    assert circuit.admits(22.0)
+
+
+@pytest.mark.parametrize("open_it", [True, False])
+def test_an_answer_to_any_request_closes_it(open_it):
+    circuit = opened()
+    if open_it:
+        circuit.open(1.0)
+    circuit.succeed()
+    assert circuit.state(1.0) is CLOSED
+    assert circuit.admits(1.0)

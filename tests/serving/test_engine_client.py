@@ -1,0 +1,787 @@
+import asyncio
+import itertools
+import json
+import logging
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.adapters.engine_options import conversation_session, is_cache_salt, tenant_salt
+from ctxreuse.cache import EngineBlocks, EngineMetrics, ShadowCache
+from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
+from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
+from ctxreuse.serving.client.model_name import ModelName
+from ctxreuse.serving.client.transient_errors import waiting
+
+MESSAGES = [{"role": "user", "content": "Where is Paris?"}]
+NOTHING = IndexStatistics()
+
+
+@asynccontextmanager
+async def connected(engine, **options):
+    """A client of an emulated engine that does not wait between attempts."""
+    transport = engine.transport() if isinstance(engine, EmulatedEngine) else engine
+    async with httpx.AsyncClient(transport=transport) as http:
+        yield EngineClient("http://engine/v1", http_client=http, backoff_s=0, **options)
+
+
+async def completed(engine, prompt=MESSAGES, options=None, **params):
+    async with connected(engine, **(options or {})) as client:
+        return await client.complete(prompt, **params)
+
+
+def planned(planner, text="Paris is in France.", query="Where is Paris?", **fields):
+    return planner.plan(ContextRequest([text], query, **fields))
+
+
+def raw_replies(*bodies):
+    """A transport that answers with these bytes in turn, as event streams."""
+    remaining = list(bodies)
+    headers = {"content-type": "text/event-stream"}
+    return httpx.MockTransport(
+        lambda request: httpx.Response(200, headers=headers, content=remaining.pop(0))
+    )
+
+
+async def test_a_completion_says_what_the_request_cost():
+    engine = EmulatedEngine(block_size=4, answer="In France.")
+    planner = ReusePlanner()
+    ticks = itertools.count(10)
+    async with connected(engine, clock=lambda: next(ticks), planner=planner) as client:
+        first = await client.complete(planned(planner))
+        second = await client.complete(planned(planner), max_tokens=3)
+    assert first == Completion(
+        text="In France.",
+        request_id="request-0",
+        finish_reason="stop",
+        prompt_tokens=22,
+        cached_tokens=0,
+        completion_tokens=3,
+        time_to_first_token_s=1,
+        total_s=4,
+        attempts=1,
+    )
+    assert (second.request_id, second.cached_tokens) == ("request-1", 20)
+    assert planner.statistics().requests == 2
+
+
+async def test_the_first_token_is_timed_from_the_attempt_that_succeeded():
+    ticks = itertools.count(10)
+    options = {"clock": lambda: next(ticks), "model": "emulated"}
+    completion = await completed(EmulatedEngine(fail=[503, "break"]), options=options)
+    assert completion.attempts == 3
+    # attempts begin at 10, 11 and 13; the second one broke after its first token
+    assert (completion.time_to_first_token_s, completion.total_s) == (1, 6)
+
+
+async def test_nothing_is_sent_but_the_prompt_and_what_was_asked_for():
+    engine = EmulatedEngine()
+    plan = planned(ReusePlanner(), tenant="t", conversation_id="c")
+    await completed(engine, plan, max_tokens=5, stream_options={"x": 1}, extra_body={"seed": 3})
+    assert engine.requests == [
+        {
+            "model": "emulated",
+            "messages": plan.messages(),
+            "max_tokens": 5,
+            "seed": 3,
+            "stream": True,
+            "stream_options": {"x": 1, "include_usage": True},
+        }
+    ]
+
+
+async def test_bare_messages_are_sent_as_they_are_and_get_the_engines_id():
+    engine = EmulatedEngine()
+    completion = await completed(engine)
+    assert completion.request_id == "chatcmpl-0"
+    assert engine.requests[0]["messages"] == MESSAGES
+
+
+LONG_TEXT = "Paris is in France, and Rome is in Italy. " * 200
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
+
+
+async def test_cached_tokens_left_out_where_there_are_none_are_0_once_any_were_reported(caplog):
+    engine = EmulatedEngine(block_size=4, prompt_tokens_details="if cached")
+    planner = ReusePlanner()
+    counts = []
+    async with connected(engine) as client:
+        for text in (LONG_TEXT, "something else", LONG_TEXT, "new", "other " * 5_000):
+            plan = planned(planner, text, system=text)
+            counts.append((await client.complete(plan)).cached_tokens)
+    prompt_tokens = len(engine.prompt_tokens(plan.messages()))
+    assert counts[:2] == [None, None]  # none was cached, but that cannot be known yet
+    assert counts[2] > 1_000
+    assert counts[3:] == [0, 0]
+    assert prompt_tokens > 1_000
+    assert warnings_in(caplog) == []
+
+
+async def test_what_the_client_has_learned_of_one_engine_is_not_taken_for_another():
+    async with connected(EmulatedEngine(block_size=4)) as client:
+        assert (await client.complete(MESSAGES)).cached_tokens == 0
+    async with connected(EmulatedEngine(prompt_tokens_details="if cached")) as client:
+        assert (await client.complete(MESSAGES)).cached_tokens is None
+
+
+async def test_that_cached_tokens_are_not_reported_is_said_once_when_that_is_certain(caplog):
+    async with connected(EmulatedEngine(prompt_tokens_details=False)) as client:
+        planner = ReusePlanner()
+        for number, warnings in enumerate((0, 1, 1)):
+            plan = planned(planner, LONG_TEXT, f"Question {number}?")
+            assert (await client.complete(plan)).cached_tokens is None
+            assert len(warnings_in(caplog)) == warnings
+    assert warnings_in(caplog) == [
+        "engine reports no cached tokens even for a prompt that begins like one that it has just "
+        "answered, so they are unknown, not 0: start vLLM with --enable-prompt-tokens-details, and "
+        "with prefix caching"
+    ]
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [("Short.", {}), ("Short.", {})],
+        [(LONG_TEXT, {}), ("No. " + LONG_TEXT, {})],
+        [(LONG_TEXT, {"cache_salt": "one"}), (LONG_TEXT, {"cache_salt": "two"})],
+        [(LONG_TEXT, {}), (LONG_TEXT, {"tools": [{"type": "function"}]})],
+        [(LONG_TEXT, {}), (LONG_TEXT, {"model": "another"})],
+        [
+            (LONG_TEXT, {}),
+            *((f"{number} {LONG_TEXT}", {}) for number in range(16)),
+            (LONG_TEXT, {}),
+        ],
+    ],
+    ids=["short", "another text", "another salt", "other tools", "another model", "long ago"],
+)
+async def test_a_prompt_that_may_not_have_been_cached_is_no_reason_to_warn(caplog, requests):
+    end = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
+    end += b'"usage": {"prompt_tokens": 3}}\n\n'
+    async with connected(raw_replies(*[end] * len(requests)), model="m") as client:
+        for text, params in requests:
+            messages = [{"role": "user", "content": text}]
+            assert (await client.complete(messages, **params)).cached_tokens is None
+    assert warnings_in(caplog) == []
+
+
+async def test_prompts_on_their_way_together_are_no_reason_to_warn(caplog):
+    together = asyncio.Barrier(4)
+
+    async def answer(body):
+        await together.wait()
+        return "OK."
+
+    async with connected(EmulatedEngine(answer=answer, prompt_tokens_details=False)) as client:
+        messages = [{"role": "user", "content": LONG_TEXT}]
+        await asyncio.gather(*(client.complete(messages) for _ in range(4)))
+    assert warnings_in(caplog) == []
+
+
+async def test_a_server_that_reports_no_usage_leaves_the_counts_unknown():
+    chunk = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "Hi"}, '
+    chunk += b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    completion = await completed(raw_replies(chunk), options={"model": "m"})
+    counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
+    assert (completion.text, counts) == ("Hi", (None, None, None))
+
+
+@pytest.mark.parametrize("failure", [408, 409, 429, 500, 503, "refuse", "break"])
+async def test_a_failure_that_passes_is_tried_again(failure):
+    engine = EmulatedEngine(answer="once only", fail=[failure, failure])
+    planner = ReusePlanner()
+    completion = await completed(engine, planned(planner), {"planner": planner})
+    assert (completion.text, completion.attempts) == ("once only", 3)
+    assert len(engine.requests) == 3
+    assert planner.statistics().requests == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+async def test_a_refusal_is_not_tried_again_and_the_planner_hears_of_it(status):
+    engine = EmulatedEngine(fail=[status])
+    planner = ReusePlanner()
+    with pytest.raises(EngineError, match=f"status {status}") as caught:
+        await completed(engine, planned(planner), {"planner": planner})
+    assert (caught.value.status, caught.value.attempts) == (status, 1)
+    assert isinstance(caught.value.__cause__, openai.APIStatusError)
+    assert planner.statistics() == NOTHING
+
+
+@pytest.mark.parametrize("failure", [503, "refuse", "break"])
+async def test_a_failure_that_stays_is_reported_without_the_prompt(failure):
+    engine = EmulatedEngine(fail=lambda number, body: failure)
+    planner = ReusePlanner()
+    with pytest.raises(EngineError, match="attempts: 2; the cause says more") as caught:
+        await completed(engine, planned(planner), {"planner": planner, "retries": 1})
+    assert caught.value.status == (503 if failure == 503 else None)
+    assert caught.value.attempts == len(engine.requests) == 2
+    assert "Paris" not in str(caught.value)
+    assert planner.statistics() == NOTHING
+
+
+async def test_a_cancelled_request_is_told_to_the_planner():
+    begun = asyncio.Event()
+
+    async def never(body):
+        begun.set()
+        await asyncio.Event().wait()
+
+    planner = ReusePlanner()
+    async with connected(EmulatedEngine(answer=never), planner=planner) as client:
+        task = asyncio.create_task(client.complete(planned(planner)))
+        await begun.wait()
+        assert planner.statistics().requests == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert planner.statistics() == NOTHING
+
+
+async def test_a_stream_gives_pieces_and_then_the_completion():
+    engine = EmulatedEngine(answer="In France it is.", fail=[503, "refuse"])
+    planner = ReusePlanner()
+    async with (
+        connected(engine, planner=planner) as client,
+        client.stream(planned(planner), max_tokens=9) as stream,
+    ):
+        with pytest.raises(EngineError, match="has not ended"):
+            _ = stream.completion
+        pieces = [piece async for piece in stream]
+    assert pieces == ["In", " France", " it", " is."]
+    completion = stream.completion
+    assert (completion.text, completion.attempts) == ("In France it is.", 3)
+    assert planner.statistics().requests == 1
+
+
+async def test_a_stream_is_not_sent_again_once_a_piece_is_out():
+    engine = EmulatedEngine(answer="In France.", fail=["break"])
+    planner = ReusePlanner()
+    async with connected(engine, planner=planner) as client:
+        stream = client.stream(planned(planner))
+        assert await anext(stream) == "In"
+        with pytest.raises(EngineError):
+            await anext(stream)
+    assert len(engine.requests) == 1
+    assert planner.statistics() == NOTHING
+
+
+async def test_a_stream_that_is_left_early_is_told_to_the_planner():
+    planner = ReusePlanner()
+    async with connected(EmulatedEngine(answer="In France."), planner=planner) as client:
+        async with client.stream(planned(planner)) as stream:
+            assert await anext(stream) == "In"
+            assert planner.statistics().requests == 1
+        assert planner.statistics() == NOTHING
+
+
+async def test_a_stream_of_which_nothing_was_asked_is_told_to_the_planner_and_not_sent():
+    engine, planner = EmulatedEngine(), ReusePlanner()
+    async with connected(engine, planner=planner) as client:
+        async with client.stream(planned(planner)) as stream:
+            assert planner.statistics().requests == 1
+        assert planner.statistics() == NOTHING
+        with pytest.raises(LookupError):
+            async with client.stream(planned(planner)):
+                raise LookupError
+        assert planner.statistics() == NOTHING
+        kept = planned(planner)
+        await stream.aclose()
+        await client.stream(MESSAGES).aclose()
+        assert [piece async for piece in stream] == []
+        assert planner.evict([kept.request_id]).unknown == ()
+    assert engine.requests == []
+
+
+async def test_a_stream_that_was_read_to_its_end_stays_in_the_index():
+    planner = ReusePlanner()
+    async with connected(EmulatedEngine(), planner=planner) as client:
+        async with client.stream(planned(planner)) as stream:
+            assert [piece async for piece in stream] == ["OK."]
+        assert planner.statistics().requests == 1
+
+
+async def test_an_empty_answer_is_an_answer():
+    async with connected(EmulatedEngine(answer="")) as client:
+        assert (await client.complete(MESSAGES)).text == ""
+        stream = client.stream(MESSAGES)
+        assert [piece async for piece in stream] == []
+        assert stream.completion.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"data: [DONE]\n\n",
+        b'data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\n',
+        b'data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\ndata: {"cho\n\n',
+        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',
+        b'data: {"choices": null}\n\n',
+    ],
+)
+async def test_a_stream_that_does_not_come_to_its_end_is_a_failure(broken):
+    whole = b'data: {"choices": [{"index": 0, "delta": {"content": "Whole"}, '
+    whole += b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    completion = await completed(raw_replies(broken, whole), options={"model": "m"})
+    assert (completion.text, completion.attempts) == ("Whole", 2)
+    with pytest.raises(EngineError):
+        await completed(raw_replies(broken), options={"model": "m", "retries": 0})
+
+
+async def test_the_first_token_is_announced_once_an_attempt():
+    engine = EmulatedEngine(answer="In France it is.", fail=["break"])
+    seen = []
+    await completed(engine, on_first_token=lambda: seen.append(len(engine.requests)))
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_a_thought_is_a_first_token_and_no_part_of_the_answer(field):
+    chunk = '{"choices": [{"index": 0, "delta": {"%s": "Hm"}}]}' % field  # noqa: UP031
+    end = '{"choices": [{"index": 0, "delta": {"content": "Yes"}, "finish_reason": "stop"}]}'
+    ticks = itertools.count(10)
+    completion = await completed(
+        raw_replies(f"data: {chunk}\n\ndata: {end}\n\n".encode()),
+        options={"model": "m", "clock": lambda: next(ticks)},
+    )
+    assert (completion.text, completion.time_to_first_token_s, completion.total_s) == ("Yes", 1, 3)
+
+
+async def test_tool_calls_are_put_together():
+    calls = [ToolCall("search", '{"q": 1}', id="a"), ToolCall("read", "{}", id="b")]
+    completion = await completed(EmulatedEngine(answer=lambda body: calls))
+    assert completion.tool_calls == tuple(calls)
+    assert (completion.text, completion.finish_reason) == ("", "tool_calls")
+
+
+async def test_tool_calls_in_pieces_are_put_together():
+    def chunk(delta, finish="null"):
+        return b'data: {"choices": [{"index": 0, "delta": %s, "finish_reason": %s}]}\n\n' % (
+            delta.encode(),
+            finish.encode(),
+        )
+
+    body = chunk('{"tool_calls": [{"index": 0, "id": "a", "function": {"name": "find"}}]}')
+    for piece in ('{"q"', ": 1}"):
+        arguments = json.dumps({"arguments": piece})
+        body += chunk(f'{{"tool_calls": [{{"index": 0, "function": {arguments}}}]}}')
+    body += chunk("{}", '"tool_calls"')
+    completion = await completed(raw_replies(body), options={"model": "m"})
+    assert completion.tool_calls == (ToolCall("find", '{"q": 1}', id="a"),)
+
+
+async def test_the_engine_is_asked_for_its_model_once():
+    engine, asked = EmulatedEngine(model="its-own"), []
+    transport = engine.transport()
+
+    async def note(request):
+        asked.append(request.url.path)
+
+    async with httpx.AsyncClient(transport=transport, event_hooks={"request": [note]}) as http:
+        client = EngineClient("http://engine", http_client=http)
+        await asyncio.gather(*(client.complete(MESSAGES) for _ in range(3)))
+    assert asked.count("/v1/models") == 1
+    assert {body["model"] for body in engine.requests} == {"its-own"}
+
+
+class Models:
+    """A transport that counts look-ups of the model; each waits until it may go on."""
+
+    def __init__(self, *answers):
+        self.asked = 0
+        self.answers = list(answers)
+        self.go_on = asyncio.Event()
+
+    async def answer(self, request):
+        assert request.url.path == "/v1/models"
+        self.asked += 1
+        await self.go_on.wait()
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise httpx.ConnectError("no", request=request)
+        return httpx.Response(200, json={"data": [{"id": answer}]})
+
+    async def begun(self):
+        while not self.asked:
+            await asyncio.sleep(0)
+
+
+async def test_those_who_wait_for_the_model_share_a_failed_look_up_and_later_ones_try_again():
+    models = Models(None, None, "its-own")
+    planner = ReusePlanner()
+    transport = httpx.MockTransport(models.answer)
+    async with connected(transport, planner=planner, retries=1) as client:
+        waiting_ones = [asyncio.create_task(client.complete(planned(planner))) for _ in range(8)]
+        await models.begun()
+        models.go_on.set()
+        errors = await asyncio.gather(*waiting_ones, return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineError] * 8
+        assert {(error.attempts, str(error)) for error in errors} == {
+            (
+                2,
+                "the engine at engine did not answer: APIConnectionError, attempts: 2; the cause "
+                "says more, and so does the engine's log",
+            )
+        }
+        assert models.asked == 2
+        assert planner.statistics() == NOTHING
+        assert await asyncio.gather(client.model(), client.model()) == ["its-own", "its-own"]
+    assert models.asked == 3
+
+
+async def test_who_stops_waiting_for_the_model_does_not_stop_the_others():
+    models = Models("its-own")
+    async with connected(httpx.MockTransport(models.answer)) as client:
+        first, second = (asyncio.create_task(client.model()) for _ in range(2))
+        await models.begun()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        models.go_on.set()
+        assert await second == "its-own"
+    assert models.asked == 1
+
+
+def test_a_look_up_that_an_event_loop_left_behind_is_begun_anew_in_the_next():
+    asked = []
+
+    async def look_up():
+        asked.append(asyncio.get_running_loop())
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return "its-own"
+
+    name = ModelName(None, look_up)
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(name.get(), 0.001)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(give_up())
+    loop.close()  # unlike asyncio.run it cancels nothing
+    assert asyncio.run(name.get()) == "its-own"
+    assert len(asked) == 2
+
+
+async def test_a_model_that_is_given_is_not_asked_for():
+    with pytest.raises(EngineError, match=r"status 404 \(NotFoundError\)"):
+        await completed(EmulatedEngine(), options={"model": "another"})
+
+
+async def test_an_engine_without_a_model_is_said_so():
+    page = httpx.MockTransport(lambda request: httpx.Response(200, json={"data": []}))
+    with pytest.raises(EngineError, match="the engine at engine names no model; pass model="):
+        await completed(page)
+
+
+async def test_tenants_get_their_own_salt_and_the_default_tenant_none():
+    engine = EmulatedEngine(block_size=4)
+    planner = ReusePlanner()
+    async with connected(engine, cache_salt="tenant", salt_key="secret") as client:
+        for tenant in ("a@b/c\\\0", "", "b", "b"):
+            await client.complete(planned(planner, tenant=tenant))
+        await client.complete(planned(planner, tenant="b"), cache_salt="this one")
+    salts = [body.get("cache_salt") for body in engine.requests]
+    assert salts == [
+        tenant_salt("a@b/c\\\0", "secret"),
+        None,
+        tenant_salt("b", "secret"),
+        tenant_salt("b", "secret"),
+        "this one",
+    ]
+    assert engine.usage.cached_tokens == 20  # only the second one of tenant "b"
+
+
+@pytest.mark.parametrize("salt", ["", "a" * 129, "a@b", "a/b", "a\\b", "a\0b", 3])
+async def test_a_salt_that_vllm_would_refuse_is_refused(salt):
+    with pytest.raises(InvalidRequestError, match="cache_salt must be a string of 1 to 128"):
+        await completed(EmulatedEngine(), cache_salt=salt)
+
+
+def test_the_longest_salt_that_vllm_takes_is_taken():
+    assert [is_cache_salt("a" * length) for length in (0, 1, 128, 129)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.text())
+def test_tenants_salts_are_valid_and_differ(tenant, other, key):
+    salt = tenant_salt(tenant, key)
+    assert is_cache_salt(salt)
+    assert (salt == tenant_salt(other, key)) == (tenant == other)
+    assert (salt == tenant_salt(tenant, "another")) == (key == "another")
+
+
+def test_a_conversations_session_is_its_own():
+    identities = [("t", "1"), ("t", 1), ("u", "1"), ("", "t1"), ("t", 10**5000)]
+    assert len({conversation_session(*one) for one in identities}) == len(identities)
+
+
+async def test_sessions_are_sent_as_a_header_if_asked_for():
+    sessions = []
+
+    async def note(request):
+        sessions.append(request.headers.get("X-Session-ID"))
+
+    planner = ReusePlanner()
+    hooks = {"request": [note]}
+    transport = EmulatedEngine().transport()
+    async with httpx.AsyncClient(transport=transport, event_hooks=hooks) as http:
+        client = EngineClient("http://engine", "emulated", http_client=http)
+        await client.complete(planned(planner, conversation_id="c"))
+        client = EngineClient(
+            "http://engine", "emulated", http_client=http, session_id="conversation"
+        )
+        await client.complete(planned(planner, conversation_id="c", tenant="t"))
+        await client.complete(planned(planner))
+        await client.complete(planned(planner), session_id="mine")
+    assert sessions == [None, conversation_session("t", "c"), None, "mine"]
+
+
+async def test_the_shadow_hears_of_answers_and_failures():
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=25)
+    engine = EmulatedEngine(fail=[None, None, 400])
+    async with connected(engine, shadow=shadow) as client:
+        await client.complete(planned(planner, text="one " * 4))
+        assert (planner.statistics().tokens, shadow.block_share) == (4, 4 / 23)
+        await client.complete(planned(planner, text="two " * 4))
+        assert planner.statistics().tokens == 4
+        with pytest.raises(EngineError):
+            await client.complete(planned(planner, text="three " * 4))
+    assert planner.statistics().tokens == 4
+
+
+@pytest.mark.parametrize("shadows_own", [True, False])
+def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, shadows_own):
+    evicted = []
+    monkeypatch.setattr(ReusePlanner, "evict", lambda planner, ids: evicted.append((planner, ids)))
+    planner = ReusePlanner()
+    other = planner if shadows_own else ReusePlanner()
+    client = EngineClient("http://engine", planner=planner, shadow=ShadowCache(other, 100))
+    client.forget(planned(planner))
+    expected = [(other, ["request-0"])]
+    assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"])])
+
+
+class Records:
+    """What a KVEventSync is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def record(self, plan, prompt_token_ids, *, cache_salt=None, lora=None):
+        self.told.append((plan.request_id, prompt_token_ids, cache_salt, lora))
+
+
+async def test_the_event_sync_hears_the_prompts_tokens_and_salt():
+    events, engine, planner = Records(), EmulatedEngine(), ReusePlanner()
+    plan = planned(planner)
+    async with connected(engine, events=events) as client:
+        completion = await client.complete(plan, cache_salt="s")
+        await client.complete(MESSAGES)
+    tokens = tuple(engine.prompt_tokens(plan.messages()))
+    assert events.told == [("request-0", tokens, "s", None)]
+    assert completion.prompt_token_ids == tokens
+    assert [body.get("return_token_ids") for body in engine.requests] == [True, None]
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "my-lora"}])
+async def test_the_event_sync_hears_of_the_adapter_which_is_also_the_model(options):
+    events, engine = Records(), EmulatedEngine(model="my-lora")
+    await completed(
+        engine, planned(ReusePlanner()), {"events": events, "lora": "my-lora", **options}
+    )
+    assert [told[3] for told in events.told] == ["my-lora"]
+    assert [body["model"] for body in engine.requests] == ["my-lora"]
+
+
+async def test_a_call_to_the_adapters_base_model_is_one_without_an_adapter():
+    events, planner = Records(), ReusePlanner()
+    end = b'data: {"prompt_token_ids": [1], '
+    end += b'"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    transport = raw_replies(end, end, end)
+    async with connected(transport, events=events, lora="my-lora") as client:
+        for params in ({}, {"model": "my-lora"}, {"model": "base"}):
+            await client.complete(planned(planner), **params)
+    assert [told[3] for told in events.told] == ["my-lora", "my-lora", None]
+
+
+async def test_an_adapters_blocks_are_found_by_its_name():
+    planner, engine = ReusePlanner(), EmulatedEngine(model="my-lora")
+    held = {}
+    for lora in (None, "my-lora"):
+        events, plan = Records(), planned(planner)
+        await completed(engine, plan, {"events": events, "lora": lora, "model": "my-lora"})
+        _, tokens, salt, adapter = events.told[0]
+        blocks = EngineBlocks()
+        blocks.stored([b"x"], None, tokens[:4], 4, extra_keys=[("my-lora",)])
+        held[lora] = blocks.held_tokens(tokens, cache_salt=salt, lora=adapter)
+    assert held == {None: 0, "my-lora": 4}
+
+
+async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(caplog):
+    chunk = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
+    chunk += b'"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}}\n\n'
+    events = Records()
+    options = {"model": "m", "events": events}
+    await completed(raw_replies(chunk), planned(ReusePlanner()), options)
+    assert events.told == []
+    assert caplog.records == []
+
+
+async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):
+    planner = ReusePlanner()
+    shadow = ShadowCache(planner, capacity_tokens=100)
+    shadow.observe = None
+    async with connected(EmulatedEngine(), shadow=shadow) as client:
+        assert client.faults == 0
+        for faults in (1, 2):
+            assert (await client.complete(planned(planner))).text == "OK."
+            assert client.faults == faults
+    assert "EngineClient: bookkeeping failed with TypeError at engine_client.py:" in caplog.text
+    assert [record.levelno for record in caplog.records if record.name == "ctxreuse"] == [
+        logging.WARNING
+    ]
+
+
+async def test_metrics_and_tokens_are_the_engines():
+    engine = EmulatedEngine(block_size=4, capacity_tokens=400)
+    planner = ReusePlanner()
+    plan = planned(planner)
+    async with connected(engine) as client:
+        await client.complete(MESSAGES)
+        metrics = await client.metrics()
+        assert await client.tokenize(plan) == tuple(engine.prompt_tokens(plan.messages()))
+    assert metrics == EngineMetrics.parse(engine.metrics())
+    assert (metrics.prefix_cache_queries, metrics.capacity_tokens) == (13, 396)
+
+
+async def test_routes_that_an_engine_lacks_are_said_so():
+    lacking = httpx.MockTransport(lambda request: httpx.Response(404))
+    nonsense = httpx.MockTransport(lambda request: httpx.Response(200, json=[]))
+    async with connected(lacking, model="m") as client:
+        with pytest.raises(EngineError, match="status 404"):
+            await client.metrics()
+    async with connected(nonsense, model="m") as client:
+        with pytest.raises(EngineError, match="returned no tokens"):
+            await client.tokenize(MESSAGES)
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+async def test_an_address_is_taken_with_and_without_v1(url):
+    paths = []
+
+    def answer(request):
+        paths.append(str(request.url))
+        return httpx.Response(404)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        client = EngineClient(url, http_client=http)
+        for ask in (client.model, client.metrics):
+            with pytest.raises(EngineError, match="the engine at h:1 did not answer"):
+                await ask()
+    assert paths == ["http://h:1/v1/models", "http://h:1/metrics"]
+
+
+async def test_a_password_in_the_address_stays_out_of_messages():
+    async with httpx.AsyncClient(transport=EmulatedEngine(fail=[400]).transport()) as http:
+        client = EngineClient("http://user:secret@engine/v1", http_client=http)
+        with pytest.raises(EngineError) as caught:
+            await client.complete(MESSAGES)
+    assert "secret" not in str(caught.value)
+
+
+async def test_only_its_own_connections_are_closed():
+    async with httpx.AsyncClient(transport=EmulatedEngine().transport()) as http:
+        async with EngineClient("http://engine", http_client=http) as client:
+            await client.complete(MESSAGES)
+        assert not http.is_closed
+        async with EngineClient("http://engine") as client:
+            assert not client._connection.openai.is_closed()
+        assert client._connection.openai.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base_url": "engine:8000"}, "base_url must be the engine's address"),
+        ({"base_url": None}, "base_url must be the engine's address"),
+        ({"planner": "p"}, "planner must be a ReusePlanner, not 'p'"),
+        ({"retries": -1}, "retries must be an integer from 0, not -1"),
+        ({"lora": 3}, "lora must be an adapter's name, not 3"),
+        ({"cache_salt": "mine"}, r"cache_salt must be 'tenant' or None, not 'mine' \(str\); a lit"),
+        ({"session_id": 3}, "session_id must be 'conversation' or None, not 3"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        EngineClient(**{"base_url": "http://engine", **options})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("text", {}, "a prompt must be a Plan or a list of chat messages, not 'text'"),
+        (["text"], {}, "a chat message must be a dict, not 'text'"),
+        (MESSAGES, {"n": 2}, "n must be 1, not 2"),
+        (MESSAGES, {"stream": True}, "stream is set by the client; leave it out"),
+        (MESSAGES, {"messages": []}, "messages is set by the client; leave it out"),
+    ],
+)
+async def test_wrong_arguments_of_a_call_are_named(prompt, params, message):
+    engine = EmulatedEngine()
+    with pytest.raises(InvalidRequestError, match=message):
+        await completed(engine, prompt, **params)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("name", ["openai", "tenacity"])
+def test_a_missing_package_names_the_extra(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        MissingExtraError, match=r"EngineClient .* pip install 'ctxreuse\[openai\]'"
+    ):
+        EngineClient("http://engine")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), ("0.5", 0.5), ("9999", 60.0), ("soon", 0.0), ("-1", 0.0)]
+)
+def test_the_wait_between_attempts_is_what_the_server_asks_for(header, seconds):
+    response = httpx.Response(429, headers={"retry-after": header})
+    error = SimpleNamespace(response=response)
+    outcome = SimpleNamespace(exception=lambda: error)
+    assert waiting(0)(SimpleNamespace(outcome=outcome, attempt_number=1)) == seconds
+
+
+def test_the_wait_between_attempts_grows_at_random():
+    state = SimpleNamespace(outcome=SimpleNamespace(exception=lambda: None), attempt_number=3)
+    waits = {waiting(0.5)(state) for _ in range(50)}
+    assert len(waits) > 1
+    assert all(0 <= wait <= 2.0 for wait in waits)
+
+
+def test_optional_packages_are_not_imported_before_they_are_needed():
+    optional = {"openai", "httpx", "httpx2", "tenacity", "zmq", "msgspec", "rich"}
+    code = (
+        "import sys, ctxreuse.serving, ctxreuse.cache.kv_events.event_sync; "
+        f"print(sorted({optional!r} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[]\n", "")

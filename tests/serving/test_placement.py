@@ -1,0 +1,444 @@
+"""Which agent reads which document."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.serving.pool.placement import Document, DocumentHomes, assign, rendezvous_order
+
+DATA = os.environ.get("CTXREUSE_DATA")
+UNBOUNDED = 1e9
+SOME_AGENTS = (0, 1, "1", "b", "ü")
+SOME_ENGINES = (None, {0: "x", 1: "x", "1": "y", "b": "y", "ü": "z"})
+
+
+def document(name, tokens=100):
+    return Document(BlockKey(str(name).encode()), tokens)
+
+
+def documents(number, tokens=100):
+    return [document(n, tokens) for n in range(number)]
+
+
+def new(documents, agents, **arguments):
+    """Assign documents that nobody has read to agents that have nothing to do."""
+    return assign(documents, agents, {}, {}, **arguments)
+
+
+def flipped(mapping):
+    return dict(reversed(mapping.items()))
+
+
+many_documents = st.lists(st.builds(document, st.integers(0, 9), st.integers(0, 500)), max_size=20)
+some_agents = st.lists(st.sampled_from(SOME_AGENTS), min_size=1, unique=True)
+cases = st.fixed_dictionaries(
+    {
+        "documents": many_documents,
+        "agents": some_agents,
+        "loads": st.dictionaries(st.sampled_from(SOME_AGENTS), st.integers(0, 3_000)),
+        "homes": st.dictionaries(
+            st.integers(0, 9).map(lambda n: document(n).key),
+            st.lists(st.sampled_from(SOME_AGENTS), unique=True),
+        ),
+        "engines": st.sampled_from(SOME_ENGINES),
+        "bound": st.sampled_from((1, 1.15, 2.0, UNBOUNDED)),
+        "slack_tokens": st.sampled_from((0, 200)),
+    }
+)
+small = settings(max_examples=100)
+
+
+@small
+@given(cases)
+def test_every_document_gets_one_of_the_agents_given(case):
+    assigned = assign(**case)
+    assert len(assigned) == len(case["documents"])
+    names = {(type(agent), agent) for agent in case["agents"]}
+    assert {(type(agent), agent) for agent in assigned} <= names
+
+
+@small
+@given(cases)
+def test_the_order_of_agents_loads_homes_and_engines_changes_nothing(case):
+    assigned = assign(**case)
+    other = dict(
+        case,
+        agents=case["agents"][::-1],
+        loads=flipped(case["loads"]),
+        homes={key: agents[::-1] for key, agents in flipped(case["homes"]).items()},
+        engines=case["engines"] and flipped(case["engines"]),
+    )
+    assert assign(**other) == assigned
+
+
+class Oracle:
+    """What everybody has to do, and may have, by the words of the docstring."""
+
+    def __init__(self, case):
+        self.case = case
+        self.load = {agent: case["loads"].get(agent, 0) for agent in case["agents"]}
+
+    def engine(self, agent):
+        return (self.case["engines"] or {}).get(agent, agent)
+
+    def limits(self, agent, tokens):
+        """What an agent and its engine may have once there are so many tokens more."""
+        living = [one for one in self.load if self.engine(one) == self.engine(agent)]
+        mean = (sum(self.load.values()) + tokens) / len(self.load)
+        return {
+            "agent": (self.load[agent], self.case["bound"], mean),
+            "engine": (
+                sum(self.load[one] for one in living),
+                1 + (self.case["bound"] - 1) / len(living) ** 0.5,
+                mean * len(living),
+            ),
+        }
+
+    def has_room(self, agent, tokens, slack):
+        return all(
+            before + tokens <= max(bound * mean, mean + slack) + 1e-6
+            for before, bound, mean in self.limits(agent, tokens).values()
+        )
+
+    def readers(self, one):
+        return [home for home in self.case["homes"].get(one.key, ()) if home in self.load]
+
+
+@small
+@given(cases)
+def test_no_load_exceeds_what_the_docstring_says(case):
+    oracle = Oracle(case)
+    for one, agent in zip(case["documents"], assign(**case), strict=True):
+        if agent in oracle.readers(one):
+            slack = max(case["slack_tokens"], 4 * one.tokens)
+        else:
+            mean = (sum(oracle.load.values()) + one.tokens) / len(oracle.load)
+            slack = min(case["slack_tokens"], 0.75 * mean)
+        is_least_loaded = oracle.load[agent] == min(oracle.load.values())
+        assert oracle.has_room(agent, one.tokens, slack) or is_least_loaded
+        oracle.load[agent] += one.tokens
+
+
+@small
+@given(cases)
+def test_a_home_with_room_is_kept(case):
+    oracle = Oracle(case)
+    for one, agent in zip(case["documents"], assign(**case), strict=True):
+        slack = max(case["slack_tokens"], 4 * one.tokens) - 1e-3
+        free = [home for home in oracle.readers(one) if oracle.has_room(home, one.tokens, slack)]
+        if free:
+            assert agent in oracle.readers(one)
+            assert oracle.load[agent] <= min(oracle.load[home] for home in free)
+        oracle.load[agent] += one.tokens
+
+
+@small
+@given(many_documents, some_agents, st.sampled_from(SOME_AGENTS))
+def test_without_homes_an_agent_that_comes_or_goes_moves_only_its_own_documents(
+    documents, agents, one
+):
+    without = [agent for agent in agents if agent != one] or [2]
+    few = new(documents, without, bound=UNBOUNDED)
+    many = new(documents, [*without, one], bound=UNBOUNDED)
+    assert [b for a, b in zip(few, many, strict=True) if a != b] == [
+        agent for agent in many if agent == one
+    ]
+
+
+def test_another_process_assigns_alike():
+    read = [*documents(6), *documents(3)]
+    homes = {document(0).key: frozenset(SOME_AGENTS), document(1).key: frozenset(("b", "ü"))}
+    code = (
+        "from ctxreuse.serving.pool.placement import *\n"
+        "read = [Document(str(n).encode(), 100) for n in [*range(6), *range(3)]]\n"
+        "agents = {0, 1, '1', 'b', '\\xfc'}\n"
+        "homes = {b'0': agents, b'1': {'b', '\\xfc'}}\n"
+        "import json; print(json.dumps(assign(read, list(agents), {}, homes)))"
+    )
+    for seed in ("1", "2"):
+        answer = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        assert json.loads(answer) == assign(read, SOME_AGENTS, {}, homes)
+
+
+def test_an_agent_that_is_named_1_is_not_the_agent_of_number_1():
+    read = documents(40)
+    assert set(new(read, [1, "1"], bound=UNBOUNDED)) == {1, "1"}
+    homes = {document(0).key: ["1"]}
+    assert [type(a) for a in assign([document(0)], [1, "1"], {}, homes)] == [str]
+    assert [type(a) for a in assign([document(0)], [1], {}, homes)] == [int]
+
+
+def test_rendezvous_order_ranks_all_agents_by_the_key_alone():
+    order = rendezvous_order(b"d", range(5))
+    assert sorted(order) == [0, 1, 2, 3, 4]
+    assert rendezvous_order(b"d", reversed(range(5))) == order
+    assert rendezvous_order(b"d", [n for n in range(5) if n != order[0]]) == order[1:]
+    assert len({tuple(rendezvous_order(bytes([n]), range(5))) for n in range(50)}) > 20
+
+
+def test_new_documents_are_spread_over_the_agents():
+    assigned = new(documents(1_000), range(10), bound=UNBOUNDED)
+    assert 70 < min(map(assigned.count, range(10))) <= max(map(assigned.count, range(10))) < 130
+
+
+def test_what_an_agent_has_no_room_for_goes_to_the_agents_of_its_engine_first():
+    engines = {0: "x", 1: "x", 2: "y", 3: "y"}
+    homes = {document("d").key: [0]}
+
+    def next_home(*loads, engines=engines):
+        return assign([document("d")], range(4), dict(enumerate(loads)), homes, engines, bound=2)[0]
+
+    assert next_home(100, 300, 0, 0) == 0
+    assert next_home(800, 0, 300, 300) == 1  # agent 0 would have 900 of at most 375 + 4 * 100
+    assert next_home(800, 500, 0, 0) in (2, 3)  # engine x would have 1,400 of at most 1,195
+    assert next_home(800, 0, 300, 300, engines=None) in (1, 2, 3)
+
+
+def test_new_documents_choose_an_engine_and_then_one_of_its_agents():
+    engines = {agent: f"engine {agent // 3}" for agent in range(9)}
+    read = documents(60)
+    assigned = new(read, range(9), engines=engines, bound=UNBOUNDED)
+    for one, agent in zip(read, assigned, strict=True):
+        engine = rendezvous_order(one.key, set(engines.values()))[0]
+        of_engine = [a for a in range(9) if engines[a] == engine]
+        assert agent == rendezvous_order(one.key, of_engine)[0]
+    fewer = new(read, range(6), engines=engines, bound=UNBOUNDED)
+    assert all(b == a for a, b in zip(assigned, fewer, strict=True) if a < 6)
+
+
+def test_where_nobody_has_room_the_least_loaded_takes_it():
+    assert assign([document("d", 1_000)], [0, 1, 2], {0: 30, 1: 10, 2: 20}, {}, bound=1) == [1]
+
+
+def test_a_little_above_the_mean_is_no_burden():
+    homes = {document(n).key: [0] for n in range(11)}
+    read = documents(11)
+    # of n documents the mean is 50 * n; a reader may be four documents above it
+    assert assign(read, [0, 1], {}, homes, bound=1)[:9] == [0] * 8 + [1]
+    assert assign(read, [0, 1], {}, homes, bound=1, slack_tokens=500) == [0] * 10 + [1]
+
+
+def test_what_nobody_has_read_spreads_however_small_it_is():
+    for names in ("abc", "def", "ghi", "jkl"):
+        small = [document(name, 1) for name in names]
+        assert sorted(new(small[:2], [0, 1], slack_tokens=4_096)) == [0, 1]
+        assert sorted(new(small, [0, 1, 2], slack_tokens=4_096)) == [0, 1, 2]
+
+
+def test_nothing_that_is_passed_in_is_changed():
+    loads, homes = {0: 5.0}, {document(1).key: [0]}
+    assign(documents(3), [0, 1], loads, homes)
+    assert (loads, homes) == ({0: 5.0}, {document(1).key: [0]})
+
+
+def test_no_documents_are_assigned_to_nobody():
+    assert new([], [0, 1]) == []
+
+
+def test_without_agents_nothing_is_assigned():
+    for call in (new, DocumentHomes().assign):
+        with pytest.raises(InvalidRequestError) as caught:
+            call(documents(1), [])
+        assert str(caught.value) == "there is no agent to assign documents to"
+
+
+@pytest.mark.parametrize("bound", [0.99, -1, "2", None, float("nan"), float("inf")])
+def test_a_bound_that_is_no_number_from_1_is_refused(bound):
+    for call in (lambda: new(documents(1), [0], bound=bound), lambda: DocumentHomes(bound)):
+        with pytest.raises(InvalidRequestError, match="the bound must be a number from 1, not"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"window_tokens": 0}, "window_tokens must be an integer from 1, not 0 (int)"),
+        ({"slack_tokens": -1}, "slack_tokens must be an integer from 0, not -1 (int)"),
+        ({"max_documents": 0.5}, "max_documents must be an integer from 1, not 0.5 (float)"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(arguments, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        DocumentHomes(**arguments)
+    assert str(caught.value) == message
+
+
+# the memory of who has read what
+
+
+def loose_homes(**arguments):
+    """Return homes in which nobody ever has too much to do."""
+    return DocumentHomes(UNBOUNDED, **arguments)
+
+
+def test_a_document_stays_where_it_was_read_when_agents_come():
+    homes, read = loose_homes(), documents(30)
+    first = homes.assign(read, range(3))
+    assert new(read, range(9), bound=UNBOUNDED) != first
+    assert homes.assign(read, range(9)) == first
+
+
+def test_a_document_goes_on_where_its_agent_is_missing_and_returns_to_the_less_loaded():
+    homes, one = loose_homes(), document("d")
+    home, second = rendezvous_order(one.key, range(3))[:2]
+    others = [agent for agent in range(3) if agent != home]
+    assert homes.assign([one], range(3)) == [home]
+    assert homes.assign([one], others) == homes.assign([one], others) == [second]
+    assert homes.assign([one], range(3)) == [home]  # has read it once, the other one twice
+
+
+def test_what_a_forgotten_agent_has_read_is_hashed_like_new():
+    homes, read = loose_homes(), documents(30)
+    few = homes.assign(read, range(3))
+    homes.forget_agent(0)
+    again = homes.assign(read, range(9))
+    fresh = new(read, range(9), bound=UNBOUNDED)
+    assert 0 < few.count(0) < 30
+    assert again == [b if a == 0 else a for a, b in zip(few, fresh, strict=True)]
+
+
+def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
+    homes = DocumentHomes(slack_tokens=0, bound=1)
+    homes.assign(documents(20), [0])
+    homes.forget_agent(0)
+    homes.forget_agent("unknown")
+    assert homes._loads == {}
+    assert homes._homes == {}
+    assert sorted(homes.assign(documents(2), [0, 1])) == [0, 1]
+
+
+def test_a_document_of_two_agents_keeps_the_one_that_is_left():
+    homes, one = loose_homes(), document("d")
+    homes.assign([one], [0])
+    homes.assign([one], [1])
+    homes.forget_agent(0)
+    assert homes.assign([one], range(9)) == [1]
+
+
+def test_no_more_documents_are_remembered_than_allowed_and_the_oldest_go_first():
+    homes, read = loose_homes(max_documents=10), documents(12)
+    homes.assign(read[:10], [0])
+    homes.assign(read[:1], [0])  # used again
+    homes.assign(read[10:], [0])
+    assert [int(key) for key in homes._homes] == [3, 4, 5, 6, 7, 8, 9, 0, 10, 11]
+    assert all(home == 0 for home in homes.assign(read[3:] + read[:1], range(50)))
+
+
+def test_a_document_has_no_more_than_four_homes_and_the_oldest_goes_first():
+    homes, one = loose_homes(), document("d")
+    for agent in (0, 1, 2, 0, 3, 4):
+        homes.assign([one], [agent])
+    assert list(homes._homes[one.key]) == [2, 0, 3, 4]
+
+
+def test_loads_fade_so_that_they_never_exceed_the_window():
+    homes = DocumentHomes(window_tokens=1_000)
+    homes.assign([document("early")], [0])
+    assert homes._loads == {0: 100}
+    homes.assign(documents(200), [1])
+    assert homes._loads[0] < 1e-6
+    assert 1_000 < homes._loads[1] < 1_060  # 100 / (1 - exp(-100 / 1,000)) = 1,051
+
+
+def test_an_agent_that_was_busy_long_ago_gets_documents_again():
+    homes = DocumentHomes(1, window_tokens=1_000, slack_tokens=0)
+    homes.assign(documents(50), [0])
+    later = homes.assign([document(f"later {n}") for n in range(100)], [0, 1])
+    assert later[:5] == [1] * 5
+    assert 40 < later.count(0) < 60
+
+
+@small
+@given(st.lists(many_documents, max_size=5), some_agents)
+def test_homes_assign_like_the_function_with_what_they_remember(batches, agents):
+    homes = DocumentHomes(window_tokens=2_000, slack_tokens=0, max_documents=8)
+    for batch in batches:
+        expected = assign(batch, agents, dict(homes._loads), dict(homes._homes))
+        assert homes.assign(batch, agents) == expected
+        latest = {one.key: agent for one, agent in zip(batch, expected, strict=True)}
+        assert all(agent in homes._homes.get(key, {agent}) for key, agent in latest.items())
+        assert len(homes._homes) <= 8
+
+
+# a real trace
+
+
+@functools.cache
+def load_retrievals():
+    corpus = read_corpus(str(Path(DATA) / "mtrag" / "corpus.jsonl"))
+    trace = read_trace(str(Path(DATA) / "mtrag" / "trace_k10.jsonl"), corpus)
+    counted = {}
+    for one in trace:
+        for block in one.blocks:
+            tokens = block.tokens if block.tokens is not None else len(block.text) // 4
+            counted[block.key] = Document(block.key, tokens)
+    return [[counted[block.key] for block in one.blocks] for one in trace]
+
+
+def read_by_15_agents(lost=None):
+    """Return who reads each document of each retrieval; one agent is lost in the middle."""
+    retrievals, homes, agents = load_retrievals(), DocumentHomes(), list(range(15))
+    assigned = []
+    for number, retrieval in enumerate(retrievals):
+        if number == len(retrievals) // 2 and lost is not None:
+            agents.remove(lost)
+            homes.forget_agent(lost)
+        assigned.append(homes.assign(retrieval, agents))
+    return assigned
+
+
+def imbalance(retrievals, assigned, agents):
+    tokens = dict.fromkeys(agents, 0)
+    for retrieval, readers in zip(retrievals, assigned, strict=True):
+        for one, agent in zip(retrieval, readers, strict=True):
+            tokens[agent] += one.tokens
+    return max(tokens.values()) / (sum(tokens.values()) / len(tokens))
+
+
+def next_homes(retrievals, assigned):
+    """Return who is the first to read each document."""
+    homes = {}
+    for retrieval, readers in zip(retrievals, assigned, strict=True):
+        for one, agent in zip(retrieval, readers, strict=True):
+            homes.setdefault(one.key, agent)
+    return homes
+
+
+@pytest.mark.skipif(
+    not DATA or not (Path(DATA) / "mtrag" / "trace_k10.jsonl").is_file(),
+    reason="needs the public data: set CTXREUSE_DATA to its folder",
+)
+def test_losing_one_of_15_agents_moves_at_most_two_fifteenths_of_the_documents():
+    retrievals = load_retrievals()
+    half = len(retrievals) // 2
+    before, after = retrievals[:half], retrievals[half:]
+    whole = read_by_15_agents()
+    assert imbalance(retrievals, whole, range(15)) < 1.3
+    seen = {one.key for retrieval in before for one in retrieval}
+    expected = next_homes(after, whole[half:])
+    asked_again = seen & expected.keys()
+    assert len(asked_again) > 100
+    for lost in range(0, 15, 2):
+        broken = read_by_15_agents(lost)
+        assert broken[:half] == whole[:half]
+        homes = next_homes(after, broken[half:])
+        moved = [key for key in asked_again if homes[key] != expected[key]]
+        assert 0 < len(moved) <= 2 / 15 * len(asked_again)
+        assert lost not in homes.values()
+        left = [agent for agent in range(15) if agent != lost]
+        assert imbalance(after, broken[half:], left) < 1.3

@@ -1,0 +1,313 @@
+"""What the tests of Chain-of-Agents share: models that record, engines without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic import Field, PrivateAttr, SecretStr
+
+from chain_of_agents import ChainOfAgents, ChainPrompts
+from chain_of_agents.agent_memory import Histories
+from chain_of_agents.agent_placement import Desk
+from chain_of_agents.inputs import question_of
+from chain_of_agents.models.agent_model import Ask, Reply, ReplyStream
+from chain_of_agents.observer import Observer
+from chain_of_agents.question import Settings
+from chain_of_agents.run import ChainRun
+from chain_of_agents.trace.steps import Trace
+from ctxreuse import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
+from ctxreuse.serving.pool.placement import DocumentHomes
+
+Messages = Sequence[dict[str, Any]]
+
+MANAGER_BEGINS = "Several readers have each read"
+
+
+def documents(number: int, times: int = 20) -> list[str]:
+    return [f"Document {n} says {n}. " * times for n in range(number)]
+
+
+def question(number: int = 3, **more: Any) -> dict[str, Any]:
+    return {"question": "Which?", "documents": documents(number), **more}
+
+
+def is_managers(messages: Messages) -> bool:
+    return str(messages[0]["content"]).startswith(MANAGER_BEGINS)
+
+
+def word_count(text: str) -> int:
+    return len(text.split())
+
+
+class InTurn:
+    """Assigns documents to agents in turn, whatever has been before."""
+
+    def assign(self, documents: Any, agents: Any, engines: Any) -> list[int]:
+        return [agents[place % len(agents)] for place in range(len(documents))]
+
+    def forget_agent(self, agent: int) -> None:
+        """Nothing is remembered."""
+
+
+class RecordingAgents:
+    """Stands where models do: plans as one engine would, records, answers from the messages."""
+
+    keeps_connections = False
+
+    def __init__(
+        self,
+        planner: ReusePlanner,
+        answer: Callable[[Messages], str | None] = lambda messages: "a note",
+        window: int | None = None,
+    ) -> None:
+        self.plans: list[Plan] = []
+        self.asks: list[Ask] = []
+        self._planner = planner
+        self._answer = answer
+        self._window = window
+
+    @property
+    def prompts(self) -> list[list[dict[str, Any]]]:
+        return [plan.messages() for plan in self.plans]
+
+    def all_engines(self) -> tuple[str, ...]:
+        return ("",)
+
+    def engines(self) -> tuple[str, ...]:
+        return ("",)
+
+    def generation(self, engine: str) -> int:
+        return 0
+
+    async def context_window(self) -> int | None:
+        return self._window
+
+    async def ask(self, ask: Ask) -> Reply:
+        plan = self._planner.plan(ask.request)
+        self.asks.append(ask)
+        self.plans.append(plan)
+        return Reply(text=self._answer(plan.messages()), plan=plan)
+
+    async def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
+        into.reply = await self.ask(ask)
+        yield into.reply.text or ""
+
+    async def disconnect(self) -> None:
+        """There is no connection."""
+
+    async def aclose(self) -> None:
+        """There is no connection."""
+
+
+class Agents:
+    """A chain's parts without any framework, for many small runs.
+
+    Args:
+        answer: From a prompt's messages to the answer; what it raises is the model's error.
+        token_counter: The planner's.
+        assignment: Makes what assigns documents.
+        **settings: Of the chain, where they are not the defaults.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Messages], str | None] = lambda messages: "a note",
+        token_counter: Any = None,
+        assignment: Any = DocumentHomes,
+        **settings: Any,
+    ) -> None:
+        self.planner = ReusePlanner(token_counter=token_counter, annotate=False)
+        self.model = RecordingAgents(self.planner, answer)
+        given: dict[str, Any] = {
+            "workers": 4,
+            "mode": "sequential",
+            "packing": "auto",
+            "prompts": ChainPrompts(),
+            "note_tokens": 16,
+            "answer_tokens": 16,
+            "segment_tokens": None,
+            "context_window": None,
+            "is_counted": self.planner.counts_tokens,
+            "timeout_s": None,
+            "clock": lambda: 0.0,
+            **settings,
+        }
+        self.settings = Settings(**given)
+        self.desk = Desk(self.settings.workers, self.model, assignment)
+        self.histories = Histories()
+
+    def run(self, documents: Sequence[Any], question: str = "Which?", **more: Any) -> Trace:
+        """Answer a question; the prompts stand in `model.plans`, from this question on."""
+        self.model.plans.clear()
+        self.model.asks.clear()
+        run = ChainRun(
+            question_of({"question": question, "documents": documents, **more}),
+            self.settings,
+            self.model,
+            self.planner,
+            self.desk,
+            self.histories,
+            Observer(),
+        )
+        asyncio.run(run.answer())
+        return run.trace
+
+
+def session() -> str:
+    """Return who read what in some questions, and all prompts, as JSON."""
+    done: list[Any] = []
+    for mode, packing in (("sequential", "packed"), ("parallel", "single")):
+        agents = Agents(workers=7, mode=mode, packing=packing, context_window=1000)
+        for turn in range(3):
+            odd = ["x" * 2000, {"id": 3, "text": "t"}]
+            trace = agents.run(documents(9 - turn, 40)[::-1] + odd)
+            done.append([[step.agent, *map(str, step.documents)] for step in trace.workers])
+            done.append(agents.model.prompts)
+    return json.dumps(done)
+
+
+def client_of(engine: EmulatedEngine) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=engine.transport())
+
+
+def pool_of(*engines: EmulatedEngine, **options: Any) -> EnginePool:
+    """Return a pool of emulated engines, called e0, e1, ..."""
+
+    def connector(engine: EmulatedEngine) -> Callable[[], EngineClient]:
+        return lambda: EngineClient("http://engine", http_client=client_of(engine), retries=0)
+
+    return EnginePool(
+        {f"e{n}": connector(engine) for n, engine in enumerate(engines)},
+        **{"window_s": 0.001, "backoff_s": 0.0, **options},
+    )
+
+
+def openai_model(engine: EmulatedEngine, **options: Any) -> Any:
+    from langchain_openai import ChatOpenAI  # slow to import
+
+    return ChatOpenAI(
+        model="emulated",
+        base_url="http://engine/v1",
+        api_key=SecretStr("EMPTY"),
+        http_async_client=client_of(engine),
+        max_retries=0,
+        **options,
+    )
+
+
+class Busy:
+    """An emulated engine's answer that counts what is under way, and may be held back.
+
+    Attributes:
+        running: Requests under way now.
+        held: Those of them that are held back.
+        most: The most that were under way at a time.
+        begun: How many have begun.
+    """
+
+    def __init__(self, says: Callable[[Messages], str] = lambda messages: "A note.") -> None:
+        self.running = 0
+        self.held = 0
+        self.most = 0
+        self.begun = 0
+        self.holds: Callable[[Messages], bool] = lambda messages: False
+        self._says = says
+
+    async def __call__(self, body: dict[str, Any]) -> str:
+        self.running += 1
+        self.begun += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self._hold(body["messages"])
+            return self._says(body["messages"])
+        finally:
+            self.running -= 1
+
+    async def _hold(self, messages: Messages) -> None:
+        self.held += 1
+        try:
+            while self.holds(messages):
+                await asyncio.sleep(0.001)
+        finally:
+            self.held -= 1
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something holds, for a second at most."""
+        for _ in range(1000):
+            if is_so():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("what was waited for has not come")
+
+
+class SaysModel(FakeListChatModel):
+    """A LangChain model that answers from its prompt, or raises what it is given.
+
+    Attributes:
+        says: From a prompt's text to the message, its text, or an error.
+    """
+
+    responses: list[str] = Field(default_factory=lambda: ["unused"])
+    says: Callable[[str], Any] = Field(default=lambda prompt: "A note.")
+    _prompts: list[list[BaseMessage]] = PrivateAttr(default_factory=list)
+
+    @property
+    def prompts(self) -> list[list[BaseMessage]]:
+        return self._prompts
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        self._prompts.append(messages)
+        said = self.says("\n".join(str(message.content) for message in messages))
+        if asyncio.iscoroutine(said):
+            said = await said
+        if isinstance(said, BaseException):
+            raise said
+        message = AIMessage(content=said) if isinstance(said, str) else said
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        result = await self._agenerate(messages)
+        for word in re.findall(r" ?[^ ]+", str(result.generations[0].message.content)):
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
+
+
+def notes_in(text: str) -> list[str]:
+    """Return the notes that a manager's prompt shows."""
+    shown = text.partition("Notes:\n")[2].rpartition("\n\nQuestion:")[0]
+    return re.findall(r"^Reader \d+: (.*)$", shown, re.MULTILINE)
+
+
+@contextmanager
+def no_tasks_left() -> Iterator[None]:
+    """Check that no task is left that was not there before."""
+    before = asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() <= before
+
+
+def chain_of(*engines: EmulatedEngine, **options: Any) -> ChainOfAgents:
+    """Return a chain over emulated engines."""
+    return ChainOfAgents(llm=pool_of(*engines), **options)

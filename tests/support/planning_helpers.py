@@ -1,0 +1,184 @@
+"""What the tests of the planner share: small requests, and the invariants of a plan in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse.context.blocks import BlockId
+
+STRATEGIES = ("reuse", "paper", "none")
+
+Identity = tuple[type, BlockId, str]
+
+
+def block(block_id: BlockId, tokens: int | None = None) -> ContextBlock:
+    return ContextBlock(id=block_id, text=f"text of {block_id}", tokens=tokens)
+
+
+def request(block_ids: Iterable[BlockId], query: str = "", **fields: Any) -> ContextRequest:
+    return ContextRequest([block(block_id) for block_id in block_ids], query, **fields)
+
+
+def big_request(block_ids: Iterable[BlockId], query: str = "", **fields: Any) -> ContextRequest:
+    """Return a request whose blocks count 100 tokens each: worth moving."""
+    return ContextRequest([block(block_id, 100) for block_id in block_ids], query, **fields)
+
+
+def sent_ids(plan: Plan) -> list[BlockId]:
+    return [sent.id for sent in plan.blocks]
+
+
+def without_id(plan: Plan) -> Plan:
+    """Return a plan with its generated request id blanked, to compare all other fields."""
+    return dataclasses.replace(plan, request_id="")
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def order_words(*ordinals: int) -> str:
+    labels = " > ".join(f"[Doc_{ordinal}]" for ordinal in ordinals)
+    return (
+        f"Please read the context in the following priority order: {labels} "
+        "and answer the question."
+    )
+
+
+def location_words(ordinal: int) -> str:
+    return f"Please refer to [Doc_{ordinal}] in the previous conversation."
+
+
+def texts_of(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    texts = []
+    for message in messages:
+        content = message["content"]
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+    return texts
+
+
+def identity(one: ContextBlock) -> Identity:
+    return (type(one.id), one.id, one.text)
+
+
+def assert_keeps_the_promises(plan: Plan) -> None:
+    """Check one plan of the default templates against DESIGN.md, byte for byte."""
+    asked = plan.request
+    unique = {identity(one): one for one in reversed(asked.blocks)}
+    retrieved = list(dict.fromkeys(identity(one) for one in asked.blocks))
+    sent = [identity(one) for one in plan.blocks]
+    left_out = [one for one in retrieved if one not in set(sent)]
+
+    # blocks and references are exactly the request's blocks, each once
+    assert len(set(sent)) == len(sent)
+    assert set(sent) <= set(retrieved)
+    assert asked.history or not left_out
+    assert [(type(i), i) for i in plan.references] == [one[:2] for one in left_out]
+
+    # labels continue behind those that the history holds
+    before = texts_of(asked.history or ())
+    in_use = {int(n) for text in before for n in re.findall(r"\[Doc_([1-9][0-9]{0,17})\]", text)}
+    first = max((n for n in in_use if n <= 1_000_000), default=0) + 1
+    ordinals = [n for n in range(first, first + len(sent) + len(in_use)) if n not in in_use]
+    labels = [f"[Doc_{n}]" for n in ordinals[: len(sent)]]
+    label_of = dict(zip(sent, labels, strict=True))
+    assert {label: plan.labels[label] for label in labels} == {
+        label_of[one]: one[1] for one in sent
+    }
+    assert set(plan.labels) - set(labels) <= {f"[Doc_{n}]" for n in in_use}
+
+    # a reference's text really stands, under its label, in the messages before
+    assert len(plan.location_annotations) == len(left_out)
+    for one, words in zip(left_out, plan.location_annotations, strict=True):
+        found = re.fullmatch(
+            r"Please refer to (\[Doc_[0-9]+\]) in the previous conversation\.", words
+        )
+        assert found, words
+        assert any(f"{found[1]} {one[2]}" in text for text in before)
+        assert (type(plan.labels[found[1]]), plan.labels[found[1]]) == one[:2]
+
+    # a later turn keeps the retriever's order; a first turn says what it moved
+    words_of = dict(zip(left_out, plan.location_annotations, strict=True))
+    shown = retrieved if asked.history else sent
+    annotation = None
+    if not asked.history and sent != retrieved:
+        ranking = " > ".join(label_of[one] for one in retrieved)
+        annotation = (
+            f"Please read the context in the following priority order: {ranking} "
+            "and answer the question."
+        )
+    assert plan.order_annotation == annotation
+    pieces = [words_of.get(one) or f"{label_of[one]} {unique[one].text}" for one in shown]
+    pieces += [piece for piece in (annotation, asked.query) if piece]
+    system = [] if asked.system is None else [{"role": "system", "content": asked.system}]
+    assert plan.messages() == [*system, *(asked.history or ()), user("\n\n".join(pieces))]
+
+
+def plan_everything(
+    planner: ReusePlanner, requests: list[ContextRequest], strategy: str, *, batch: bool
+) -> list[Plan]:
+    """Plan requests as one batch or one after the other; return the plans in input order."""
+    if batch:
+        return list(planner.plan_batch(requests, strategy).in_input_order())
+    return [planner.plan(one, strategy) for one in requests]
+
+
+ODD_TEXTS = (
+    "",
+    " ",
+    "\n",
+    "\n\n",
+    "a",
+    "a\n\nb",
+    "\x00\x1b[31m\x7f",
+    "\ud800 lone surrogate",
+    "עברית 中文 🦜",
+    "[Doc_1]",
+    "[Doc_2] a",
+    "x\n\n[Doc_3] a",
+    "[Doc_999999999999999999999]",
+    "{label} {text} {ordinal} %s",
+    "long " * 300,
+)
+ODD_IDS = (0, 1, "1", -1, 10**30, "", "a", "\x00", "\ud800", "[Doc_1]", "ü" * 70)
+
+odd_blocks = st.builds(
+    ContextBlock,
+    id=st.one_of(st.none(), st.sampled_from(ODD_IDS)),
+    text=st.sampled_from(ODD_TEXTS),
+    tokens=st.sampled_from((None, None, 0, 1, 20, 1000)),
+)
+plain_blocks = st.integers(0, 9).map(lambda number: block(number, 7 * number))
+odd_contexts = st.lists(odd_blocks | plain_blocks | st.sampled_from(ODD_TEXTS), max_size=7)
+plain_contexts = st.lists(plain_blocks, max_size=6)
+queries = st.sampled_from(("", "Why?", "[Doc_1] says what?"))
+first_turns = st.builds(
+    ContextRequest,
+    odd_contexts | plain_contexts,
+    queries,
+    system=st.sampled_from((None, None, "", "Be brief.")),
+    history=st.sampled_from((None, ())),
+    conversation_id=st.sampled_from((None, 1, "1")),
+    tenant=st.sampled_from(("", "", "t")),
+)
+
+
+def write_jsonl(path: Path, *lines: Mapping[str, Any] | str | bytes) -> str:
+    """Write lines, objects as JSON and texts and bytes as they are; return the path."""
+    with open(path, "wb") as file:
+        for line in lines:
+            text = json.dumps(line) if isinstance(line, Mapping) else line
+            file.write((text.encode() if isinstance(text, str) else text) + b"\n")
+    return str(path)

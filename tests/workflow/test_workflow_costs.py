@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.workflow.vector_search.costs import (
+    ArrivalRate,
+    MovingMean,
+    ScanCosts,
+    ScanLoad,
+    sub_stage_s,
+)
+
+RATES = np.array([4e-6, 6e-9, 3e-9])
+SECONDS = st.floats(0.0, 10.0)
+
+
+def loads(seed: int, count: int) -> list[ScanLoad]:
+    """Return scans of some clusters, each compared with some queries."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        sizes = draw.integers(50, 3_000, size=draw.integers(1, 40))
+        sharing = draw.integers(1, 9, size=len(sizes))
+        found.append(ScanLoad(int(sharing.sum()), int(sizes.sum()), int(sizes @ sharing)))
+    return found
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1_000), st.sampled_from((0.1, 1.0, 10.0)))
+def test_what_scans_take_is_learned_and_follows_the_machine(seed: int, pace: float) -> None:
+    costs = ScanCosts(dimension=64)
+    for load in loads(seed, 400):
+        costs.observe(load, float(RATES @ load))
+    for load in loads(seed + 1, 600):
+        costs.observe(load, pace * float(RATES @ load))
+    for load in loads(seed + 2, 20):
+        assert costs.seconds(load) == pytest.approx(pace * float(RATES @ load), rel=0.1)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 99), SECONDS), max_size=60))
+def test_no_cost_is_negative_or_no_number_whatever_was_measured(
+    measured: list[tuple[int, float]],
+) -> None:
+    costs = ScanCosts(dimension=8)
+    for seed, seconds in measured:
+        [load] = loads(seed, 1)
+        costs.observe(load, seconds)
+        assert 0.0 <= costs.seconds(load) < math.inf
+    sizes, sharing = np.array([0, 10, 10_000]), np.array([1, 1, 16])
+    seconds_of = costs.seconds_of_clusters(sizes, sharing)
+    assert np.isfinite(seconds_of).all()
+    assert (seconds_of >= 0.0).all()
+    assert (np.diff(seconds_of) >= 0.0).all()
+
+
+def test_clusters_cost_together_what_their_scan_costs() -> None:
+    costs = ScanCosts(dimension=8)
+    sizes, sharing = np.array([10, 200, 3_000]), np.array([1, 4, 2])
+    load = ScanLoad(int(sharing.sum()), int(sizes.sum()), int(sizes @ sharing))
+    assert costs.seconds_of_clusters(sizes, sharing).sum() == pytest.approx(costs.seconds(load))
+
+
+def test_one_long_interruption_does_not_spoil_what_was_learned() -> None:
+    costs = ScanCosts(dimension=64)
+    for load in loads(0, 400):
+        costs.observe(load, float(RATES @ load))
+    [load] = loads(1, 1)
+    costs.observe(load, 60.0)
+    for load in loads(2, 32):
+        costs.observe(load, float(RATES @ load))
+    assert costs.seconds(load) < 2.0 * float(RATES @ load)
+
+
+def test_what_took_no_time_for_a_while_may_take_some_again() -> None:
+    costs = ScanCosts(dimension=64)
+    for load in loads(0, 400):
+        costs.observe(load, 0.0)
+    for load in loads(1, 800):
+        costs.observe(load, float(RATES @ load))
+    assert costs.seconds(load) > 0.1 * float(RATES @ load)
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 500), st.floats(0.0, 1_000.0), st.integers(1, 32))
+def test_no_other_sub_stage_has_a_shorter_wait(
+    overhead_s: float, searches: int, arriving_per_s: float, workers: int
+) -> None:
+    """Part of a sub-stage for each newcomer, the overhead of all of them for all searches."""
+    best = sub_stage_s(overhead_s, searches, arriving_per_s, workers)
+    assert 0.001 <= best <= 0.1
+
+    def cost(seconds: float) -> float:
+        arriving = max(arriving_per_s, 1e-6)
+        return arriving * seconds / (workers + 1) + max(searches, 1) * overhead_s / seconds
+
+    for other in np.geomspace(0.001, 0.1, 30):
+        assert cost(best) <= cost(float(other)) * (1 + 1e-9)
+
+
+def test_a_rate_is_that_of_late() -> None:
+    rate = ArrivalRate(window_s=1.0)
+    assert rate.per_s(5.0) == 0.0
+    for number in range(100):
+        rate.note(number / 20)
+    assert 19.0 < rate.per_s(4.95) < 21.0
+    assert rate.per_s(15.0) < 0.01
+
+
+def test_a_mean_moves_towards_the_latest_values() -> None:
+    mean = MovingMean(1.0, weight=0.5)
+    mean.add(3.0)
+    mean.add(4.0)
+    assert mean.value == 3.0

@@ -1,0 +1,352 @@
+"""Whatever overlaps with whatever: runs give what plain sequential execution gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from workflow_engines import (
+    METRICS,
+    Clock,
+    Outcome,
+    SteadyLLM,
+    answer_to,
+    assert_idle,
+    assert_in_order,
+    corpus_retriever,
+    executing,
+    guess_first,
+    in_virtual_time,
+    plain_answer,
+    plain_search,
+    rag,
+    rounds,
+)
+from workflow_graphs import rag_graphs
+from workflow_interpreter import interpret
+
+from ctxreuse import ReusePlanner
+from ctxreuse.workflow.engine import WorkflowEngine
+from ctxreuse.workflow.errors import GraphError, VisitLimitError
+from ctxreuse.workflow.graph.compiled import Graph
+from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
+from ctxreuse.workflow.runtime import stages
+from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
+from ctxreuse.workflow.runtime.options import EngineOptions
+from ctxreuse.workflow.runtime.speculation import Finality
+from ctxreuse.workflow.runtime.speculative_answers import SpeculativeAnswers, _Speculation
+from ctxreuse.workflow.vector_search import search_work
+
+QUESTIONS = ("Why is it so", "Why was it so", "Who was it", "Where is it", "It")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that arrives some time, perhaps in a session, and may be given up."""
+
+    graph: Graph
+    question: str
+    arrives_s: float
+    session: str | None
+    patience_s: float | None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What an engine is given, and how long everything takes."""
+
+    jobs: tuple[Job, ...]
+    options: EngineOptions
+    metric: str
+    hot: tuple[int, int] | None
+    planned: bool
+    emulated: bool
+    forced: bool
+    seed: int
+
+
+@st.composite
+def compiled(draw: Any) -> Graph:
+    try:
+        return draw(rag_graphs(retrievers=(None, None, None, "atomic"))).compile()
+    except GraphError:
+        assume(False)
+        raise
+
+
+ready = st.sampled_from([graph.compile() for graph in (rag(), guess_first(), rounds())])
+
+
+@st.composite
+def scenarios(draw: Any, impatient: bool = False) -> Scenario:
+    graphs = draw(st.lists(compiled() | ready, min_size=1, max_size=3))
+    seconds = st.sampled_from((0.0, 0.0, 0.003, 0.05, 0.4))
+    job = st.builds(
+        Job,
+        graph=st.sampled_from(graphs),
+        question=st.sampled_from(QUESTIONS),
+        arrives_s=seconds,
+        session=st.sampled_from((None, "one", "one", "two")),
+        patience_s=st.sampled_from((None, 0.001, 0.02, 0.1)) if impatient else st.none(),
+    )
+    options = st.builds(
+        EngineOptions,
+        max_in_flight=st.sampled_from((256, 256, 2)),
+        reorder=st.booleans(),
+        speculation=st.sampled_from(("adaptive", "always", "stable", "off")),
+        speculative_retrieval=st.booleans(),
+        max_generations=st.sampled_from((16, 1)),
+        max_wasted_share=st.sampled_from((1.0, 1.0, 0.0)),
+        workers=st.sampled_from((1, 2, 3)),
+    )
+    return Scenario(
+        tuple(draw(st.lists(job, min_size=1, max_size=8))),
+        draw(options),
+        draw(st.sampled_from(tuple(METRICS))),
+        draw(st.sampled_from((None, (3_000, 1), (20_000, 2)))),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+class AtomicCorpus:
+    """The corpus as a retriever of one stage."""
+
+    def __init__(self, metric: str, pause: Any) -> None:
+        self._metric = metric
+        self._pause = pause
+
+    async def retrieve(self, query: str, k: int) -> Any:
+        await asyncio.sleep(self._pause())
+        return plain_search(query, k, self._metric)
+
+
+class Watched:
+    """An engine, and what it was seen to do.
+
+    Attributes:
+        engine: The engine.
+        llm: Its model.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        draw = Random(scenario.seed)
+        self.llm: Any = SteadyLLM(lambda: draw.choice((0.0, 0.001, 0.01, 0.1)))
+        if scenario.emulated:
+            self.llm = EmulatedLLM(answer_to, chunk_tokens=2)
+
+        def pause() -> float:
+            return draw.choice((0.0, 0.001, 0.02, 0.3))
+
+        self.engine = WorkflowEngine(
+            self.llm,
+            {
+                "default": corpus_retriever(scenario.metric, scenario.hot),
+                "atomic": AtomicCorpus(scenario.metric, pause),
+            },
+            ReusePlanner() if scenario.planned else None,
+            options=scenario.options,
+            execute=executing(pause),
+            clock=Clock(lambda: draw.choice((1e-6, 1e-5))),
+        )
+
+    @property
+    def open_streams(self) -> int:
+        return self.llm.requests if isinstance(self.llm, EmulatedLLM) else self.llm.open
+
+
+def expected(job: Job, scenario: Scenario) -> Outcome | str:
+    """Return what plain execution gives; a node's name where its visit limit fails the run."""
+
+    def llm(asked: Any) -> str:
+        # the emulated model's answers know no parameters
+        return plain_answer(asked if not scenario.emulated else _without_params(asked))
+
+    def search(query: str, k: int) -> Any:
+        return plain_search(query, k, scenario.metric)
+
+    try:
+        run = interpret(job.graph, job.question, llm, search, {"atomic": search})
+    except VisitLimitError as error:
+        return error.node
+    return Outcome.of(job.graph, run.state, run.visits, run.answer)
+
+
+def _without_params(asked: Any) -> Any:
+    return type(asked)(asked.prompt, asked.system, {})
+
+
+async def outcome(engine: WorkflowEngine, job: Job) -> Outcome | str | None:
+    """Return what a run gives, checked for the order of its events; None if it was given up."""
+    await asyncio.sleep(job.arrives_s)
+    events: list[Any] = []
+
+    try:
+        async with asyncio.timeout(job.patience_s):
+            stream = engine.stream(job.graph, job.question, session=job.session)
+            events.extend([event async for event in stream])
+    except TimeoutError:
+        return None
+    except VisitLimitError as error:
+        return error.node
+    *shown, last = events
+    assert isinstance(last, RunFinished)
+    assert_in_order(shown)
+    result = last.result
+    return Outcome.of(job.graph, result.state, result.visited, result.answer)
+
+
+@contextmanager
+def interference(scenario: Scenario) -> Iterator[None]:
+    """Draw how long sub-stages are; where forced, launch from whatever there is."""
+    draw = Random(scenario.seed + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            search_work, "sub_stage_s", lambda *_, **__: draw.choice((0.0, 1e-6, 2e-5, 1e-4, 1.0))
+        )
+        patch.setattr(stages, "_GUESS_AT", (0.03, 0.1, 0.2))  # answers are of few words here
+        if scenario.forced:
+            patch.setattr(Finality, "launch_at", lambda self: 0.01)
+            patch.setattr(Finality, "is_worth_it", lambda self, progress: True)
+            patch.setattr(Finality, "is_guess_worth_it", lambda self: True)
+        yield
+
+
+def run_all(scenario: Scenario) -> tuple[list[Any], Watched]:
+    """Return what the runs give; nothing of them may be left."""
+
+    async def main() -> Any:
+        watched = Watched(scenario)
+        async with watched.engine as engine:
+            outcomes = await asyncio.gather(*(outcome(engine, job) for job in scenario.jobs))
+            await assert_idle(engine)
+        assert not watched.open_streams
+        metrics = engine.metrics()
+        assert metrics.runs == metrics.finished + metrics.failed + metrics.cancelled
+        speculation = metrics.speculation
+        assert speculation.launched == speculation.committed + speculation.wasted_prompts
+        assert not engine._services.speculating.faults
+        assert not metrics.planning_faults
+        return outcomes, watched
+
+    with interference(scenario):
+        return in_virtual_time(main())
+
+
+@settings(max_examples=60)
+@given(scenarios())
+def test_runs_give_what_plain_execution_gives(scenario: Scenario) -> None:
+    outcomes, _ = run_all(scenario)
+    assert outcomes == [expected(job, scenario) for job in scenario.jobs]
+
+
+@settings(max_examples=50)
+@given(scenarios(impatient=True))
+def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(
+    scenario: Scenario,
+) -> None:
+    outcomes, _ = run_all(scenario)
+    for job, given_ in zip(scenario.jobs, outcomes, strict=True):
+        if given_ is not None:
+            assert given_ == expected(job, scenario)
+        else:
+            assert job.patience_s is not None
+
+
+@settings(max_examples=25)
+@given(scenarios())
+def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked(
+    scenario: Scenario,
+) -> None:
+    committed = SpeculativeAnswers.committed
+
+    def checked(self: Any, node: str, visit: int, request: Any) -> Any:
+        before: _Speculation | None = self._current
+        answer = committed(self, node, visit, request)
+        if answer is not None:
+            assert before is not None
+            assert answer is before.answer
+            assert (before.node, before.visit) == (node, visit)
+            asked = answer.request
+            assert repr((asked.query, asked.system, dict(asked.params))) == repr(
+                (request.query, request.system, dict(request.params))
+            )
+            assert [(one.id, one.text) for one in asked.blocks] == [
+                (one.id, one.text) for one in request.blocks
+            ]
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeculativeAnswers, "committed", checked)
+        outcomes, _ = run_all(scenario)
+    assert outcomes == [expected(job, scenario) for job in scenario.jobs]
+
+
+def test_nothing_is_shown_that_is_only_expected() -> None:
+    """All is launched from wrong previews; what a reader sees is of the committed stages alone."""
+
+    options = EngineOptions(max_wasted_share=1.0)
+    scenario = Scenario((), options, "L2", None, planned=True, emulated=False, forced=True, seed=3)
+
+    async def main() -> tuple[int, list[Any]]:
+        watched = Watched(scenario)
+        seen = []
+        async with watched.engine as engine:
+
+            async def read(number: int) -> None:
+                found: tuple[Any, ...] | None = None
+                async for event in engine.stream(rag(), f"Question {number}"):
+                    if isinstance(event, DocumentsFound):
+                        found = event.documents
+                    if isinstance(event, TextDelta):
+                        assert found is not None, "an answer before its documents"
+                seen.append((number, [block.id for block in found or ()]))
+
+            for first in range(0, 60, 5):
+                await asyncio.gather(*map(read, range(first, first + 5)))
+            return engine.metrics().speculation.wasted_prompts, seen
+
+    with interference(scenario):
+        wasted, seen = in_virtual_time(main())
+    assert wasted > 5
+    assert sorted(seen) == [
+        (number, [block.id for block in plain_search(f"Question {number}", 3)])
+        for number in range(60)
+    ]
+
+
+def test_enough_random_scenarios_speculate_split_and_go_round() -> None:
+    kinds: Counter[str] = Counter()
+
+    @settings(max_examples=60, database=None, derandomize=True)
+    @given(scenarios())
+    def count(scenario: Scenario) -> None:
+        outcomes, watched = run_all(scenario)
+        metrics = watched.engine.metrics()
+        speculation = metrics.speculation
+        kinds["committed"] += speculation.committed > 0
+        kinds["wasted"] += speculation.wasted_prompts > 0
+        kinds["guessed"] += speculation.searches > 0
+        kinds["guessed right"] += speculation.searches_committed > 0
+        kinds["hinted"] += speculation.hints > 0
+        kinds["split"] += metrics.searches.batches > metrics.searches.searches > 0
+        kinds["shared"] += metrics.searches.pairs > metrics.searches.clusters
+        kinds["round"] += any(
+            isinstance(one, Outcome) and max(one.visits.values()) > 1 for one in outcomes
+        )
+        tier = watched.engine._retrievers["default"].hot  # type: ignore[union-attr]
+        kinds["swapped"] += tier is not None and tier.counters.swaps > 1
+
+    count()
+    assert len(kinds) == 9, kinds
+    assert min(kinds.values()) >= 2, kinds

@@ -1,0 +1,47 @@
+import pickle
+import re
+
+import pytest
+
+from ctxreuse.errors import CtxreuseError
+from ctxreuse.workflow import errors
+from ctxreuse.workflow.errors import GraphError, StageError
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+
+
+def test_every_error_is_drawn_in_the_tree_and_has_the_builtin_that_fits():
+    classes = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+    assert set(classes) == {"CtxreuseError", "WorkflowError", *drawn}
+    assert errors.WorkflowError.__bases__ == (CtxreuseError,)
+    assert {name: [base.__name__ for base in classes[name].__bases__] for name in drawn} == {
+        "GraphError": ["WorkflowError", "ValueError"],
+        "StateKeyError": ["WorkflowError", "KeyError"],
+        "VisitLimitError": ["WorkflowError", "RuntimeError"],
+        "RouterError": ["WorkflowError", "RuntimeError"],
+        "StageError": ["WorkflowError", "RuntimeError"],
+        "DeadlineError": ["WorkflowError", "TimeoutError"],
+        "EngineClosedError": ["WorkflowError", "RuntimeError"],
+    }
+
+
+def test_an_error_shows_its_message_and_names_its_node():
+    error = StageError("node 'a' failed", "a", 2)
+    assert (str(error), error.node, error.visit) == ("node 'a' failed", "a", 2)
+    assert str(errors.DeadlineError("too late")) == "too late"
+    assert str(errors.StateKeyError("the state has no 'a'", "a")) == "the state has no 'a'"
+
+
+def test_an_error_survives_the_way_to_another_process():
+    error = pickle.loads(pickle.dumps(StageError("node 'a' failed", "a", 2)))
+    assert (str(error), error.node, error.visit) == ("node 'a' failed", "a", 2)
+
+
+def test_long_names_are_cut_in_messages():
+    with pytest.raises(GraphError) as caught:
+        WorkflowGraph().add_function("a" * 1000, len, output="")
+    assert str(caught.value).startswith(f"node '{'a' * 58}…: its output is '' (str), which")

@@ -1,0 +1,367 @@
+import pytest
+from workflow_graphs import chain
+
+from ctxreuse.workflow.errors import GraphError, RouterError, StateKeyError, VisitLimitError
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.compiled import Router
+from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
+from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.text_templates import Template
+
+
+def visited(**visits):
+    return State(visits=visits)
+
+
+def test_a_compiled_graph_holds_what_was_written_down():
+    graph = (
+        WorkflowGraph(inputs=("input", "style"), defaults={"style": "brief"}, name="mine")
+        .add_retrieval("search", query="{input}", k=3, max_visits=2, otherwise=END)
+        .add_generation(
+            "answer",
+            prompt="Answer {input} using {docs}.",
+            system="Be {style}.",
+            params={"max_tokens": 9},
+        )
+        .add_edge(START, "search")
+        .add_edge("search", "answer")
+        .add_edge("answer", lambda state: END, targets=("search", END))
+        .compile()
+    )
+    assert dict(graph.nodes) == {
+        "search": Retrieval(
+            name="search",
+            output="docs",
+            query=Template.parse("{input}"),
+            k=3,
+            max_visits=2,
+            otherwise=END,
+        ),
+        "answer": Generation(
+            name="answer",
+            output="answer",
+            prompt=Template.parse("Answer {input} using {docs}."),
+            system=Template.parse("Be {style}."),
+            params={"max_tokens": 9},
+        ),
+    }
+    assert (graph.name, graph.inputs, graph.answer) == ("mine", ("input", "style"), "answer")
+    assert graph.first == graph.edges[START].static == ("search",)
+    assert graph.edges["search"].static == ("answer",)
+    assert graph.edges["answer"].static == ()
+    assert [router.targets for router in graph.edges["answer"].routers] == [("search", END)]
+
+
+def test_a_graph_is_compiled_once_until_something_is_added():
+    builder = chain("a")
+    first = builder.compile()
+    assert builder.compile() is first
+    builder.add_function("b", len).add_edge("a", "b").add_edge("b", END)
+    assert list(builder.compile().nodes) == ["a", "b"]
+    assert list(first.nodes) == ["a"]
+    with pytest.raises(GraphError, match="node 'c' is not reached"):
+        builder.add_function("c", len).compile()
+    assert first.edges["a"].static == (END,)
+
+
+def test_a_compiled_graph_cannot_be_changed():
+    params = {"max_tokens": 9}
+    graph = WorkflowGraph().add_generation("a", prompt="", params=params)
+    graph = graph.add_edge(START, "a").add_edge("a", END).compile()
+    params["max_tokens"] = 1
+    assert graph.nodes["a"].params == {"max_tokens": 9}
+    for mapping in (graph.nodes, graph.edges, graph.defaults, graph.nodes["a"].params):
+        with pytest.raises(TypeError):
+            mapping["a"] = None
+    with pytest.raises(AttributeError):
+        graph.answer = "b"
+    with pytest.raises(AttributeError):
+        graph.nodes["a"].name = "b"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda g: g.add_function("", len),
+            "a node's name must be a string, not empty and neither START nor END, not '' (str)",
+        ),
+        (
+            lambda g: g.add_function(0, len, output="a"),
+            "a node's name must be a string, not empty and neither START nor END, not 0 (int)",
+        ),
+        (
+            lambda g: g.add_retrieval(END, query=""),
+            "a node's name must be a string, not empty and neither START nor END, "
+            "not '__end__' (str)",
+        ),
+        (
+            lambda g: g.add_function("a", len).add_function("a", len),
+            "node 'a' is there already; give it another name",
+        ),
+        (
+            lambda g: g.add_function("my node", len),
+            "node 'my node': its output is 'my node' (str), which no {variable} can read; "
+            "give output= a name of letters, digits and underscores",
+        ),
+        (
+            lambda g: g.add_retrieval("a", query="", k=0),
+            "k of node 'a' must be an integer from 1, not 0 (int)",
+        ),
+        (
+            lambda g: g.add_retrieval("a", query="", k=True),
+            "k of node 'a' must be an integer from 1, not True (bool)",
+        ),
+        (
+            lambda g: g.add_retrieval("a", query="", retriever=""),
+            "node 'a': its retriever must be a name that the engine knows, or None for the default "
+            "one, not '' (str)",
+        ),
+        (
+            lambda g: g.add_function("a", len, max_visits=2.0),
+            "max_visits of node 'a' must be an integer from 1, not 2.0 (float)",
+        ),
+        (
+            lambda g: g.add_function("a", len, otherwise=END),
+            "node 'a': it has otherwise= without max_visits=; give both, or neither",
+        ),
+        (
+            lambda g: g.add_function("a", "len"),
+            "node 'a': its function must be callable, not 'len' (str)",
+        ),
+        (
+            lambda g: g.add_generation("a", prompt=None),
+            "the prompt of node 'a' must be a string, not None (NoneType)",
+        ),
+        (
+            lambda g: g.add_generation("a", prompt="", system="{x.y}"),
+            "the system of node 'a' has the variable 'x.y'; a variable is the bare name of a key, "
+            "without attributes, indexes, conversions or formats",
+        ),
+        (
+            lambda g: g.add_generation("a", prompt="", params=[1]),
+            "node 'a': its params must be a dict such as {'max_tokens': 100}, not [1] (list)",
+        ),
+        (
+            lambda g: g.add_generation("a", prompt="", params={"n": 2}),
+            "node 'a': its params cannot be sent: n must be 1, not 2 (int)",
+        ),
+        (
+            lambda g: g.add_edge(END, "a"),
+            "an edge cannot come from END, where runs end; give its source",
+        ),
+        (
+            lambda g: g.add_edge("a", START),
+            "the edge from 'a' leads to START, where runs begin; lead it to the first node instead",
+        ),
+        (
+            lambda g: g.add_edge("a", len, targets=[START]),
+            "the edge from 'a' leads to START, where runs begin; lead it to the first node instead",
+        ),
+        (
+            lambda g: g.add_edge(0, 1),
+            "an edge comes from a node's name or START, not 0 (int)",
+        ),
+        (
+            lambda g: g.add_edge("a", 1),
+            "the edge from 'a' leads to 1 (int); give a node's name, END, or a function that "
+            "returns one",
+        ),
+        (
+            lambda g: g.add_edge("a", "b", targets=["b"]),
+            "the edge from 'a' to 'b' has targets=, which only a router has; leave it out",
+        ),
+        (
+            lambda g: g.add_edge("a", len, targets="b"),
+            "targets= of the router behind 'a' must be a list of names, not 'b' (str)",
+        ),
+        (
+            lambda g: g.add_edge("a", len, targets=[]),
+            "targets= of the router behind 'a' is empty; name what it may return, END included",
+        ),
+        (
+            lambda g: g.add_edge("a", len, targets=[1]),
+            "targets= of the router behind 'a' holds 1 (int); give nodes' names or END",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_refused_when_it_is_given(build, message):
+    with pytest.raises(GraphError) as caught:
+        build(WorkflowGraph())
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": ""}, "a workflow's name must be a string and not empty, not '' (str)"),
+        ({"inputs": "input"}, "inputs must be a list of keys, not 'input' (str)"),
+        ({"inputs": ()}, "inputs is empty; name at least one key, such as 'input'"),
+        (
+            {"inputs": ["my input"]},
+            "inputs has the key 'my input' (str), which no {variable} can read; "
+            "give a name of letters, digits and underscores",
+        ),
+        (
+            {"defaults": {1: 2}},
+            "defaults has the key 1 (int), which no {variable} can read; "
+            "give a name of letters, digits and underscores",
+        ),
+        ({"defaults": ["a"]}, "defaults must be a dict of keys and values, not list"),
+        (
+            {"defaults": {"a": (one for one in "a")}},
+            "the default of 'a' cannot be copied for each run (TypeError); "
+            "let a function write it instead",
+        ),
+        (
+            {"answer": "no key"},
+            "answer has the key 'no key' (str), which no {variable} can read; "
+            "give a name of letters, digits and underscores",
+        ),
+    ],
+)
+def test_a_workflow_with_a_wrong_argument_is_refused(options, message):
+    with pytest.raises(GraphError) as caught:
+        WorkflowGraph(**options)
+    assert str(caught.value) == message
+
+
+def test_branches_may_write_one_key_where_a_router_chooses_between_them():
+    graph = WorkflowGraph().add_retrieval("web", query="").add_retrieval("wiki", query="")
+    graph.add_edge(START, lambda state: "web", targets=["web", "wiki"])
+    graph = graph.add_edge("web", END).add_edge("wiki", END).compile()
+    assert graph.first == ()
+    (router,) = graph.edges[START].routers
+    assert graph.wavefront(graph.routed(START, router, "wiki"), State()) == ("wiki",)
+    with pytest.raises(RouterError) as caught:
+        graph.wavefront(graph.routed(START, router, ["wiki", "web"]), State())
+    assert str(caught.value) == (
+        "nodes 'web', 'wiki' would run side by side and both write 'docs'; "
+        "give them different output="
+    )
+
+
+def test_a_wavefront_holds_each_node_once_in_the_order_of_the_graph():
+    graph = chain("b", "a").compile()
+    assert graph.wavefront(["a", "b", "a", END], State()) == ("b", "a")
+    assert graph.wavefront([END, END], State()) == ()
+
+
+def test_an_edge_leads_on_where_a_node_may_not_be_visited_again():
+    graph = (
+        chain("a", "b")
+        .add_function("c", len, max_visits=2, otherwise="d")
+        .add_function("d", len, max_visits=1, otherwise="b")
+        .add_function("e", len, max_visits=1)
+    )
+    for name in "cde":
+        graph.add_edge("a", name).add_edge(name, END)
+    graph = graph.compile()
+    assert graph.wavefront(["c"], visited(c=1)) == ("c",)
+    assert graph.wavefront(["c"], visited(c=2)) == ("d",)
+    assert graph.wavefront(["c", "b"], visited(c=2, d=1)) == ("b",)
+    with pytest.raises(VisitLimitError) as caught:
+        graph.wavefront(["e"], visited(e=1))
+    assert caught.value.node == "e"
+    assert str(caught.value) == (
+        "an edge led to node 'e' after its 1 visits; raise max_visits=, or say with otherwise= "
+        "where to go then"
+    )
+
+
+@pytest.mark.parametrize(
+    ("targets", "returned", "message"),
+    [
+        (None, "x", "returned 'x' (str); it may lead to 'a', 'b', '__end__'"),
+        (["b", END], "a", "returned 'a' (str); it may lead to 'b', '__end__'"),
+        (["b"], END, "returned '__end__' (str); it may lead to 'b'"),
+        (["b"], ["b", 1], "returned 1 (int); it may lead to 'b'"),
+        (None, None, "returned None (NoneType); return a node's name, END, or a list of them"),
+        (None, [], "returned [] (list); return a node's name, END, or a list of them"),
+    ],
+)
+def test_a_router_that_names_what_it_may_not_is_refused(targets, returned, message):
+    graph = chain("a", "b").compile()
+    router = Router(len, targets and tuple(targets))
+    with pytest.raises(RouterError) as caught:
+        graph.routed("a", router, returned)
+    assert caught.value.node == "a"
+    assert str(caught.value) == f"the router behind 'a' {message}"
+
+
+def test_a_router_may_name_one_node_or_several():
+    graph = chain("a", "b").add_edge("a", lambda state: END, ["b", END]).compile()
+    (router,) = graph.edges["a"].routers
+    assert graph.routed("a", router, "b") == ("b",)
+    assert graph.routed("a", router, [END, "b"]) == (END, "b")
+
+
+def test_a_run_begins_with_its_inputs_and_copies_of_the_defaults():
+    notes = []
+    graph = chain("a", inputs=["input", "style"], defaults={"style": "brief", "notes": notes})
+    graph = graph.compile()
+    notes.append("later")
+    state = graph.initial_state({"input": "Why?"})
+    assert dict(state) == {"input": "Why?", "style": "brief", "notes": []}
+    state["notes"].append("of this run")
+    assert dict(graph.initial_state({"input": "", "style": "long"})) == (
+        {"input": "", "style": "long", "notes": []}
+    )
+    assert state.version("notes") == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            {},
+            "workflow 'workflow' was run without its input 'input'; pass it, or give it a value "
+            "with defaults={...}",
+        ),
+        ({"input": "", "notes": ""}, "workflow 'workflow' has no input 'notes'; it has 'input'"),
+    ],
+)
+def test_a_run_with_other_inputs_is_refused(inputs, message):
+    graph = chain("a", defaults={"notes": ""}).compile()
+    with pytest.raises(StateKeyError) as caught:
+        graph.initial_state(inputs)
+    assert str(caught.value) == message
+
+
+def test_the_answer_is_what_the_generation_before_end_writes():
+    graph = chain("a").add_generation("b", prompt="", output="said").add_generation("c", prompt="")
+    graph.add_edge("a", "c").add_edge("c", "b").add_edge("b", END)
+    assert graph.compile().answer == "said"
+    graph.add_edge("c", END)  # two different ones now: the last added
+    assert graph.compile().answer == "c"
+
+
+def test_the_answer_of_a_graph_without_generations_is_what_the_last_node_writes():
+    assert chain("a", "b").compile().answer == "b"
+    assert chain("a", "b", answer="input").compile().answer == "input"
+
+
+def test_the_stage_that_certainly_comes_next_is_known():
+    graph = WorkflowGraph().add_retrieval("r", query="", max_visits=2, otherwise="last")
+    graph.add_generation("g", prompt="").add_generation("last", prompt="")
+    graph.add_edge(START, "r").add_edge("r", "g").add_edge("g", "r").add_edge("last", END)
+    compiled = graph.compile()
+    assert compiled.next_generation("r") == compiled.nodes["g"]
+    assert compiled.next_retrieval("r") is None
+    assert compiled.next_retrieval("g") == compiled.nodes["r"]
+    assert compiled.next_retrieval("g", visited(r=1)) == compiled.nodes["r"]
+    assert compiled.next_retrieval("g", visited(r=2)) is None
+    assert compiled.next_generation("g", visited(r=2)) == compiled.nodes["last"]
+    assert compiled.next_generation("last") is None
+    compiled = graph.add_edge("r", lambda state: END, [END]).compile()
+    assert compiled.next_generation("r") is None
+
+
+def test_the_visit_that_is_under_way_counts_for_what_comes_next():
+    graph = WorkflowGraph().add_generation("g", prompt="", max_visits=2).add_edge(START, "g")
+    graph.add_edge("g", lambda state: END, [END])
+    assert graph.add_edge("g", "g").compile().next_generation("g") is None
+    graph = WorkflowGraph().add_generation("g", prompt="", max_visits=2, otherwise=END)
+    graph = graph.add_edge(START, "g").add_edge("g", "g").compile()
+    assert graph.next_generation("g", visited()) == graph.nodes["g"]
+    assert graph.next_generation("g", visited(g=1)) is None

@@ -1,0 +1,363 @@
+"""The queue of scans against a plain list of all that a search has to compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse.workflow.vector_search.costs import ScanCosts
+from ctxreuse.workflow.vector_search.merging import worst_score
+from ctxreuse.workflow.vector_search.scan_queue import Found, ScanBatch, ScanQueue, Search
+
+CLUSTERS, DIMENSION = 10, 4
+
+
+@dataclass
+class Corpus:
+    """Scores of searches with what clusters hold, made up of few different ones: ties are common.
+
+    Attributes:
+        members: The ids in each cluster; some have none.
+        higher_is_better: Whether scores are similarities.
+    """
+
+    seed: int
+    higher_is_better: bool
+    members: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        draw = Random(self.seed)
+        ids = list(range(60))
+        draw.shuffle(ids)
+        self.members = [[] for _ in range(CLUSTERS)]
+        for number in ids:
+            self.members[draw.randrange(CLUSTERS - 1)].append(number)
+
+    def queue(self, **options: Any) -> ScanQueue:
+        sizes = np.array([len(ids) for ids in self.members], dtype=np.int64)
+        return ScanQueue(
+            sizes,
+            ScanCosts(DIMENSION),
+            dimension=DIMENSION,
+            worst=worst_score(self.higher_is_better),
+            higher_is_better=self.higher_is_better,
+            **options,
+        )
+
+    def score(self, query: int, number: int) -> float:
+        return float((query * 7 + number * number) % 11)
+
+    def best(self, query: int, clusters: Any, k: int) -> list[tuple[float, int, int]]:
+        """Return score, id and cluster of the k best, by score and then by id."""
+        sign = -1.0 if self.higher_is_better else 1.0
+        found = [
+            (self.score(query, number), number, cluster)
+            for cluster in clusters
+            for number in self.members[cluster]
+        ]
+        return sorted(found, key=lambda one: (sign * one[0], one[1]))[:k]
+
+    def scan(self, batch: ScanBatch) -> Found:
+        """Scan a batch as an index does: the k best of each pair that reach the threshold."""
+        queries = batch.vectors[:, 0].astype(int)
+        assert [search.vector[0] for search in batch.searches] == queries.tolist()
+        found = [
+            (row, score, number, cluster)
+            for row, cluster in zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True)
+            for score, number, _ in self.best(queries[row], [cluster], batch.k)
+            if (score >= batch.thresholds[row])
+            == (self.higher_is_better or score == batch.thresholds[row])
+        ]
+        rows, scores, ids, clusters = zip(*found, strict=True) if found else ((), (), (), ())
+        return Found(
+            np.array(rows, dtype=np.intp),
+            np.array(scores, dtype=np.float32),
+            np.array(ids, dtype=np.int64),
+            np.array(clusters, dtype=np.int64),
+        )
+
+
+def search_for(query: int, clusters: Any, k: int = 3, due: float = 0.0, kept: int = 0) -> Search:
+    vector = np.full(DIMENSION, query, dtype=np.float32)
+    return Search(vector, np.array(clusters, dtype=np.int64), k, due, kept)
+
+
+def found_by(queue: ScanQueue, search: Search) -> list[tuple[float, int, int]]:
+    best = queue.best(search)
+    return list(zip(best.scores.tolist(), best.ids.tolist(), best.found_in.tolist(), strict=True))
+
+
+def check_batch(batch: ScanBatch, shared_by: int) -> None:
+    """Check that a batch is what its description says."""
+    pairs = list(zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs) == batch.load.clusters > 0
+    assert (np.diff(batch.clusters) != 0).sum() + 1 == len(set(batch.clusters.tolist()))
+    assert set(batch.rows.tolist()) == set(range(len(batch.searches)))
+    assert max(np.bincount(batch.clusters)) <= shared_by
+    for row, cluster in pairs:
+        assert cluster in batch.searches[row].clusters
+
+
+orders = st.permutations(range(CLUSTERS)).flatmap(
+    lambda order: st.integers(0, CLUSTERS).map(lambda end: order[:end])
+)
+
+
+@settings(max_examples=80)
+@given(st.data(), st.integers(0, 99), st.booleans(), st.sampled_from((1, 4)), st.integers(1, 3))
+def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
+    data: st.DataObject, seed: int, higher_is_better: bool, kept: int, shared_by: int
+) -> None:
+    corpus = Corpus(seed, higher_is_better)
+    queue = corpus.queue(shared_by=shared_by)
+    draw = Random(data.draw(st.integers(0, 2**16), label="seed of what happens"))
+    given_ = data.draw(
+        st.lists(st.tuples(orders, st.integers(1, 8), st.integers(0, 3)), min_size=1, max_size=8)
+    )
+    coming = [
+        search_for(number, clusters, k, float(due), kept * number)
+        for number, (clusters, k, due) in enumerate(given_)
+    ]
+    all_searches = list(coming)
+    there: list[Search] = []
+    scanned: dict[Search, set[int]] = {search: set() for search in coming}
+    in_flight: list[tuple[ScanBatch, Found]] = []
+
+    def end_one() -> None:
+        batch, found = in_flight.pop(draw.randrange(len(in_flight)))
+        if draw.random() < 0.2:
+            queue.return_unscanned(batch)
+            return
+        present = queue.take_in(batch, found)
+        assert present == [search for search in batch.searches if not search.is_gone]
+        for row, cluster in zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True):
+            assert cluster not in scanned[batch.searches[row]]
+            scanned[batch.searches[row]].add(cluster)
+
+    def check() -> None:
+        assert len(queue) == sum(not search.is_done for search in there)
+        for search in there:
+            empty = {one for one in search.clusters.tolist() if not corpus.members[one]}
+            assert search.scanned == len(scanned[search] | empty)
+            assert search.is_done == (search.scanned == len(search.clusters))
+            query = int(search.vector[0])
+            assert found_by(queue, search) == corpus.best(query, scanned[search], search.k)
+            more = corpus.best(query, scanned[search], search.kept)
+            assert queue.best(search, 20).ids.tolist() == [number for _, number, _ in more[:20]]
+            done = [one in scanned[search] | empty for one in search.clusters.tolist()]
+            assert queue.prefix(search) == (done.index(False) if False in done else len(done))
+            assert search.changed_at <= search.scanned
+
+    for _ in range(80):
+        choice = draw.randrange(6)
+        if choice == 0 and coming:
+            there.append(coming.pop())
+            queue.add(there[-1])
+        elif choice == 1 and there and draw.random() < 0.3:
+            gone = there.pop(draw.randrange(len(there)))
+            queue.remove(gone)
+            queue.remove(gone)
+        elif choice == 2 and there:
+            draw.choice(there).due = float(draw.randrange(4))
+        elif choice in (3, 4):
+            batch = queue.next_batch(draw.choice((0.0, 5e-6, 2e-5, 1.0)))
+            if batch is not None:
+                check_batch(batch, shared_by)
+                in_flight.append((batch, corpus.scan(batch)))
+        elif in_flight:
+            end_one()
+        check()
+    while coming:
+        there.append(coming.pop())
+        queue.add(there[-1])
+    for _ in range(1_000):
+        if not in_flight and not len(queue):
+            break
+        if (batch := queue.next_batch(1.0)) is not None:
+            in_flight.append((batch, corpus.scan(batch)))
+        end_one()
+    check()
+    for search in there:
+        assert search.is_done
+        assert found_by(queue, search) == corpus.best(
+            int(search.vector[0]), search.clusters, search.k
+        )
+        queue.remove(search)
+    assert queue.next_batch(1.0) is None
+    assert queue.work_s() == 0.0
+    assert not queue._needed.any()
+    assert not queue._demand.any()
+    assert sorted(queue._free) == list(range(len(queue._scores)))
+    assert all(search.slot == -1 for search in all_searches if search.is_gone)
+
+
+def test_who_is_due_first_chooses_and_whoever_needs_the_same_joins() -> None:
+    queue = Corpus(0, False).queue()
+    late, early = search_for(1, [0, 1, 2], due=2.0), search_for(2, [2, 3, 1], due=1.0)
+    queue.add(late)
+    queue.add(early)
+    batch = queue.next_batch(0.0)
+    assert batch is not None
+    assert batch.searches == (early, late)
+    assert batch.clusters.tolist() == [2, 2]
+    late.due = 0.0
+    following = queue.next_batch(0.0)
+    assert following is not None
+    assert following.searches == (late,)
+    assert following.clusters.tolist() == [0]
+
+
+def test_only_the_most_urgent_share_a_scan() -> None:
+    queue = Corpus(0, False).queue(shared_by=2)
+    searches = [search_for(number, [4], due=float(-number)) for number in range(5)]
+    for search in searches:
+        queue.add(search)
+    batches = [queue.next_batch(1.0) for _ in range(4)]
+    assert [batch and batch.searches for batch in batches] == [
+        (searches[4], searches[3]),
+        (searches[2], searches[1]),
+        (searches[0],),
+        None,
+    ]
+
+
+def test_a_batch_fits_its_budget_but_is_never_empty() -> None:
+    costs = ScanCosts(DIMENSION)
+    queue = Corpus(0, False).queue()
+    queue.add(search_for(1, range(CLUSTERS)))
+    first = queue.next_batch(0.0)
+    assert first is not None
+    assert first.load.clusters == 1
+    second = queue.next_batch(2.5 * costs.seconds(first.load))
+    assert second is not None
+    assert second.load.clusters == 2
+    assert costs.seconds(second.load) <= 2.5 * costs.seconds(first.load)
+
+
+def test_a_search_without_codes_is_done_at_once() -> None:
+    queue = Corpus(0, False).queue()
+    for clusters in ([], [CLUSTERS - 1]):
+        search = search_for(1, clusters)
+        queue.add(search)
+        assert search.is_done
+        assert queue.prefix(search) == len(clusters)
+        assert len(queue.best(search).ids) == 0
+        queue.remove(search)
+    assert len(queue) == 0
+    assert sorted(queue._free) == list(range(16))
+
+
+def test_the_slot_of_a_search_that_left_is_not_used_while_it_is_being_scanned() -> None:
+    corpus = Corpus(0, False)
+    queue = corpus.queue()
+    left = search_for(1, [0, 1])
+    queue.add(left)
+    batch = queue.next_batch(1.0)
+    assert batch is not None
+    queue.remove(left)
+    others = [search_for(2, [5]) for _ in range(16)]
+    for search in others:
+        queue.add(search)
+    assert queue.take_in(batch, corpus.scan(batch)) == []
+    assert all(found_by(queue, search) == [] for search in others)
+
+
+def test_a_larger_k_keeps_what_others_have_found() -> None:
+    corpus = Corpus(0, True)
+    queue = corpus.queue()
+    small, large = search_for(1, [0, 1], k=2), search_for(2, [0, 1, 2, 3], k=20)
+    queue.add(small)
+    batch = queue.next_batch(0.0)
+    assert batch is not None
+    found = corpus.scan(batch)
+    queue.add(large)
+    queue.take_in(batch, found)
+    while (batch := queue.next_batch(1.0)) is not None:
+        queue.take_in(batch, corpus.scan(batch))
+    assert found_by(queue, small) == corpus.best(1, [0, 1], 2)
+    assert found_by(queue, large) == corpus.best(2, [0, 1, 2, 3], 20)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
+def test_it_is_known_when_the_best_changed_last(order: list[int]) -> None:
+    corpus = Corpus(3, False)
+    queue = corpus.queue()
+    search = search_for(1, order)
+    queue.add(search)
+    changes = [0]
+    seen: list[Any] = [[]]
+    while (batch := queue.next_batch(0.0)) is not None:
+        queue.take_in(batch, corpus.scan(batch))
+        seen.append(found_by(queue, search))
+        if seen[-1] != seen[-2]:
+            changes.append(search.scanned)
+        assert search.changed_at == changes[-1]
+    assert search.is_done
+
+
+FULL = [cluster for cluster in range(CLUSTERS) if Corpus(0, False).members[cluster]]
+
+
+def test_what_ends_a_search_is_scanned_without_what_only_others_need() -> None:
+    queue = Corpus(0, False).queue()
+    early = search_for(1, FULL[:2], due=1.0)
+    late = search_for(2, FULL[1:], due=2.0)
+    queue.add(late)
+    queue.add(early)
+    batch = queue.next_batch(budget_s=100.0)
+    assert batch is not None
+    assert set(batch.clusters.tolist()) == set(FULL[:2])
+    assert batch.searches == (early, late)  # who is late shares what it needs, too
+    rest = queue.next_batch(budget_s=100.0)
+    assert rest is not None
+    assert set(rest.clusters.tolist()) == set(FULL[2:])
+
+
+@pytest.mark.parametrize(("overhead_s", "ended"), [(0.0, 1), (1e-9, 1), (100.0, 3)])
+def test_a_batch_ends_several_searches_where_its_overhead_costs_more(
+    overhead_s: float, ended: int
+) -> None:
+    queue = Corpus(0, False).queue()
+    for number in range(3):
+        queue.add(search_for(number, FULL[3 * number : 3 * number + 3], due=float(number)))
+    batch = queue.next_batch(100.0, overhead_s)
+    assert batch is not None
+    assert set(batch.clusters.tolist()) == set(FULL[: 3 * ended])
+
+
+@pytest.mark.parametrize(
+    ("pause_at", "pause_every", "parts"),
+    [(2, 0, [2, len(FULL) - 2]), (3, 2, [3] + [2] * ((len(FULL) - 3) // 2)), (0, 0, [len(FULL)])],
+)
+def test_batches_end_where_their_search_wants_to_be_looked_at(
+    pause_at: int, pause_every: int, parts: list[int]
+) -> None:
+    queue = Corpus(0, False).queue()
+    search = search_for(1, FULL)
+    search.pause_at, search.pause_every = pause_at, pause_every
+    queue.add(search)
+    sizes = []
+    while (batch := queue.next_batch(budget_s=100.0)) is not None:
+        sizes.append(len(batch.clusters))
+    assert sizes == parts + [1] * (len(FULL) - sum(parts))
+
+
+def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits() -> None:
+    queue = Corpus(0, False).queue()
+    awaited, ahead = search_for(1, FULL, due=1.0), search_for(2, FULL, due=float("inf"))
+    queue.add(ahead)
+    queue.add(awaited)
+    batch = queue.next_batch(100.0)
+    assert batch is not None
+    assert batch.searches == (awaited,)
+    assert queue.next_batch(100.0, only_awaited=True) is None
+    following = queue.next_batch(100.0)
+    assert following is not None
+    assert following.searches == (ahead,)
+    assert len(following.clusters) == 1  # somebody may come any moment

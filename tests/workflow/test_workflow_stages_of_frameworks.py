@@ -1,0 +1,242 @@
+"""LangChain's and LlamaIndex's retrievers as atomic stages of a workflow."""
+
+import asyncio
+import threading
+
+import langchain_document_helpers as langchain_helpers
+import llamaindex_helpers
+import pytest
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever as LangChainRetriever
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexRetriever
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
+from ctxreuse.context.scope import current_scope
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.workflow.retrievers.atomic import checked_retriever
+from ctxreuse.workflow.retrievers.fusion import FusedRetriever
+from langchain_ctxreuse import ReuseRetriever as LangChainReuse
+from langchain_ctxreuse.workflow.retriever_stage import RetrieverStage as LangChainStage
+from llamaindex_ctxreuse import ReuseRetriever as LlamaIndexReuse
+from llamaindex_ctxreuse.workflow.llamaindex_stage import RetrieverStage as LlamaIndexStage
+
+
+def ids(found):
+    return [block.id for block in found]
+
+
+# LangChain
+
+
+class Documents(LangChainRetriever):
+    """Has only a blocking search; says in which thread and whose context it ran."""
+
+    found: list[object]
+    ran: list[object] = []  # noqa: RUF012  # pydantic copies it
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        self.ran.append((threading.current_thread(), current_scope().tenant))
+        return self.found
+
+
+class AsyncDocuments(Documents):
+    """Has an async search, too."""
+
+    async def _aget_relevant_documents(self, query, *, run_manager):
+        return self._get_relevant_documents(query, run_manager=run_manager)
+
+
+DOCUMENTS = [
+    Document("one", id="d1", metadata={"source": "a.txt"}),
+    Document("two"),
+    Document("three", id="d3"),
+]
+
+
+async def test_langchain_documents_become_blocks_with_their_ids_and_untouched_texts():
+    stage = LangChainStage(Documents(found=DOCUMENTS))
+    assert await stage.retrieve("Which?", 2) == (
+        ContextBlock(id="d1", text="one"),
+        ContextBlock(text="two"),
+    )
+    assert len(await stage.retrieve("Which?", 9)) == 3
+    assert checked_retriever(stage) is stage
+
+
+@pytest.mark.parametrize(("kind", "in_loop"), [(Documents, False), (AsyncDocuments, True)])
+async def test_a_langchain_retriever_runs_in_a_thread_unless_it_is_async(kind, in_loop):
+    retriever = kind(found=DOCUMENTS)
+    with request_context(tenant="t"):
+        await LangChainStage(retriever).retrieve("Which?", 2)
+    ((thread, tenant),) = retriever.ran
+    assert ((thread is threading.current_thread()), tenant) == (in_loop, "t")
+
+
+async def test_a_vector_store_is_asked_for_k_documents_whatever_its_search_kwargs_say():
+    store = InMemoryVectorStore(langchain_helpers.LetterEmbeddings())
+    texts = ["a", "aa b", "bb", "ccc", "ab"]
+    await store.aadd_documents([Document(text, id=text) for text in texts])
+    stage = LangChainStage(store.as_retriever(search_kwargs={"k": 2}))
+    assert len(await stage.retrieve("a", 5)) == 5
+    assert ids(await stage.retrieve("a", 1)) == ["a"]
+
+
+async def test_a_runnable_from_a_string_to_documents_is_a_stage():
+    stage = LangChainStage(RunnableLambda(lambda query: [Document(query.upper())]))
+    assert [block.text for block in await stage.retrieve("which?", 5)] == ["WHICH?"]
+
+
+async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved():
+    planner = ReusePlanner()
+    letters = langchain_helpers.LetterRetriever()
+    planned = LangChainReuse(retriever=letters, planner=planner)
+    await planned.ainvoke("abc")
+    shown = await planned.ainvoke("cba")
+    assert shown[-1].metadata["ctxreuse"].get("annotation")  # it was reordered
+    found = await LangChainStage(planned).retrieve("cba", 5)
+    assert [block.text[0] for block in found] == list("cba")
+
+
+async def test_a_langchain_retrievers_error_is_raised_as_it_is():
+    def fail(query):
+        raise LookupError("the store is down")
+
+    with pytest.raises(LookupError, match="the store is down"):
+        await LangChainStage(RunnableLambda(fail)).retrieve("Which?", 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"), [("text", ", not str"), ([Document("a"), "b"], ", not one with str in it")]
+)
+async def test_a_runnable_that_returns_no_documents_is_refused(found, kind):
+    with pytest.raises(InvalidRequestError) as caught:
+        await LangChainStage(RunnableLambda(lambda query: found)).retrieve("Which?", 2)
+    assert str(caught.value) == f"the retriever must return a list of Document{kind}"
+
+
+@pytest.mark.parametrize("wrong", [None, lambda query: []])
+def test_what_is_no_langchain_retriever_is_refused(wrong):
+    with pytest.raises(InvalidRequestError, match="pass a retriever or a runnable"):
+        LangChainStage(wrong)
+
+
+# LlamaIndex
+
+
+class Nodes(LlamaIndexRetriever):
+    """Has only a blocking search; says in which thread and whose context it ran."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+        self.ran = []
+
+    def _retrieve(self, query_bundle):
+        self.ran.append((threading.current_thread(), current_scope().tenant))
+        return self.found
+
+
+class AsyncNodes(Nodes):
+    """Has an async search, too."""
+
+    async def _aretrieve(self, query_bundle):
+        return self._retrieve(query_bundle)
+
+
+def nodes():
+    shown = TextNode(id_="n1", text="one", metadata={"source": "a.txt"})
+    hidden = TextNode(
+        id_="n2", text="two", metadata={"secret": "b"}, excluded_llm_metadata_keys=["secret"]
+    )
+    return [NodeWithScore(node=shown, score=0.9), NodeWithScore(node=hidden, score=0.5)]
+
+
+async def test_nodes_become_blocks_with_their_ids_and_the_text_that_a_model_is_shown():
+    stage = LlamaIndexStage(Nodes(nodes()))
+    assert await stage.retrieve("Which?", 5) == (
+        ContextBlock(id="n1", text="source: a.txt\n\none"),
+        ContextBlock(id="n2", text="two"),
+    )
+    assert ids(await stage.retrieve("Which?", 1)) == ["n1"]
+    bare = LlamaIndexStage(Nodes(nodes()), metadata_mode=MetadataMode.NONE)
+    assert [block.text for block in await bare.retrieve("Which?", 5)] == ["one", "two"]
+    assert checked_retriever(stage) is stage
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_thread", "in_loop"),
+    [
+        (Nodes, None, False),
+        (AsyncNodes, None, True),
+        (AsyncNodes, True, False),
+        (Nodes, False, True),
+    ],
+)
+async def test_a_llamaindex_retriever_runs_in_a_thread_unless_it_is_async(kind, in_thread, in_loop):
+    retriever = kind(nodes())
+    with request_context(tenant="t"):
+        await LlamaIndexStage(retriever, in_thread=in_thread).retrieve("Which?", 2)
+    ((thread, tenant),) = retriever.ran
+    assert ((thread is threading.current_thread()), tenant) == (in_loop, "t")
+
+
+async def test_what_llamaindex_reuse_retrievers_planned_comes_back_as_it_was_retrieved():
+    planned = LlamaIndexReuse(llamaindex_helpers.LetterRetriever(), planner=ReusePlanner())
+    await planned.aretrieve("abc")
+    assert len(await planned.aretrieve("cba")) == 4  # it was reordered, and says so
+    found = await LlamaIndexStage(planned).retrieve("cba", 5)
+    assert ids(found) == ["id-c", "id-b", "id-a"]
+
+
+async def test_an_empty_answer_is_no_error():
+    assert await LlamaIndexStage(Nodes([])).retrieve("Which?", 5) == ()
+    assert await LangChainStage(Documents(found=[])).retrieve("Which?", 5) == ()
+
+
+async def test_a_llamaindex_retrievers_error_is_raised_as_it_is():
+    class Failing(Nodes):
+        def _retrieve(self, query_bundle):
+            raise LookupError("the store is down")
+
+    with pytest.raises(LookupError, match="the store is down"):
+        await LlamaIndexStage(Failing([])).retrieve("Which?", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
+        ({"metadata_mode": "all"}, "MetadataMode.ALL shows the model the plan"),
+        ({"in_thread": "yes"}, "in_thread must be True, False or None, not 'yes'"),
+    ],
+)
+def test_wrong_arguments_of_the_llamaindex_stage_are_refused(arguments, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        LlamaIndexStage(**{"retriever": Nodes([]), **arguments})
+
+
+# both
+
+
+async def test_retrievers_of_both_frameworks_can_be_fused():
+    documents = [Document("one", id="1"), Document("two", id="2"), Document("three", id="3")]
+    found = [
+        NodeWithScore(node=TextNode(id_=name, text=text), score=1.0)
+        for name, text in (("3", "three"), ("2", "two"))
+    ]
+    stage = FusedRetriever(
+        {
+            "dense": LangChainStage(Documents(found=documents)),
+            "keyword": LlamaIndexStage(Nodes(found)),
+        }
+    )
+    assert ids(await stage.retrieve("Which?", 3)) == ["3", "2", "1"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_planner_takes_what_a_stage_found():
+    blocks = await LlamaIndexStage(Nodes(nodes())).retrieve("Which?", 5)
+    assert ReusePlanner().plan(ContextRequest(blocks, "Which?")).blocks == blocks

@@ -1,0 +1,365 @@
+from collections import Counter
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from workflow_graphs import chain, looping
+from workflow_interpreter import Step, steps
+
+from ctxreuse.workflow.errors import GraphError, VisitLimitError
+from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.compiled import Graph
+from ctxreuse.workflow.graph.flow import Flow
+from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.graph.state import State
+
+
+def reading(variable, name="b", **options):
+    """Return a chain a, b, c whose node `name` reads a variable."""
+    graph = WorkflowGraph(**options)
+    for one in "abc":
+        graph.add_generation(
+            one, prompt=f"{{{variable}}}" if one == name else "", output=f"of_{one}"
+        )
+    graph.add_edge(START, "a").add_edge("a", "b").add_edge("b", "c")
+    return graph.add_edge("c", END)
+
+
+def anywhere(**targets):
+    """Return a graph whose node a has a router."""
+    return chain("a", "b").add_edge("a", lambda state: END, **targets)
+
+
+def forked(one="docs", other="docs"):
+    graph = WorkflowGraph()
+    graph.add_retrieval("a", query="", output=one).add_retrieval("b", query="", output=other)
+    return graph.add_edge(START, "a").add_edge(START, "b").add_edge("a", END).add_edge("b", END)
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (
+            WorkflowGraph(name="mine").add_edge(START, END),
+            "workflow 'mine' has no nodes; add some with add_generation, add_retrieval or "
+            "add_function",
+        ),
+        (
+            WorkflowGraph().add_function("a", len).add_edge("a", END),
+            "no edge leads from START; add_edge(START, 'a')",
+        ),
+        (
+            chain("search").add_edge("search", "answer"),
+            "the edge from 'search' leads to 'answer', which is no node; add it, or choose one of "
+            "'search'",
+        ),
+        (
+            chain("search").add_edge("serch", END),
+            "an edge comes from 'serch', which is no node; add it, or choose one of "
+            "'search' (did you mean 'search'?)",
+        ),
+        (
+            chain("a").add_edge("a", len, ["a", "x", END]),
+            "the router behind 'a' names 'x', which is no node; add it, or choose one of 'a'",
+        ),
+        (
+            chain("a").add_function("b", len, max_visits=1, otherwise="x"),
+            "otherwise= of node 'b' is 'x', which is no node; add it, or choose one of 'a', 'b'",
+        ),
+        (
+            looping(a={"max_visits": 1, "otherwise": "b"}, b={"max_visits": 1, "otherwise": "a"}),
+            "otherwise= of nodes 'a', 'b', 'a' leads back to where it came from; let it end at END "
+            "or at a node without max_visits=",
+        ),
+        (
+            chain("a").add_function("b", len).add_edge("b", END),
+            "node 'b' is not reached from START; add an edge that leads to it, or leave it out",
+        ),
+        (
+            chain("a").add_function("b", len).add_edge("a", "b"),
+            "END cannot be reached from node 'b'; add_edge('b', END), or an edge to a node that "
+            "leads there",
+        ),
+        (
+            looping(),
+            "nothing ends the cycle of nodes 'a', 'b'; give one of them max_visits=",
+        ),
+        (
+            looping(c={"max_visits": 1}),
+            "nothing ends the cycle of nodes 'a', 'b'; give one of them max_visits=",
+        ),
+        (
+            looping(b={"max_visits": 2, "otherwise": "a"}),
+            "nothing ends the cycle of nodes 'a'; give one of them max_visits=",
+        ),
+        (
+            anywhere(),
+            "nothing ends the cycle of nodes 'a'; the router behind 'a' may lead anywhere: give it "
+            "targets=[...], or one of them max_visits=",
+        ),
+        (
+            chain("input"),
+            "node 'input' writes 'input', which is an input; give it another output=",
+        ),
+        (
+            forked(),
+            "nodes 'a', 'b' can run side by side and both write 'docs'; give them different "
+            "output=, an edge between them, or targets=[...] to the routers before them",
+        ),
+        (
+            reading("doc", defaults={"docs": ""}),
+            "the prompt of node 'b' reads {doc}, which nothing writes; before it there can be "
+            "'input', 'docs', 'of_a' (did you mean 'docs'?). Correct the name, or give the key a "
+            "value with inputs= or defaults=",
+        ),
+        (
+            reading("of_c"),
+            "the prompt of node 'b' reads {of_c}, which only 'c' writes, and never before it; "
+            "before it there can be 'input', 'of_a' (did you mean 'of_a'?). Correct the name, or "
+            "give the key a value with inputs= or defaults=",
+        ),
+        (
+            reading("of_b"),
+            "the prompt of node 'b' reads {of_b}, which only 'b' writes, and never before it; "
+            "before it there can be 'input', 'of_a' (did you mean 'of_a'?). Correct the name, or "
+            "give the key a value with inputs= or defaults=",
+        ),
+        (
+            chain("a", answer="b"),
+            "answer='b' is written by no node; choose one of 'a', 'input'",
+        ),
+    ],
+)
+def test_a_graph_that_cannot_be_run_is_refused_with_node_key_and_remedy(graph, message):
+    with pytest.raises(GraphError) as caught:
+        graph.compile()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        looping(a={"max_visits": 1}),
+        looping(b={"max_visits": 2, "otherwise": "c"}),
+        anywhere(targets=["b", END]),
+        forked(other="more"),
+        reading("of_a"),
+        reading("of_c", defaults={"of_c": ""}),
+        reading("style", inputs=["input", "style"]),
+    ],
+)
+def test_a_graph_that_can_be_run_is_accepted(graph):
+    assert graph.compile() is graph.compile()
+
+
+def test_a_node_may_read_what_it_or_a_later_one_wrote_on_an_earlier_visit():
+    graph = WorkflowGraph().add_generation("a", prompt="{a} {b}", max_visits=2, otherwise=END)
+    graph.add_generation("b", prompt="{b}")
+    graph.add_edge(START, "a").add_edge("a", "b").add_edge("b", "a")
+    assert graph.compile().answer == "b"
+
+
+def test_a_node_may_read_what_an_earlier_wavefront_wrote_on_another_branch():
+    graph = chain("a1", "a2").add_function("b1", len).add_generation("b2", prompt="{a1}")
+    graph.add_edge(START, "b1").add_edge("b1", "b2").add_edge("b2", END)
+    assert graph.compile().answer == "b2"
+    graph.add_generation("b3", prompt="{a2}").add_edge("b1", "b3").add_edge("b3", END)
+    with pytest.raises(GraphError, match=r"node 'b3' reads \{a2\}, which only 'a2' writes"):
+        graph.compile()
+
+
+def test_no_visit_limit_is_reached_on_the_first_wavefront():
+    graph = WorkflowGraph().add_function("a", len, max_visits=2, otherwise="b")
+    graph.add_function("b", len, output="last").add_function("c", len, output="last")
+    graph.add_edge(START, "a").add_edge("a", "a").add_edge("b", END)
+    assert list(graph.add_edge(START, "c").add_edge("c", END).compile().nodes) == ["a", "b", "c"]
+
+
+def test_branches_of_different_lengths_write_one_key_one_after_the_other():
+    graph = chain("a", "b").add_function("c", len, output="a")
+    graph.add_edge(START, "b").add_edge("b", "c").add_edge("c", END)
+    with pytest.raises(GraphError, match="both write"):  # a, b -> b, c: never a with c
+        graph.add_function("d", len, output="a").add_edge("b", "d").add_edge("d", END).compile()
+    graph = chain("a", "b").add_function("c", len, output="a")
+    graph.add_edge(START, "b").add_edge("b", "c").add_edge("c", END)
+    assert graph.compile().wavefront(["b", "c", END], State()) == ("b", "c")
+
+
+NAMES = tuple("abcde")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a random graph that validates; `ended` is False where a visit limit failed it."""
+
+    graph: Graph
+    steps: list[Step]
+    ended: bool
+
+
+@st.composite
+def graphs(draw):
+    """Build a chain with random edges, routers, limits and keys; it may not compile."""
+    names = NAMES[: draw(st.integers(1, len(NAMES)))]
+    anything = st.sampled_from((*names, END))
+    choices = draw(st.lists(st.integers(0, 59), min_size=1, max_size=8))
+    graph = WorkflowGraph()
+    for name in names:
+        limit = draw(st.none() | st.integers(1, 3))
+        otherwise = limit and draw(st.none() | anything)
+        _add_node(
+            graph,
+            draw(st.sampled_from(("generation", "retrieval", "function"))),
+            name,
+            output=draw(st.sampled_from((f"of_{name}", f"of_{name}", "shared"))),
+            max_visits=limit,
+            otherwise=otherwise,
+        )
+    for source, target in zip((START, *names), (*names, END), strict=True):
+        if draw(st.integers(0, 3)):
+            graph.add_edge(source, target)
+    for _ in range(draw(st.integers(0, 4))):
+        source = draw(st.sampled_from((START, *names)))
+        targets = draw(st.lists(anything, max_size=3, unique=True))
+        if not targets:
+            graph.add_edge(source, _router(choices, (*names, END)))
+        elif draw(st.booleans()):
+            graph.add_edge(source, _router(choices, targets), targets)
+        else:
+            graph.add_edge(source, targets[0])
+    return graph
+
+
+def _add_node(graph, kind, name, **options):
+    if kind == "generation":
+        graph.add_generation(name, prompt="", **options)
+    elif kind == "retrieval":
+        graph.add_retrieval(name, query="", **options)
+    else:
+        graph.add_function(name, len, **options)
+
+
+def _router(choices, targets):
+    """Return a router that chooses one target each time, by how far the run is."""
+
+    def choose(state):
+        passed = sum(state.visits(name) for name in NAMES)
+        return targets[choices[passed % len(choices)] % len(targets)]
+
+    return choose
+
+
+def run_of(builder):
+    """Run a graph if it validates; the interpreter checks that no key has two writers."""
+    try:
+        graph = builder.compile()
+    except GraphError:
+        assume(False)
+    passed = []
+    try:
+        for step in steps(graph, "Why?", lambda asked: "said", lambda query, k: ()):
+            passed.append(step)
+            assert len(passed) <= 100
+    except VisitLimitError:
+        return Run(graph, passed, ended=False)
+    return Run(graph, passed, ended=True)
+
+
+runs = graphs().map(run_of)
+
+
+@given(runs)
+def test_every_run_of_a_graph_that_validates_ends_within_its_limits(run):
+    limits = [node.max_visits for node in run.graph.nodes.values()]
+    assert len(run.steps) - 1 <= (sum(filter(None, limits)) + 1) * len(limits)
+    for name, node in run.graph.nodes.items():
+        assert node.max_visits is None or run.steps[-1].state.visits(name) <= node.max_visits
+    assert run.ended == (run.steps[-1].wavefront == ())
+    assert run.ended or any(limits)
+
+
+@given(runs)
+def test_a_compiled_graph_leads_on_as_the_plain_interpreter_does(run):
+    names, graph = (START,), run.graph
+    following = [step.wavefront for step in run.steps] + [None] * (not run.ended)
+    states = [step.state for step in run.steps]
+    if not run.ended:
+        last = run.steps[-1]
+        writes = {graph.nodes[name].output: None for name in last.wavefront}
+        states.append(last.state.commit(writes, last.wavefront))
+    for wavefront, state in zip(following, states, strict=True):
+        targets = [target for name in names for target in graph.edges[name].static]
+        for name in names:
+            for router in graph.edges[name].routers:
+                targets += graph.routed(name, router, router.function(state))
+        if wavefront is None:
+            with pytest.raises(VisitLimitError):
+                graph.wavefront(targets, state)
+        else:
+            assert graph.wavefront(targets, state) == wavefront
+            names = wavefront
+
+
+@given(runs)
+def test_what_ran_before_or_beside_a_node_was_foreseen(run):
+    flow = Flow(run.graph)
+    for step in run.steps:
+        ran = {name for name in run.graph.nodes if step.state.visits(name)}
+        for name in step.wavefront:
+            assert ran <= flow.before(name)
+        assert {frozenset(pair) for pair in combinations(step.wavefront, 2)} <= flow.side_by_side
+
+
+@given(runs)
+def test_a_stage_that_certainly_comes_next_does(run):
+    for step, following in pairwise(run.steps):
+        if len(step.wavefront) > 1:
+            continue  # a node beside it may use up the visits of the next
+        for foreseen in (run.graph.next_generation, run.graph.next_retrieval):
+            node = foreseen(step.wavefront[0], step.state)
+            if node is not None:
+                assert following.wavefront == (node.name,)
+
+
+@st.composite
+def plain_graphs(draw):
+    """Build a graph without cycles, routers and limits, in which every node is on a way to END."""
+    names = NAMES[: draw(st.integers(1, len(NAMES)))]
+    graph = WorkflowGraph()
+    for number, name in enumerate(names):
+        graph.add_function(name, len)
+        for source in draw(st.sets(st.sampled_from((START, *names[:number])), min_size=1)):
+            graph.add_edge(source, name)
+        graph.add_edge(name, END)
+    return graph
+
+
+@given(plain_graphs())
+def test_nothing_is_foreseen_that_does_not_happen_where_nothing_is_left_to_choose(builder):
+    run = run_of(builder)
+    flow = Flow(run.graph)
+    beside, before = set(), {name: set() for name in run.graph.nodes}
+    for step in run.steps:
+        beside |= {frozenset(pair) for pair in combinations(step.wavefront, 2)}
+        for name in step.wavefront:
+            before[name] |= {other for other in run.graph.nodes if step.state.visits(other)}
+    assert flow.side_by_side == beside
+    assert {name: flow.before(name) for name in before} == before
+
+
+def test_enough_random_graphs_validate_and_go_round():
+    kinds = Counter()
+
+    @settings(max_examples=100, database=None, derandomize=True)
+    @given(runs)
+    def count(run):
+        visits = [run.steps[-1].state.visits(name) for name in run.graph.nodes]
+        kinds["round"] += max(visits) > 1
+        kinds["wide"] += any(len(step.wavefront) > 1 for step in run.steps)
+        kinds["failed"] += not run.ended
+        kinds["routed"] += any(edges.routers for edges in run.graph.edges.values())
+
+    count()
+    assert all(kinds[kind] >= 3 for kind in ("round", "wide", "failed", "routed")), kinds
