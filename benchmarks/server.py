@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 from ctxreuse.serving import EngineClient
 
@@ -88,7 +88,7 @@ def describe_server(base_url: str, model: str | None) -> ServerInfo:
     root = base_url.removesuffix("/v1")
     try:
         served = json.loads(_get(f"{root}/v1/models"))["data"]
-        metrics = EngineMetrics.parse(_get(f"{root}/metrics"))
+        metrics = PrefixCacheMetrics.parse(_get(f"{root}/metrics"))
     except OSError as error:
         sys.exit(
             f"no server answers at {base_url} ({error}); start one with `make vllm`, or set "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.errors import EngineError
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import Completion, CompletionStream
@@ -169,9 +169,9 @@ class VirtualClient:
         """Return that nobody says."""
         return None
 
-    async def metrics(self) -> EngineMetrics:
+    async def metrics(self) -> PrefixCacheMetrics:
         """Return the size of the cache."""
-        return EngineMetrics(
+        return PrefixCacheMetrics(
             block_size=_BLOCK_TOKENS, num_gpu_blocks=self._capacity_tokens // _BLOCK_TOKENS
         )
 

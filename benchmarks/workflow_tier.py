@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from workflow_data import Author, Collection, make_questions
 
-from ctxreuse.workflow import EmulatedLLM, EngineOptions, VectorRetriever, WorkflowEngine
+from ctxreuse.workflow import EmulatedLLM, VectorRetriever, WorkflowEngine, WorkflowOptions
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.tiers import HotTier
 
@@ -93,7 +93,7 @@ def measured(share: float, requests: int, nprobe: int) -> tuple[str, str, str]:
 
     async def run() -> tuple[str, str, str]:
         llm = EmulatedLLM(Author([]))
-        async with WorkflowEngine(llm, retriever, options=EngineOptions()) as engine:
+        async with WorkflowEngine(llm, retriever, options=WorkflowOptions()) as engine:
             await search(engine, questions[:half])
             if tier is not None:
                 tier.swap(tier.build())

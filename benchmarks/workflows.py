@@ -30,8 +30,8 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.library import ready_made
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.retrievers.atomic import CallableRetriever
-from ctxreuse.workflow.runtime.options import EngineOptions, default_workers
-from ctxreuse.workflow.runtime.workflow_metrics import EngineMetrics
+from ctxreuse.workflow.runtime.options import WorkflowOptions, default_workers
+from ctxreuse.workflow.runtime.workflow_metrics import WorkflowMetrics
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.tiers import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
@@ -49,8 +49,8 @@ GENERATION_S = 0.5
 RATIO = 0.75
 """What a full retrieval takes of a generation."""
 
-OFF = EngineOptions(reorder=False, speculation="off", speculative_retrieval=False)
-POLICIES: dict[str, EngineOptions | None] = {
+OFF = WorkflowOptions(reorder=False, speculation="off", speculative_retrieval=False)
+POLICIES: dict[str, WorkflowOptions | None] = {
     "sequential": None,
     "naive async": None,
     "sub-stages": OFF,
@@ -59,7 +59,7 @@ POLICIES: dict[str, EngineOptions | None] = {
     "+ hot tier": OFF,
     "as RaLMSpec": replace(OFF, speculation="always"),
     "as RAGCache": replace(OFF, speculation="stable"),
-    "all": EngineOptions(),
+    "all": WorkflowOptions(),
 }
 """Sub-stages alone, and each other technique alone beside them. Two speculate by fixed rules:
 always, from what the last search found (RaLMSpec); once a preview stays the same (RAGCache)."""
@@ -81,7 +81,7 @@ class Measured:
     mean_s: float
     total_s: float
     answers: tuple[str, ...]
-    metrics: EngineMetrics
+    metrics: WorkflowMetrics
 
 
 class Bench:
@@ -126,7 +126,7 @@ class Bench:
         if options is None:
             most = 1 if policy == "sequential" else in_flight
             return WorkflowEngine(
-                llm, CallableRetriever(self.search), options=EngineOptions(max_in_flight=most)
+                llm, CallableRetriever(self.search), options=WorkflowOptions(max_in_flight=most)
             )
         index = IVFIndex(self.index)
         hot = None

@@ -23,7 +23,12 @@ from langgraph.graph import END, START, StateGraph
 from ctxreuse import ReusePlanner
 from ctxreuse.workflow import VectorRetriever, WorkflowEngine, hyde
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
-from langchain_ctxreuse import LangChainLLM, LinkedChain, WorkflowRetriever, WorkflowRunnable
+from langchain_ctxreuse import (
+    LangChainLLM,
+    SpeculativeRAGChain,
+    WorkflowRetriever,
+    WorkflowRunnable,
+)
 
 TEXTS = [
     "Paris is the capital of France.",
@@ -82,7 +87,7 @@ for found in retriever.batch([question, "What is the capital of Italy?"]):
 prompt = ChatPromptTemplate.from_messages(
     [("system", "Answer from these documents.\n\n{context}"), ("human", "{input}")]
 )
-chain = LinkedChain(retriever=retriever, prompt=prompt, llm=llm)
+chain = SpeculativeRAGChain(retriever=retriever, prompt=prompt, llm=llm)
 config: Any = {"configurable": {"thread_id": "conversation-1"}}
 print("2.", chain.invoke({"input": question}, config)["answer"])
 print("2.", "".join(chain.pick("answer").stream({"input": question}, config)))

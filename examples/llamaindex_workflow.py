@@ -30,7 +30,7 @@ from ctxreuse.workflow import (
     irg,
 )
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
-from llamaindex_ctxreuse import LinkedQueryEngine, WorkflowRetriever
+from llamaindex_ctxreuse import SpeculativeRAGQueryEngine, WorkflowRetriever
 
 TEXTS = [
     "Paris is the capital of France.",
@@ -100,7 +100,7 @@ async def main() -> None:
         for one in await retriever.aretrieve(QUESTION):
             print("1.", f"{one.score:.2f}", one.node.get_content())
 
-        query_engine = LinkedQueryEngine(
+        query_engine = SpeculativeRAGQueryEngine(
             retriever, llm=framework_llm(), text_qa_template=PromptTemplate(TEMPLATE)
         )
         with request_context(conversation_id="conversation-1"):

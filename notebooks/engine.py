@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.serving import EmulatedEngine
 
@@ -56,7 +56,7 @@ class NotebookEngine:
         """
         with self.http_client() as client:
             page = client.get(self.base_url.removesuffix("/v1") + "/metrics").raise_for_status()
-        read = EngineMetrics.parse(page.text)
+        read = PrefixCacheMetrics.parse(page.text)
         return CacheUsage(read.prefix_cache_queries or 0, read.prefix_cache_hits or 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Engine:
         assert tokens is not None, "the server does not report its cache"
         return tokens
 
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> PrefixCacheMetrics:
         """Return what the server's `/metrics` say."""
-        return EngineMetrics.parse(self._send("GET", f"{self.root_url}/metrics").text)
+        return PrefixCacheMetrics.parse(self._send("GET", f"{self.root_url}/metrics").text)
 
     def metric(self, name: str) -> float:
         """Return a number of `/metrics` by its whole name, all engines added up."""

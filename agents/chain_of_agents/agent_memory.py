@@ -20,7 +20,7 @@ _Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AgentReply:
     """One agent's part in a turn.
 
     Attributes:
@@ -70,7 +70,7 @@ class Histories:
             conversation = None if key is None else self._conversations.get(key)
             return {} if conversation is None else dict(conversation.shown_to)
 
-    def record(self, key: ConversationKey | None, turn: Iterable[Said]) -> None:
+    def record(self, key: ConversationKey | None, turn: Iterable[AgentReply]) -> None:
         """Append a turn that was answered to the histories of the agents that took part.
 
         Where two turns of a conversation ran at the same time, the later one of an agent starts

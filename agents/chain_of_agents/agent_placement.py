@@ -29,7 +29,7 @@ class Engines(Protocol):
 
 
 class Assigner(Protocol):
-    """Assigns documents to agents, as `ctxreuse.serving.pool.placement.DocumentHomes` does."""
+    """Assigns documents to agents, as `ctxreuse.serving.pool.placement.DocumentAffinity` does."""
 
     def assign(
         self, documents: Sequence[Document], agents: Sequence[int], engines: Mapping[int, str]
@@ -46,7 +46,7 @@ class Assigner(Protocol):
         """Forget what an agent has read."""
 
 
-class Desk:
+class AgentPlacement:
     """Assigns documents to agents, and agents to engines. May be shared by threads.
 
     Args:

@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 
 from chain_of_agents.agent_memory import Histories
-from chain_of_agents.agent_placement import Assigner, Desk
+from chain_of_agents.agent_placement import AgentPlacement, Assigner
 from chain_of_agents.answer import Answer
 from chain_of_agents.callbacks import LangChainObserver
 from chain_of_agents.inputs import conversation_name, question_of
@@ -31,7 +31,7 @@ from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.aio.gather import all_of
 from ctxreuse.serving.dispatch import Progress
-from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentHomes, checked_bound
+from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity, checked_bound
 
 _Result = TypeVar("_Result")
 
@@ -74,7 +74,7 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
         timeout_s: Seconds after which a call that was sent has failed; None waits.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
         assignment: Makes another way to assign documents, one for each tenant; None takes
-            `ctxreuse.serving.pool.placement.DocumentHomes` with the bound.
+            `ctxreuse.serving.pool.placement.DocumentAffinity` with the bound.
         concurrency: Calls under way at an engine; more wait, to be planned together.
         params: For addresses: what each call sends besides, such as `temperature`.
         clock: Seconds from any start.
@@ -144,8 +144,8 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
         )
         self._planner = planner
         self._model = as_model(llm, planner, concurrency, params or {}, client)
-        self._desk = Desk(
-            workers, self._model, assignment or partial(DocumentHomes, checked_bound(bound))
+        self._desk = AgentPlacement(
+            workers, self._model, assignment or partial(DocumentAffinity, checked_bound(bound))
         )
         self._histories = Histories()
 

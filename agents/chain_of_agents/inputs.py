@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from chain_of_agents.question import Question
+from chain_of_agents.question import ChainQuestion
 from chain_of_agents.segments import as_blocks
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
@@ -18,7 +18,7 @@ def conversation_name(given: object) -> str | int:
     return given if isinstance(given, int) else str(given)
 
 
-def question_of(given: object, config: RunnableConfig | None = None) -> Question:
+def question_of(given: object, config: RunnableConfig | None = None) -> ChainQuestion:
     """Return a chain's input as a question.
 
     Args:
@@ -49,7 +49,7 @@ def question_of(given: object, config: RunnableConfig | None = None) -> Question
         None if tenant is None else str(tenant),
         None if conversation is None else conversation_name(conversation),
     )
-    return Question(
+    return ChainQuestion(
         text=given["question"],
         documents=as_blocks(given["documents"]),
         tenant=scope.tenant or "",

@@ -70,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ChainQuestion:
     """What a chain is asked.
 
     Attributes:

@@ -14,15 +14,15 @@ from chain_of_agents.budget import (
     clipped_together,
     history_tokens,
 )
-from chain_of_agents.models.agent_model import Ask
-from chain_of_agents.question import Question, Settings
+from chain_of_agents.models.agent_model import AgentRequest
+from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
 from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.planner import ReusePlanner
 
 
-class Asking:
+class AgentRequests:
     """Writes the calls of one question.
 
     Args:
@@ -38,7 +38,7 @@ class Asking:
 
     def __init__(
         self,
-        question: Question,
+        question: ChainQuestion,
         settings: Settings,
         planner: ReusePlanner,
         histories: Histories,
@@ -60,7 +60,9 @@ class Asking:
             settings.segment_tokens,
         )
 
-    def worker(self, segment: Segment, note: str, replica: str, goes_on: bool) -> tuple[Ask, str]:
+    def worker(
+        self, segment: Segment, note: str, replica: str, goes_on: bool
+    ) -> tuple[AgentRequest, str]:
         """Return what a worker is asked, and a remark on it.
 
         Args:
@@ -83,7 +85,7 @@ class Asking:
                 history, remark = (), "its history was left out to fit the model's context"
         return self._ask(segment.agent, segment.blocks, query, history, replica), remark
 
-    def manager(self, notes: Sequence[tuple[int, str]]) -> tuple[Ask, str]:
+    def manager(self, notes: Sequence[tuple[int, str]]) -> tuple[AgentRequest, str]:
         """Return what the manager is asked, and a remark on it.
 
         Args:
@@ -113,7 +115,7 @@ class Asking:
         query: str,
         history: Sequence[Mapping[str, Any]],
         replica: str | None,
-    ) -> Ask:
+    ) -> AgentRequest:
         question, settings = self._question, self._settings
         is_manager = agent == MANAGER
         name = "manager" if is_manager else f"agent {agent}"
@@ -128,7 +130,7 @@ class Asking:
             conversation_id=conversation,
             tenant=question.tenant,
         )
-        return Ask(
+        return AgentRequest(
             request=request,
             replica=replica,
             session_id=self._managers_session() if is_manager else f"chain-of-agents-{agent}",

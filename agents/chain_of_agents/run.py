@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from chain_of_agents.agent_memory import MANAGER, Histories, Said
-from chain_of_agents.agent_placement import Desk
+from chain_of_agents.agent_memory import MANAGER, AgentReply, Histories
+from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.budget import Budget
 from chain_of_agents.errors import ManagerError
-from chain_of_agents.models.agent_model import AgentModel, Ask, Reply, ReplyStream
+from chain_of_agents.models.agent_model import AgentModel, AgentRequest, Reply, ReplyStream
 from chain_of_agents.observer import Observer
-from chain_of_agents.outcomes import described, is_timeout, outcome_of
-from chain_of_agents.question import Question, Settings
-from chain_of_agents.requests import Asking
+from chain_of_agents.question import ChainQuestion, Settings
+from chain_of_agents.reply_outcomes import described, is_timeout, outcome_of
+from chain_of_agents.requests import AgentRequests
 from chain_of_agents.segments import Segment, pieces_of, segments_of
 from chain_of_agents.trace.steps import Outcome, Step, Trace
 from ctxreuse.planner import ReusePlanner
@@ -40,11 +40,11 @@ class ChainRun:
 
     def __init__(
         self,
-        question: Question,
+        question: ChainQuestion,
         settings: Settings,
         model: AgentModel,
         planner: ReusePlanner,
-        desk: Desk,
+        desk: AgentPlacement,
         histories: Histories,
         observer: Observer,
     ) -> None:
@@ -56,7 +56,7 @@ class ChainRun:
         self._histories = histories
         self._observer = observer
         self._began = settings.clock()
-        self._said: list[Said] = []
+        self._said: list[AgentReply] = []
         self._steps: tuple[Step, ...] = ()
         self._first_of: dict[int, int] = {}  # agent -> the place of its first segment
 
@@ -104,10 +104,12 @@ class ChainRun:
         assert into.reply is not None, "a stream that ends has a reply"
         self._answered(ask, into.reply, began, remark)
 
-    async def _read(self) -> tuple[Ask, str]:
+    async def _read(self) -> tuple[AgentRequest, str]:
         """Let the workers read; return what the manager is asked, and a remark on it."""
         window = self._settings.context_window or await self._model.context_window()
-        asking = Asking(self._question, self._settings, self._planner, self._histories, window)
+        asking = AgentRequests(
+            self._question, self._settings, self._planner, self._histories, window
+        )
         segments = self._segments(asking.budget)
         for position, segment in enumerate(segments):
             self._first_of.setdefault(segment.agent, position)
@@ -142,7 +144,7 @@ class ChainRun:
         return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
 
     async def _read_in_turn(
-        self, segments: Sequence[Segment], asking: Asking
+        self, segments: Sequence[Segment], asking: AgentRequests
     ) -> list[tuple[int, str]]:
         """Let each worker read its segment and the note before it; return the last note."""
         note: tuple[int, str] | None = None
@@ -154,7 +156,7 @@ class ChainRun:
         return [note] if note else []
 
     async def _read_at_once(
-        self, segments: Sequence[Segment], asking: Asking
+        self, segments: Sequence[Segment], asking: AgentRequests
     ) -> list[tuple[int, str]]:
         """Let all workers read; return their notes in the order of the segments."""
         async with asyncio.TaskGroup() as group:
@@ -169,7 +171,9 @@ class ChainRun:
             if step.outcome == "answered"
         ]
 
-    async def _work(self, position: int, segment: Segment, note: str, asking: Asking) -> Step:
+    async def _work(
+        self, position: int, segment: Segment, note: str, asking: AgentRequests
+    ) -> Step:
         """Let a worker read its segment. Whatever goes wrong with it stands in the step."""
         began = self._now()
         goes_on = self._first_of[segment.agent] == position
@@ -199,15 +203,15 @@ class ChainRun:
             self._note_said(ask, segment.agent, reply, outcome)
         return self._with_reply(step, reply, outcome)
 
-    def _note_said(self, ask: Ask, agent: int, reply: Reply, outcome: Outcome) -> None:
+    def _note_said(self, ask: AgentRequest, agent: int, reply: Reply, outcome: Outcome) -> None:
         """Note what belongs into an agent's history once the turn has been answered."""
         if self._question.conversation_id is None or outcome != "answered":
             return
         shown = tuple(block.key for block in reply.plan.blocks)
         before = ask.request.history or ()
-        self._said.append(Said(agent, before, reply.plan.content, reply.text or "", shown))
+        self._said.append(AgentReply(agent, before, reply.plan.content, reply.text or "", shown))
 
-    def _answered(self, ask: Ask, reply: Reply, began: float, remark: str) -> str:
+    def _answered(self, ask: AgentRequest, reply: Reply, began: float, remark: str) -> str:
         """Add the manager's step, and keep what all have said; return the answer."""
         outcome = outcome_of(reply.text)
         step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=began)

@@ -1,4 +1,4 @@
-"""Retrieved things into their planned order: what every adapter for documents shares.
+"""Retrieved items into their planned order: what every adapter for documents shares.
 
 An adapter says how a thing of its framework becomes a context block; here it is planned, and comes
 back with its rank and label. Failing open happens here, too.
@@ -25,7 +25,7 @@ _Thing = TypeVar("_Thing")
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieved(Generic[_Thing]):
+class RetrievedItems(Generic[_Thing]):
     """What one query retrieved.
 
     Attributes:
@@ -40,7 +40,7 @@ class Retrieved(Generic[_Thing]):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(Generic[_Thing]):
+class PlannedItem(Generic[_Thing]):
     """A retrieved thing in its place.
 
     Attributes:
@@ -55,8 +55,8 @@ class Placed(Generic[_Thing]):
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged(Generic[_Thing]):
-    """Retrieved things in the order in which to send them.
+class PlannedItems(Generic[_Thing]):
+    """Retrieved items in the order in which to send them.
 
     `placed` and `left_out` together hold every thing once; only one that is equal to another in
     every respect is not repeated.
@@ -69,13 +69,13 @@ class Arranged(Generic[_Thing]):
             needs saying or the annotation mode is another.
     """
 
-    placed: tuple[Placed[_Thing], ...]
-    left_out: tuple[Placed[_Thing], ...] = ()
+    placed: tuple[PlannedItem[_Thing], ...]
+    left_out: tuple[PlannedItem[_Thing], ...] = ()
     plan: Plan | None = None
     annotation: str | None = None
 
 
-class Arranger(Generic[_Thing]):
+class DocumentPlanner(Generic[_Thing]):
     """Plans what an adapter retrieves.
 
     Args:
@@ -108,11 +108,11 @@ class Arranger(Generic[_Thing]):
 
     def arrange(
         self, things: Sequence[_Thing], query: str, scope: RequestScope
-    ) -> Arranged[_Thing]:
+    ) -> PlannedItems[_Thing]:
         """Return what was retrieved for one query in its planned order."""
-        return self.arrange_batch([Retrieved(things, query, scope)])[0]
+        return self.arrange_batch([RetrievedItems(things, query, scope)])[0]
 
-    def arrange_batch(self, batch: Sequence[Retrieved[_Thing]]) -> list[Arranged[_Thing]]:
+    def arrange_batch(self, batch: Sequence[RetrievedItems[_Thing]]) -> list[PlannedItems[_Thing]]:
         """Return what was retrieved for some queries, each in its planned order.
 
         Args:
@@ -126,7 +126,7 @@ class Arranger(Generic[_Thing]):
             lambda: [as_retrieved(retrieved.things) for retrieved in batch],
         )
 
-    def _arrange_batch(self, batch: Sequence[Retrieved[_Thing]]) -> list[Arranged[_Thing]]:
+    def _arrange_batch(self, batch: Sequence[RetrievedItems[_Thing]]) -> list[PlannedItems[_Thing]]:
         blocks = [[self._block_of(thing) for thing in retrieved.things] for retrieved in batch]
         ranks = [
             _ranks_of(retrieved.things, context)
@@ -155,12 +155,14 @@ class Arranger(Generic[_Thing]):
 
     def _placed(
         self, things: Sequence[_Thing], ranks_of: Mapping[BlockKey, list[int]], plan: Plan
-    ) -> Arranged[_Thing]:
+    ) -> PlannedItems[_Thing]:
         label_of = plan.label_of
 
-        def in_place(keys: Iterable[BlockKey]) -> list[Placed[_Thing]]:
+        def in_place(keys: Iterable[BlockKey]) -> list[PlannedItem[_Thing]]:
             return [
-                Placed(things[rank], rank, label_of[key]) for key in keys for rank in ranks_of[key]
+                PlannedItem(things[rank], rank, label_of[key])
+                for key in keys
+                for rank in ranks_of[key]
             ]
 
         sent = dict.fromkeys(block.key for block in plan.blocks)
@@ -169,12 +171,12 @@ class Arranger(Generic[_Thing]):
         annotation = None
         if self._annotation == "append":
             annotation = appended_annotation(plan, [one.label or "" for one in placed])
-        return Arranged(tuple(placed), tuple(left_out), plan, annotation)
+        return PlannedItems(tuple(placed), tuple(left_out), plan, annotation)
 
 
-def as_retrieved(things: Sequence[_Thing]) -> Arranged[_Thing]:
+def as_retrieved(things: Sequence[_Thing]) -> PlannedItems[_Thing]:
     """Return things in the order in which they were retrieved."""
-    return Arranged(tuple(Placed(thing, rank, None) for rank, thing in enumerate(things)))
+    return PlannedItems(tuple(PlannedItem(thing, rank, None) for rank, thing in enumerate(things)))
 
 
 def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from ctxreuse.adapters.plan_metadata import MarkedDocument, Place, left_out_words, places_as_planned
+from ctxreuse.adapters.plan_metadata import (
+    DocumentPosition,
+    PlannedDocument,
+    left_out_words,
+    positions_as_planned,
+)
 from ctxreuse.adapters.rendered_contexts import RENDERED
 from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.context.rendering import Part, Reference, SentBlock, render_turn
@@ -12,7 +17,7 @@ from ctxreuse.context.templates import Templates
 from ctxreuse.errors import InvalidRequestError, describe
 
 
-def format_documents(documents: Sequence[MarkedDocument], templates: Templates) -> str:
+def format_documents(documents: Sequence[PlannedDocument], templates: Templates) -> str:
     """Return documents as text for a prompt: labels, blocks, annotations.
 
     Documents that one plan put into order are shown as that plan says, also where some of them were
@@ -30,7 +35,7 @@ def format_documents(documents: Sequence[MarkedDocument], templates: Templates) 
         raise InvalidRequestError(f"templates must be Templates, not {describe(templates)}")
     shown = [one for one in documents if not one.is_annotation]
     blocks = [one.block for one in shown]
-    places = places_as_planned(shown)
+    places = positions_as_planned(shown)
     if places is not None and _each_label_has_one_text(places, blocks):
         text = _render_as_planned(places, blocks, templates)
         RENDERED.remember_planned(text)
@@ -39,7 +44,9 @@ def format_documents(documents: Sequence[MarkedDocument], templates: Templates) 
     return templates.separator.join([*given, *left_out_words(documents)])
 
 
-def _each_label_has_one_text(places: Sequence[Place], blocks: Sequence[ContextBlock]) -> bool:
+def _each_label_has_one_text(
+    places: Sequence[DocumentPosition], blocks: Sequence[ContextBlock]
+) -> bool:
     text_of = {place.label: block.text for place, block in zip(places, blocks, strict=True)}
     return all(
         text_of[place.label] == block.text for place, block in zip(places, blocks, strict=True)
@@ -47,11 +54,11 @@ def _each_label_has_one_text(places: Sequence[Place], blocks: Sequence[ContextBl
 
 
 def _render_as_planned(
-    places: Sequence[Place], blocks: Sequence[ContextBlock], templates: Templates
+    places: Sequence[DocumentPosition], blocks: Sequence[ContextBlock], templates: Templates
 ) -> str:
     """Return blocks with labels, location annotations and order annotation as their plan says."""
     plan = places[0].plan
-    at: dict[str, tuple[Place, ContextBlock]] = {}
+    at: dict[str, tuple[DocumentPosition, ContextBlock]] = {}
     for place, block in zip(places, blocks, strict=True):
         at.setdefault(place.label, (place, block))
     block_at = {label: block for label, (_, block) in at.items()}
@@ -69,7 +76,7 @@ def _render_as_planned(
 
 
 def _sent(
-    place: Place, block: ContextBlock, at: Mapping[str, ContextBlock], missing: Set[str]
+    place: DocumentPosition, block: ContextBlock, at: Mapping[str, ContextBlock], missing: Set[str]
 ) -> SentBlock:
     """Return a block as a part, without its beginning if that is really shown before it."""
     overlap = place.overlap
@@ -84,7 +91,7 @@ def _sent(
     return SentBlock(place.label, block, overlap.characters, overlap.label)
 
 
-def _order_of_the_rest(places: Iterable[Place], templates: Templates) -> str | None:
+def _order_of_the_rest(places: Iterable[DocumentPosition], templates: Templates) -> str | None:
     """Return the ranking of what was not taken away, or None where it is the order shown."""
     shown = list(places)
     labels = [place.label for place in shown]

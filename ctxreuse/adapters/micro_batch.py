@@ -33,7 +33,7 @@ class Scheduled(NamedTuple, Generic[_Result]):
     result: _Result
 
 
-class MicroBatchWindow(Generic[_Item, _Result]):
+class MicroBatcher(Generic[_Item, _Result]):
     """Collects single concurrent calls, plans them together, and lets them go in the planned order.
 
     The first caller waits for the window to close and plans for all; then each passes the baton to

@@ -16,8 +16,8 @@ from collections.abc import (
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ctxreuse.adapters.micro_batch import MicroBatchWindow, Scheduled
-from ctxreuse.adapters.prompt_planner import Call, CallPlanner, PlannedCall, as_given
+from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPlanner, as_given
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner, Strategy
 
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
 
 
-class CallGate:
+class ModelGateway:
     """Plans calls and keeps the planner informed. Threads and tasks may share it.
 
     Args:
@@ -42,9 +42,9 @@ class CallGate:
     def __init__(
         self, planner: ReusePlanner, strategy: Strategy, window_s: float, component: str
     ) -> None:
-        self._planner = CallPlanner(planner, strategy)
+        self._planner = PromptPlanner(planner, strategy)
         self._fail_open = FailOpen(component, "prompts are sent as given")
-        self._window = MicroBatchWindow(self._scheduled, window_s, dropped=self.forget)
+        self._window = MicroBatcher(self._scheduled, window_s, dropped=self.forget)
 
     @property
     def faults(self) -> int:
@@ -55,25 +55,25 @@ class CallGate:
         """Return what `work` returns or, if that has a fault, what `instead` does."""
         return self._fail_open.attempt(work, instead)
 
-    def go_through(self, call: Call) -> PlannedCall:
+    def go_through(self, call: Prompt) -> PlannedPrompt:
         """Wait in this thread until it is the call's turn; return it planned."""
         return self._window.submit(call)
 
-    async def ago_through(self, call: Call) -> PlannedCall:
+    async def ago_through(self, call: Prompt) -> PlannedPrompt:
         """Wait in this task until it is the call's turn; return it planned."""
         return await self._window.asubmit(call)
 
-    def plan_batch(self, calls: Sequence[Call]) -> list[PlannedCall]:
+    def plan_batch(self, calls: Sequence[Prompt]) -> list[PlannedPrompt]:
         """Return calls that are known together in the order in which to send them, each once."""
         return self._fail_open.attempt(lambda: self._planner.plan(calls), lambda: as_given(calls))
 
-    def forget(self, planned: PlannedCall) -> None:
+    def forget(self, planned: PlannedPrompt) -> None:
         """Tell the planner that a call was not sent, or failed."""
         if planned.plans:
             self._fail_open.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
 
     @contextmanager
-    def forgotten_if_it_fails(self, planned: PlannedCall | None) -> Iterator[None]:
+    def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
         """Run what sends a call; if that raises or is cancelled, the planner forgets the call.
 
         Args:
@@ -87,7 +87,7 @@ class CallGate:
             raise
 
     def stream(
-        self, planned: PlannedCall | None, start: Callable[[], Iterator[_Piece]]
+        self, planned: PlannedPrompt | None, start: Callable[[], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
         """Yield what a model streams.
 
@@ -115,7 +115,7 @@ class CallGate:
                 close()
 
     async def astream(
-        self, planned: PlannedCall | None, start: Callable[[], AsyncIterator[_Piece]]
+        self, planned: PlannedPrompt | None, start: Callable[[], AsyncIterator[_Piece]]
     ) -> AsyncGenerator[_Piece, None]:
         """Yield what a model streams, as `stream` does."""
         came = False
@@ -134,5 +134,5 @@ class CallGate:
             if close is not None:
                 await close()
 
-    def _scheduled(self, calls: list[Call]) -> list[Scheduled[PlannedCall]]:
+    def _scheduled(self, calls: list[Prompt]) -> list[Scheduled[PlannedPrompt]]:
         return [Scheduled(planned.position, planned) for planned in self.plan_batch(calls)]

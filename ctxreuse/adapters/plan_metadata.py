@@ -24,7 +24,7 @@ PlanMetadata: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class MarkedDocument:
+class PlannedDocument:
     """A document of some framework, which may say where a plan put it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DocumentPosition:
     """Where a plan put a document.
 
     Attributes:
@@ -76,7 +76,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanMarks:
+class DocumentMetadata:
     """The marks that the documents of one plan get. They share the plan, which may be long.
 
     Attributes:
@@ -103,7 +103,7 @@ class PlanMarks:
         return {"annotation": text_digest(text).hex(), "plan": self.plan}
 
 
-def marks_of(plan: Plan, *, with_order: bool) -> PlanMarks:
+def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
     """Return the marks for a plan's documents.
 
     Args:
@@ -120,7 +120,7 @@ def marks_of(plan: Plan, *, with_order: bool) -> PlanMarks:
         for part in plan.parts
         if isinstance(part, SentBlock) and part.repeated
     }
-    return PlanMarks(said, overlaps)
+    return DocumentMetadata(said, overlaps)
 
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def plan_of(metadata: Metadata) -> PlanMetadata | None:
     return plan
 
 
-def place_of(metadata: Metadata) -> Place | None:
+def position_of(metadata: Metadata) -> DocumentPosition | None:
     """Return the place in some metadata, or None if there is none of ours."""
     plan = plan_of(metadata)
     if plan is None:
@@ -167,30 +167,30 @@ def place_of(metadata: Metadata) -> Place | None:
     rank, label = mark.get("rank"), mark.get("label")
     if not (isinstance(rank, int) and isinstance(label, str)):
         return None
-    return Place(rank, label, plan, _overlap(mark.get("overlap")))
+    return DocumentPosition(rank, label, plan, _overlap(mark.get("overlap")))
 
 
-def left_out_words(documents: Sequence[MarkedDocument]) -> list[str]:
+def left_out_words(documents: Sequence[PlannedDocument]) -> list[str]:
     """Return the location annotations of all plans that documents carry, each once."""
     plans = [plan for one in documents if (plan := plan_of(one.metadata)) is not None]
     words = [part[2] for plan in plans for part in plan["parts"] if len(part) == 3]
     return list(dict.fromkeys(words))  # each document repeats its plan
 
 
-def places_as_planned(documents: Sequence[MarkedDocument]) -> list[Place] | None:
+def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentPosition] | None:
     """Return where a plan put documents if they stand as one plan put them, maybe with gaps."""
-    places = [place for one in documents if (place := place_of(one.metadata)) is not None]
+    places = [place for one in documents if (place := position_of(one.metadata)) is not None]
     if not places or len(places) < len(documents):
         return None
     plan = places[0].plan
     if any(place.plan is not plan and place.plan != plan for place in places):
         return None
-    position_of = {part[0]: number for number, part in enumerate(plan["parts"])}
-    positions = [position_of.get(place.label, -1) for place in places]
+    number_of = {part[0]: number for number, part in enumerate(plan["parts"])}
+    positions = [number_of.get(place.label, -1) for place in places]
     return places if positions[0] >= 0 and positions == sorted(positions) else None
 
 
-def retrievers_order(documents: Sequence[MarkedDocument]) -> list[int] | None:
+def retrievers_order(documents: Sequence[PlannedDocument]) -> list[int] | None:
     """Return the positions of documents in the order in which they were retrieved.
 
     So plans never nest: documents that stand as one plan put them go back to the retriever's order;
@@ -207,7 +207,7 @@ def retrievers_order(documents: Sequence[MarkedDocument]) -> list[int] | None:
     if left_out_words(documents):
         return None
     kept = [number for number, one in enumerate(documents) if not one.is_annotation]
-    places = places_as_planned([documents[number] for number in kept])
+    places = positions_as_planned([documents[number] for number in kept])
     if places is None:
         return kept
     ranked = sorted(zip(places, kept, strict=True), key=lambda pair: pair[0].rank)

@@ -26,7 +26,7 @@ _REMEMBERED_CHARACTERS = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PromptPart:
     """One text of a prompt: a message's content, or a text part of it.
 
     Attributes:
@@ -39,7 +39,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Prompt:
     """A prompt that is about to be sent.
 
     Attributes:
@@ -47,12 +47,12 @@ class Call:
         scope: Whose it is.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PromptPart, ...]
     scope: RequestScope = NO_SCOPE
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedPrompt:
     """A call with its contexts planned.
 
     Attributes:
@@ -66,7 +66,7 @@ class PlannedCall:
     plans: tuple[Plan, ...] = ()
 
 
-class CallPlanner:
+class PromptPlanner:
     """Plans the contexts inside prompts and schedules the prompts.
 
     A context that stands before a message of the assistant was sent before: it is shown again as it
@@ -94,7 +94,7 @@ class CallPlanner:
         self._renderings = renderings
         self._sent = _SentForms()
 
-    def plan(self, calls: Sequence[Call]) -> list[PlannedCall]:
+    def plan(self, calls: Sequence[Prompt]) -> list[PlannedPrompt]:
         """Return the calls in the order in which to send them, each once.
 
         Args:
@@ -121,7 +121,7 @@ class CallPlanner:
                 self._put(draft, place, self._planner.plan(place.request, self._strategy))
         order = prefix_order([draft.prompt() for draft in drafts])
         return [
-            PlannedCall(position, tuple(drafts[position].texts), tuple(drafts[position].plans))
+            PlannedPrompt(position, tuple(drafts[position].texts), tuple(drafts[position].plans))
             for position in order
         ]
 
@@ -167,10 +167,10 @@ class CallPlanner:
         self._sent.put(place.key, text)
 
 
-def as_given(calls: Sequence[Call]) -> list[PlannedCall]:
+def as_given(calls: Sequence[Prompt]) -> list[PlannedPrompt]:
     """Return the calls as they are, in the order of arrival: what to do where planning failed."""
     return [
-        PlannedCall(position, tuple(segment.text for segment in call.segments))
+        PlannedPrompt(position, tuple(segment.text for segment in call.segments))
         for position, call in enumerate(calls)
     ]
 
@@ -208,7 +208,7 @@ class _Draft:
     """
 
     position: int
-    call: Call
+    call: Prompt
     texts: list[str] = field(default_factory=list)
     contexts: list[tuple[int, FoundContext]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -227,7 +227,7 @@ class _Draft:
     def key_before(self, number: int, found: FoundContext) -> bytes:
         """Return a digest of tenant, everything before the context, and the context, as given."""
         here = self.call.segments[number]
-        before = [*self.call.segments[:number], Segment(here.role, here.text[: found.start])]
+        before = [*self.call.segments[:number], PromptPart(here.role, here.text[: found.start])]
         texts = (text for segment in before for text in (segment.role, segment.text))
         return _digest([self.call.scope.tenant or "", *texts, found.digest.hex()])
 

@@ -6,7 +6,7 @@ from collections import deque
 from threading import Lock
 from typing import NamedTuple
 
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -19,7 +19,7 @@ class _Stored(NamedTuple):
     block_tokens: int
 
 
-class ShadowCache:
+class CapacityTracker:
     """Forgets in the planner's index what the engine must have evicted.
 
     The engine's cache holds whole prompts and answers: system texts, labels, annotations,
@@ -46,7 +46,7 @@ class ShadowCache:
     Example:
         >>> from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
         >>> planner = ReusePlanner()
-        >>> shadow = ShadowCache(planner, capacity_tokens=1_000)
+        >>> shadow = CapacityTracker(planner, capacity_tokens=1_000)
         >>> for number in range(9):
         ...     block = ContextBlock(id=number, text="...", tokens=150)
         ...     plan = planner.plan(ContextRequest([block], "Why?"))
@@ -70,7 +70,9 @@ class ShadowCache:
         self._block_tokens = 0
 
     @classmethod
-    def from_metrics(cls, planner: ReusePlanner, metrics: EngineMetrics | str) -> ShadowCache:
+    def from_metrics(
+        cls, planner: ReusePlanner, metrics: PrefixCacheMetrics | str
+    ) -> CapacityTracker:
         """Return one of the size that the engine reports.
 
         Args:
@@ -80,13 +82,13 @@ class ShadowCache:
         Raises:
             InvalidRequestError: If they do not tell the size.
         """
-        if not isinstance(metrics, EngineMetrics):
-            metrics = EngineMetrics.parse(metrics)
+        if not isinstance(metrics, PrefixCacheMetrics):
+            metrics = PrefixCacheMetrics.parse(metrics)
         capacity = metrics.capacity_tokens
         if capacity is None:
             raise InvalidRequestError(
                 "these metrics do not tell the size of the cache (vllm:cache_config_info); "
-                "pass ShadowCache(planner, capacity_tokens=...)"
+                "pass CapacityTracker(planner, capacity_tokens=...)"
             )
         return cls(planner, capacity)
 

@@ -25,7 +25,7 @@ _PREFIX = re.compile(r"^(?:ray_)?vllm[:_]")  # Ray renames them
 
 
 @dataclass(frozen=True, slots=True)
-class EngineMetrics:
+class PrefixCacheMetrics:
     """The state of an engine's prefix cache; what the page lacks is None.
 
     Attributes:
@@ -48,7 +48,7 @@ class EngineMetrics:
     engines: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> EngineMetrics:
+    def parse(cls, text: str) -> PrefixCacheMetrics:
         """Read a `/metrics` page; lines that are none of ours are passed over.
 
         Args:
@@ -92,7 +92,7 @@ class EngineMetrics:
             size = self.num_gpu_blocks * self.block_size
         return None if size is None else max(0, size - self.engines * self.block_size)
 
-    def hit_ratio_since(self, earlier: EngineMetrics) -> float:
+    def hit_ratio_since(self, earlier: PrefixCacheMetrics) -> float:
         """Return the share of the tokens looked up since an earlier reading that were found.
 
         Args:

@@ -132,13 +132,13 @@ def bench(
     from ctxreuse.evaluation.bench.baselines import OURS, Contender, chosen, frameworks
     from ctxreuse.evaluation.bench.bench_tables import renderables, write_csv
     from ctxreuse.evaluation.bench.compare import comparison
-    from ctxreuse.evaluation.bench.published_contextpilot import Peer
-    from ctxreuse.evaluation.bench.live_engine import Engine
+    from ctxreuse.evaluation.bench.live_engine import LiveEngine
     from ctxreuse.evaluation.bench.measure import results_of
+    from ctxreuse.evaluation.bench.published_contextpilot import PublishedContextPilot
     from ctxreuse.evaluation.bench.question_retrieval import retrieve
     from ctxreuse.evaluation.bench.simulated import simulate
     from ctxreuse.evaluation.bench.trials import KS, SESSIONS, Matrix
-    from ctxreuse.evaluation.bench.workload import alone, make_workload, sample
+    from ctxreuse.evaluation.bench.workload import independent_questions, make_workload, sample
     from ctxreuse.evaluation.datasets import load
     from ctxreuse.evaluation.replay.estimate import TraceSummary, cut
     from ctxreuse.evaluation.results.results_file import Results
@@ -150,7 +150,9 @@ def bench(
     ks = sorted(set(at_k or [*(one for one in KS if one < k), k]))
     with Console(stderr=True).status("reading"):
         loaded = load(dataset, data, chunk_tokens=chunk_tokens)
-        questions = sample(alone(loaded) if independent else loaded, requests, chance)
+        questions = sample(
+            independent_questions(loaded) if independent else loaded, requests, chance
+        )
     with progress("retrieving", len(questions.questions)) as advance:
         found = retrieve(questions, retriever, max(k, *ks), advance)
     name = data.resolve().name if dataset == "jsonl" else dataset
@@ -158,7 +160,7 @@ def bench(
     notes: list[str] = []
     contenders: list[Contender] = [*OURS[:1], *frameworks(notes), *OURS[1:]]
     if peer_python is not None:
-        contenders += Peer(peer_python).contenders()
+        contenders += PublishedContextPilot(peer_python).contenders()
     if policy is not None:
         contenders = chosen(contenders, policy)
     summary = TraceSummary.of(cut(workload.in_order(), k))
@@ -193,7 +195,7 @@ def bench(
             key = os.environ.get("OPENAI_API_KEY") or "EMPTY"
             level = "engine"
             references = workload.references if answer_tokens > 1 else {}
-            engine = Engine(base_url, model, key, answer_tokens, references)
+            engine = LiveEngine(base_url, model, key, answer_tokens, references)
             tried = engine.run(trials, advance)
         results = results_of(matrix, level, tried, settings, notes)
     results.write(output / "results.json")

@@ -70,7 +70,7 @@ def path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
     return tuple(key for run in reversed(runs) for key in run)
 
 
-class LeafQueue:
+class LRUHeap:
     """The leaves of a tree by their last use.
 
     A heap that is told of each node that becomes a leaf, and of nothing else: entries of nodes that
@@ -181,7 +181,7 @@ class ContextIndex:
         self._by_request: OrderedDict[str | int, Node] = OrderedDict()
         self._tokens = 0
         self._nodes = 0
-        self._leaves = LeafQueue(self.nodes)
+        self._leaves = LRUHeap(self.nodes)
         self._turns = count()
 
     def statistics(self) -> IndexStatistics:

@@ -10,21 +10,26 @@ from ctxreuse.serving.client.stream import CompletionStream
 from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.membership import Engine
-from ctxreuse.serving.pool.pool_result import PoolStream, Served
+from ctxreuse.serving.pool.membership import EngineSpec
+from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import ReplicaStatus
+
+Engine = EngineSpec
+"""The former name of `EngineSpec`."""
+Served = PoolResult
+"""The former name of `PoolResult`."""
 
 __all__ = [
     "Completion",
     "CompletionStream",
     "EmulatedEngine",
-    "Engine",
     "EngineClient",
     "EnginePool",
+    "EngineSpec",
     "Outcome",
+    "PoolResult",
     "PoolStream",
     "ReplicaStatus",
-    "Served",
     "ToolCall",
     "dispatch",
     "progress_bar",

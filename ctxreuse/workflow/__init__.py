@@ -36,13 +36,16 @@ from ctxreuse.workflow.runtime.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.runtime.options import EngineOptions
+from ctxreuse.workflow.runtime.options import WorkflowOptions
 from ctxreuse.workflow.runtime.workflow_result import SearchResult, WorkflowResult
 from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.memory_split import ThroughputTable, split_memory
 from ctxreuse.workflow.vector_search.tiers import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
+
+EngineOptions = WorkflowOptions
+"""The former name of `WorkflowOptions`."""
 
 __all__ = [
     "END",
@@ -53,7 +56,6 @@ __all__ = [
     "DocumentsFound",
     "EmulatedLLM",
     "EngineClosedError",
-    "EngineOptions",
     "Event",
     "FusedRetriever",
     "GpuTier",
@@ -84,6 +86,7 @@ __all__ = [
     "WorkflowEngine",
     "WorkflowError",
     "WorkflowGraph",
+    "WorkflowOptions",
     "WorkflowResult",
     "fastest_tier",
     "hyde",

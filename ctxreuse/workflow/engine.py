@@ -20,7 +20,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.aio.gather import all_of
-from ctxreuse.serving.aio.limiter import Turns
+from ctxreuse.serving.aio.limiter import ConcurrencyLimiter
 from ctxreuse.serving.aio.threads import Execute, Threads
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
@@ -30,17 +30,17 @@ from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
 from ctxreuse.workflow.retrievers.atomic import Retriever, checked_retriever
 from ctxreuse.workflow.runtime.events import DocumentsFound, Emit, Event, RunFinished
 from ctxreuse.workflow.runtime.generations import Generations, Prompts
-from ctxreuse.workflow.runtime.options import EngineOptions, default_workers
+from ctxreuse.workflow.runtime.options import WorkflowOptions, default_workers
 from ctxreuse.workflow.runtime.run_context import RunContext
 from ctxreuse.workflow.runtime.services import DEFAULT_RETRIEVER, Services, Statistics
-from ctxreuse.workflow.runtime.single_loop import HomeLoop
+from ctxreuse.workflow.runtime.single_loop import SingleLoopRunner
 from ctxreuse.workflow.runtime.speculation import SpeculationCounters
 from ctxreuse.workflow.runtime.timeline import Timeline
 from ctxreuse.workflow.runtime.timeline_picture import draw_timeline
-from ctxreuse.workflow.runtime.workflow_metrics import EngineMetrics
+from ctxreuse.workflow.runtime.workflow_metrics import WorkflowMetrics
 from ctxreuse.workflow.runtime.workflow_result import SearchResult, WorkflowResult
-from ctxreuse.workflow.runtime.workflow_run import Run
-from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.runtime.workflow_run import WorkflowRun
+from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
 from ctxreuse.workflow.vector_search.search_work import LaneCounters
 from ctxreuse.workflow.vector_search.sessions import Sessions
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
@@ -82,7 +82,7 @@ class WorkflowEngine(AsyncClosing):
         retriever: AnyRetriever | Mapping[str, AnyRetriever] | None = None,
         planner: ReusePlanner | None = None,
         *,
-        options: EngineOptions | None = None,
+        options: WorkflowOptions | None = None,
         execute: Execute | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -90,9 +90,9 @@ class WorkflowEngine(AsyncClosing):
             raise InvalidRequestError(
                 f"planner must be a ReusePlanner or None, not {describe(planner)}"
             )
-        self._options = EngineOptions() if options is None else options
-        if not isinstance(self._options, EngineOptions):
-            raise InvalidRequestError(f"options must be EngineOptions, not {describe(options)}")
+        self._options = WorkflowOptions() if options is None else options
+        if not isinstance(self._options, WorkflowOptions):
+            raise InvalidRequestError(f"options must be WorkflowOptions, not {describe(options)}")
         self._llm = None if llm is None else checked_llm(llm)
         self._retrievers = _by_name(retriever)
         self._prompts = Prompts(planner)
@@ -103,14 +103,14 @@ class WorkflowEngine(AsyncClosing):
         self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
         self._closing: set[object] = set()
         self._emptied = asyncio.Event()
-        self._home = HomeLoop()
-        self._turns = Turns(self._options.max_in_flight)
+        self._home = SingleLoopRunner()
+        self._turns = ConcurrencyLimiter(self._options.max_in_flight)
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
         self._services = Services(
             generations=Generations(self._llm, self._prompts),
             lanes={
-                name: SearchLane(
+                name: SearchExecutor(
                     one,
                     self._threads if execute is None else execute,
                     # a worker stays as long as there is work: not in the way of other retrievers
@@ -304,14 +304,14 @@ class WorkflowEngine(AsyncClosing):
             draw_timeline(timeline, path)
         return timeline
 
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> WorkflowMetrics:
         """Return what the engine has done so far."""
         lanes = [lane.counters for lane in self._services.lanes.values()]
         totals = {
             one.name: sum(getattr(counters, one.name) for counters in lanes)
             for one in fields(LaneCounters)
         }
-        return EngineMetrics(
+        return WorkflowMetrics(
             runs=self._runs,
             finished=self._finished,
             failed=self._failed,
@@ -388,7 +388,7 @@ class WorkflowEngine(AsyncClosing):
                 (scope.tenant or "") if tenant is None else tenant,
                 scope.conversation_id if session is None else session,
             )
-            run = Run(self._services, compiled, inputs, context, emit)
+            run = WorkflowRun(self._services, compiled, inputs, context, emit)
             try:
                 async with asyncio.timeout(deadline_s), self._turns.turn():
                     await run.execute()

@@ -2,9 +2,9 @@
 
 Each is swapped in for, or wrapped around, what an application has already.
 
-A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever`, as `LinkedChain` (retriever,
-prompt and model), or with a whole graph as `WorkflowRunnable`; `LangChainLLM` and `RetrieverStage`
-serve LangChain's models and retrievers to the engine.
+A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever`, as `SpeculativeRAGChain`
+(retriever, prompt and model), or with a whole graph as `WorkflowRunnable`; `LangChainLLM` and
+`RetrieverStage` serve LangChain's models and retrievers to the engine.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
     from langchain_ctxreuse.workflow.langchain_llm import LangChainLLM
     from langchain_ctxreuse.workflow.retriever_stage import RetrieverStage
-    from langchain_ctxreuse.workflow.speculative_chain import LinkedChain
+    from langchain_ctxreuse.workflow.speculative_chain import LinkedChain as LinkedChain
+    from langchain_ctxreuse.workflow.speculative_chain import SpeculativeRAGChain
     from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
     from langchain_ctxreuse.workflow.workflow_runnable import WorkflowRunnable
 
 __all__ = [
     "LangChainLLM",
-    "LinkedChain",
     "RetrieverStage",
     "ReuseChatModel",
     "ReuseCompressor",
     "ReuseMiddleware",
     "ReuseRetriever",
+    "SpeculativeRAGChain",
     "WorkflowRetriever",
     "WorkflowRunnable",
     "format_context",
@@ -47,7 +48,8 @@ __all__ = [
 
 _ON_DEMAND = {
     "LangChainLLM": "workflow.langchain_llm",
-    "LinkedChain": "workflow.speculative_chain",
+    "SpeculativeRAGChain": "workflow.speculative_chain",
+    "LinkedChain": "workflow.speculative_chain",  # the former name
     "RetrieverStage": "workflow.retriever_stage",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",

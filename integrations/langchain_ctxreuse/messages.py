@@ -17,7 +17,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxreuse.adapters.prompt_planner import Segment
+from ctxreuse.adapters.prompt_planner import PromptPart
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),
@@ -52,7 +52,7 @@ class PromptTexts:
     """
 
     messages: tuple[BaseMessage, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[PromptPart, ...]
     places: tuple[_Place | None, ...]
 
     def says_the_same_as(self, other: PromptTexts) -> bool:
@@ -85,16 +85,16 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         messages: The prompt.
         arguments: What the model is called with besides.
     """
-    segments: list[Segment] = []
+    segments: list[PromptPart] = []
     places: list[_Place | None] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
-        segments.append(Segment("system", _digest(before)))
+        segments.append(PromptPart("system", _digest(before)))
         places.append(None)
     for number, message in enumerate(messages):
         role = _role(message)
         for part, text in _texts(message):
-            segments.append(Segment(role, text))
+            segments.append(PromptPart(role, text))
             places.append(None if part is _NO_TEXT else _Place(number, part))
     return PromptTexts(tuple(messages), tuple(segments), tuple(places))
 

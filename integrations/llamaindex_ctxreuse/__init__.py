@@ -7,9 +7,10 @@ Tenant, conversation and history reach all of them through `ctxreuse.request_con
 context in which its `run` was called, whoever sends them events; what a step sets ends with it.
 A thread pool of one's own loses it, unless work goes through `contextvars.copy_context().run`.
 
-A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever` or as `LinkedQueryEngine`
-(retriever, template and model); a step of a workflow awaits the engine's `run`. `LlamaIndexLLM` and
-`RetrieverStage` serve LlamaIndex's models and retrievers to the engine.
+A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever` or as
+`SpeculativeRAGQueryEngine` (retriever, template and model); a step of a workflow awaits the
+engine's `run`. `LlamaIndexLLM` and `RetrieverStage` serve LlamaIndex's models and retrievers to the
+engine.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ from llamaindex_ctxreuse.nodes.retriever import ReuseRetriever
 if TYPE_CHECKING:
     from llamaindex_ctxreuse.workflow.llamaindex_llm import LlamaIndexLLM
     from llamaindex_ctxreuse.workflow.llamaindex_stage import RetrieverStage
-    from llamaindex_ctxreuse.workflow.speculative_query_engine import LinkedQueryEngine
+    from llamaindex_ctxreuse.workflow.speculative_query_engine import (
+        LinkedQueryEngine as LinkedQueryEngine,
+    )
+    from llamaindex_ctxreuse.workflow.speculative_query_engine import (
+        SpeculativeRAGQueryEngine,
+    )
     from llamaindex_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
 
 __all__ = [
-    "LinkedQueryEngine",
     "LlamaIndexLLM",
     "ReplayMemory",
     "RetrieverStage",
@@ -48,13 +53,15 @@ __all__ = [
     "ReuseMemoryBlock",
     "ReusePostprocessor",
     "ReuseRetriever",
+    "SpeculativeRAGQueryEngine",
     "WorkflowRetriever",
     "format_context",
     "reuse_memory",
 ]
 
 _ON_DEMAND = {
-    "LinkedQueryEngine": "workflow.speculative_query_engine",
+    "SpeculativeRAGQueryEngine": "workflow.speculative_query_engine",
+    "LinkedQueryEngine": "workflow.speculative_query_engine",  # the former name
     "LlamaIndexLLM": "workflow.llamaindex_llm",
     "RetrieverStage": "workflow.llamaindex_stage",
     "WorkflowRetriever": "workflow.workflow_retriever",

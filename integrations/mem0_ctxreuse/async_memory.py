@@ -9,7 +9,7 @@ from typing import Any
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.planning import Search, asked
+from mem0_ctxreuse.planning import MemorySearch, asked
 from mem0_ctxreuse.protocols import AsyncSearchableMemory
 from mem0_ctxreuse.rendering import MemoryContext
 from mem0_ctxreuse.signatures import like_wrapped
@@ -46,7 +46,7 @@ class AsyncReuseMemory(MemoryWrapper):
     @like_wrapped
     async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """Do what `ReuseMemory.search` does."""
-        search = Search(self._memory.search, query, args, kwargs)
+        search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.reordered(await search.run(), search)
 
     async def context(
@@ -60,7 +60,7 @@ class AsyncReuseMemory(MemoryWrapper):
     ) -> MemoryContext:
         """Do what `ReuseMemory.context` does."""
         request = asked(query, system, history, conversation_id)
-        search = Search(self._memory.search, query, args, kwargs)
+        search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.context(await search.run(), search, request)
 
     async def messages(

@@ -9,7 +9,7 @@ from typing import Any
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.planning import Search, asked
+from mem0_ctxreuse.planning import MemorySearch, asked
 from mem0_ctxreuse.protocols import SearchableMemory
 from mem0_ctxreuse.rendering import MemoryContext
 from mem0_ctxreuse.signatures import like_wrapped
@@ -77,7 +77,7 @@ class ReuseMemory(MemoryWrapper):
             is the memory's position as found, from 0, the `plan` holds the order annotation. A
             result that is a list stays one, without it. Where planning failed there is no such key.
         """
-        search = Search(self._memory.search, query, args, kwargs)
+        search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.reordered(search.run(), search)
 
     def context(
@@ -108,7 +108,7 @@ class ReuseMemory(MemoryWrapper):
             InvalidRequestError: If an argument is of the wrong kind.
         """
         request = asked(query, system, history, conversation_id)
-        search = Search(self._memory.search, query, args, kwargs)
+        search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.context(search.run(), search, request)
 
     def messages(

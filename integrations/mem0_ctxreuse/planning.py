@@ -22,7 +22,7 @@ from mem0_ctxreuse.rendering import MemoryContext, plain_context, planned_contex
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class MemorySearch:
     """A call of a memory's `search`.
 
     Attributes:
@@ -64,11 +64,11 @@ class MemoryPlanner:
         """How often planning has failed."""
         return self._fail_open.faults
 
-    def reordered(self, result: Any, search: Search) -> Any:
+    def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result in planned order, its memories copied and none left out."""
         return self._fail_open.attempt(lambda: self._reordered(result, search), lambda: result)
 
-    def context(self, result: Any, search: Search, asked: ContextRequest) -> MemoryContext:
+    def context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
         """Return a search's memories as text.
 
         Args:
@@ -81,7 +81,7 @@ class MemoryPlanner:
             lambda: plain_context(_texts_as_found(result), asked),
         )
 
-    def _reordered(self, result: Any, search: Search) -> Any:
+    def _reordered(self, result: Any, search: MemorySearch) -> Any:
         scope = current_scope()
         memories = found_memories(result)
         blocks = [memory_block(memory) for memory in memories]
@@ -95,7 +95,7 @@ class MemoryPlanner:
         plan = self.planner.plan(request, deduplicate=False)
         return result_in_order(result, placed_memories(memories, blocks, plan), plan)
 
-    def _context(self, result: Any, search: Search, asked: ContextRequest) -> MemoryContext:
+    def _context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
         blocks = [memory_block(memory) for memory in found_memories(result)]
         request = ContextRequest(
             # texts, not mem0's `hash`: one that a store did not keep up to date loses no memory
@@ -108,7 +108,7 @@ class MemoryPlanner:
         )
         return planned_context(self.planner.plan(request))
 
-    def _tenant_of(self, search: Search) -> str:
+    def _tenant_of(self, search: MemorySearch) -> str:
         for tenant in (current_scope().tenant, self._tenant):
             if tenant is not None:
                 return tenant

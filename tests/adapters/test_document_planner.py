@@ -22,10 +22,10 @@ from planning_helpers import (
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
-    Arranged,
-    Arranger,
-    Placed,
-    Retrieved,
+    DocumentPlanner,
+    PlannedItem,
+    PlannedItems,
+    RetrievedItems,
     appended_annotation,
     as_retrieved,
     checked_annotation,
@@ -78,11 +78,11 @@ def things_of(names):
 
 def arranger(planner=None, annotation="append", component="ReuseRetriever"):
     planner = ReusePlanner() if planner is None else planner
-    return Arranger(planner, block_of, annotation, component)
+    return DocumentPlanner(planner, block_of, annotation, component)
 
 
 def in_scope(retrieved, scope):
-    return [Retrieved(things, query, scope) for things, query in retrieved]
+    return [RetrievedItems(things, query, scope) for things, query in retrieved]
 
 
 def names(placed):
@@ -158,9 +158,9 @@ def test_things_come_back_in_the_planned_order_with_rank_and_label():
     first = things_of("abc")
     arranged = arranging.arrange(first, "First?", NO_SCOPE)
     assert arranged.placed == (
-        Placed(first[0], 0, "[Doc_1]"),
-        Placed(first[1], 1, "[Doc_2]"),
-        Placed(first[2], 2, "[Doc_3]"),
+        PlannedItem(first[0], 0, "[Doc_1]"),
+        PlannedItem(first[1], 1, "[Doc_2]"),
+        PlannedItem(first[2], 2, "[Doc_3]"),
     )
     assert (arranged.left_out, arranged.annotation) == ((), None)
 
@@ -391,7 +391,7 @@ def test_an_unknown_annotation_mode_is_refused_at_construction(mode, named):
 )
 def test_a_planner_that_is_none_is_refused_at_construction(planner, named):
     with pytest.raises(InvalidRequestError) as caught:
-        Arranger(planner, block_of, "append", "ReuseRetriever")
+        DocumentPlanner(planner, block_of, "append", "ReuseRetriever")
     assert str(caught.value) == (
         f"planner must be a ctxreuse.ReusePlanner, not {named}; "
         "pass planner=ReusePlanner(), or leave it out"
@@ -457,12 +457,14 @@ def test_a_tenants_order_does_not_depend_on_another_tenant(ones, others):
 
 
 def retrieved_as_they_are(things):
-    return Arranged(tuple(Placed(one, rank, None) for rank, one in enumerate(things)), (), None)
+    return PlannedItems(
+        tuple(PlannedItem(one, rank, None) for rank, one in enumerate(things)), (), None
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_planning_fault_lets_all_things_through_as_retrieved(caplog, mode):
-    arranging = Arranger(FaultyPlanner(), block_of, mode, "ReuseRetriever")
+    arranging = DocumentPlanner(FaultyPlanner(), block_of, mode, "ReuseRetriever")
     things = [thing("b"), thing("a", page=1), thing("b"), thing("a", page=2)]
     for _ in range(2):
         arranged = arranging.arrange(things, SECRET, NO_SCOPE)
@@ -483,7 +485,7 @@ def test_a_planning_fault_lets_all_things_through_as_retrieved(caplog, mode):
 @given(retrievals)
 def test_things_as_retrieved_have_their_ranks_and_no_labels(things):
     assert as_retrieved(things) == retrieved_as_they_are(things)
-    assert Arranger(FaultyPlanner(), block_of, "append", "c").arrange(
+    assert DocumentPlanner(FaultyPlanner(), block_of, "append", "c").arrange(
         things, "?", NO_SCOPE
     ) == retrieved_as_they_are(things)
 
@@ -492,7 +494,7 @@ def test_a_thing_that_cannot_become_a_block_lets_its_batch_through_as_retrieved(
     def block_of_text(one):
         return ContextBlock(id=one.id, text=one.text)
 
-    arranging = Arranger(ReusePlanner(), block_of_text, "append", "ReuseRetriever")
+    arranging = DocumentPlanner(ReusePlanner(), block_of_text, "append", "ReuseRetriever")
     broken = [thing("a"), Thing("b", [SECRET])]
     assert arranging.arrange(broken, "?", NO_SCOPE) == retrieved_as_they_are(broken)
     batch = arranging.arrange_batch(in_scope([(things_of("c"), "?"), (broken, "?")], NO_SCOPE))

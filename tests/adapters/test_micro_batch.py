@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from ctxreuse.adapters import micro_batch as window_module
-from ctxreuse.adapters.micro_batch import MicroBatchWindow, Scheduled, checked_window
+from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled, checked_window
 from ctxreuse.errors import InvalidRequestError
 
 LONG_S = 30.0
@@ -27,7 +27,7 @@ class Planner:
         self.batches: list[list[str]] = []
         self.dropped: list[str] = []
         self.gone: list[str] = []
-        self.window = MicroBatchWindow(self.schedule, window_s, self.dropped.append)
+        self.window = MicroBatcher(self.schedule, window_s, self.dropped.append)
 
     def schedule(self, items: list[str]) -> Sequence[Scheduled[str]]:
         self.batches.append(items)
@@ -158,7 +158,7 @@ async def test_large_batches_are_planned_off_the_event_loop() -> None:
         threads.append(threading.current_thread().name)
         return [Scheduled(position, item) for position, item in enumerate(items)]
 
-    window = MicroBatchWindow(schedule, 0.005)
+    window = MicroBatcher(schedule, 0.005)
     assert await asyncio.gather(*map(window.asubmit, range(3))) == [0, 1, 2]
     assert await asyncio.gather(*map(window.asubmit, range(200))) == list(range(200))
     assert threads[0] == threading.current_thread().name
@@ -170,15 +170,15 @@ async def test_an_exception_of_the_planner_reaches_every_caller() -> None:
     def fails(items: list[str]) -> list[Scheduled[str]]:
         raise ValueError("no plan")
 
-    window = MicroBatchWindow(fails, 0.005)
+    window = MicroBatcher(fails, 0.005)
     answers = await asyncio.gather(*map(window.asubmit, "abc"), return_exceptions=True)
     assert [str(error) for error in answers] == ["no plan"] * 3
     with pytest.raises(ValueError, match="no plan"):
-        MicroBatchWindow(fails, 0).submit("a")
+        MicroBatcher(fails, 0).submit("a")
 
 
 async def test_a_planner_that_loses_a_call_is_found_out() -> None:
-    window = MicroBatchWindow(lambda items: [Scheduled(0, "only one")], 0.005)
+    window = MicroBatcher(lambda items: [Scheduled(0, "only one")], 0.005)
     answers = await asyncio.gather(*map(window.asubmit, "ab"), return_exceptions=True)
     assert [type(error) for error in answers] == [AssertionError, AssertionError]
 
@@ -318,4 +318,4 @@ def test_windows_of_up_to_a_minute_are_taken(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 61, "5 ms", None, True])
 def test_other_windows_are_refused(seconds: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"micro-batch window.*seconds"):
-        MicroBatchWindow(lambda items: [], seconds)  # type: ignore[arg-type]
+        MicroBatcher(lambda items: [], seconds)  # type: ignore[arg-type]

@@ -7,14 +7,14 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
-    MarkedDocument,
+    DocumentPosition,
     Overlap,
-    Place,
+    PlannedDocument,
+    document_metadata,
     left_out_words,
-    marks_of,
-    place_of,
-    places_as_planned,
     plan_of,
+    position_of,
+    positions_as_planned,
     retrievers_order,
 )
 from ctxreuse.context.templates import DEFAULT_TEMPLATES
@@ -23,8 +23,8 @@ from ctxreuse.planning.plan import Plan
 PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}
 
 
-def marked(text: str, mark: Any) -> MarkedDocument:
-    return MarkedDocument(ContextBlock(id=text, text=text), {METADATA_KEY: mark})
+def marked(text: str, mark: Any) -> PlannedDocument:
+    return PlannedDocument(ContextBlock(id=text, text=text), {METADATA_KEY: mark})
 
 
 def moved_plan() -> Plan:
@@ -38,12 +38,12 @@ def moved_plan() -> Plan:
     return plan
 
 
-def planned_documents() -> list[MarkedDocument]:
+def planned_documents() -> list[PlannedDocument]:
     plan = moved_plan()
-    marks = marks_of(plan, with_order=True)
+    marks = document_metadata(plan, with_order=True)
     rank_of = {"b": 0, "a": 1, "c": 2}
     documents = [
-        MarkedDocument(block, {METADATA_KEY: marks.place(rank_of[str(block.id)], label)})
+        PlannedDocument(block, {METADATA_KEY: marks.place(rank_of[str(block.id)], label)})
         for block, label in zip(plan.blocks, plan.labels, strict=True)
     ]
     return [*documents, marked("words", marks.annotation("words"))]
@@ -52,7 +52,7 @@ def planned_documents() -> list[MarkedDocument]:
 def test_marks_are_json_and_read_back_as_written():
     for document in planned_documents():
         metadata = json.loads(json.dumps(document.metadata))
-        assert place_of(metadata) == place_of(document.metadata)
+        assert position_of(metadata) == position_of(document.metadata)
         assert plan_of(metadata) == plan_of(document.metadata) is not None
 
 
@@ -80,7 +80,7 @@ def test_documents_that_say_where_left_out_ones_stand_have_to_stay():
 def test_an_annotation_is_one_for_its_own_words_only():
     *_, annotation = planned_documents()
     assert annotation.is_annotation
-    assert not MarkedDocument(ContextBlock(text="other"), annotation.metadata).is_annotation
+    assert not PlannedDocument(ContextBlock(text="other"), annotation.metadata).is_annotation
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_annotation_is_one_for_its_own_words_only():
 )
 def test_a_mark_that_is_none_of_ours_changes_nothing(mark: Any):
     document = marked("text", mark)
-    assert place_of(document.metadata) is None
+    assert position_of(document.metadata) is None
     assert retrievers_order([document]) == [0]
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
@@ -113,14 +113,16 @@ def test_a_mark_that_is_none_of_ours_changes_nothing(mark: Any):
 @pytest.mark.parametrize("overlap", [None, 3, {}, {"characters": 3}, {"characters": "3"}])
 def test_an_overlap_that_is_none_of_ours_leaves_nothing_out(overlap: Any):
     document = marked("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
-    assert place_of(document.metadata) == Place(0, "[Doc_1]", PLAN, None)
+    assert position_of(document.metadata) == DocumentPosition(0, "[Doc_1]", PLAN, None)
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
 
 def test_an_overlap_is_read_back():
     said = {"characters": 2, "label": "[Doc_1]", "digest": "00"}
     mark = {"rank": 1, "label": "[Doc_2]", "plan": PLAN, "overlap": said}
-    assert place_of({METADATA_KEY: mark}) == Place(1, "[Doc_2]", PLAN, Overlap(2, "[Doc_1]", "00"))
+    assert position_of({METADATA_KEY: mark}) == DocumentPosition(
+        1, "[Doc_2]", PLAN, Overlap(2, "[Doc_1]", "00")
+    )
 
 
 def test_places_of_two_plans_are_none():
@@ -128,9 +130,9 @@ def test_places_of_two_plans_are_none():
         planned_documents()[0],
         marked("b", {"rank": 1, "label": "[Doc_2]", "plan": PLAN}),
     )
-    assert places_as_planned([first]) == [place_of(first.metadata)]
-    assert places_as_planned([first, other]) is None
-    assert places_as_planned([]) is None
+    assert positions_as_planned([first]) == [position_of(first.metadata)]
+    assert positions_as_planned([first, other]) is None
+    assert positions_as_planned([]) is None
 
 
 def test_templates_that_are_none_are_refused():

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters.prompt_planner import (
-    Call,
-    CallPlanner,
-    PlannedCall,
-    Segment,
+    PlannedPrompt,
+    Prompt,
+    PromptPart,
+    PromptPlanner,
     as_given,
     checked_planner,
 )
@@ -31,21 +31,21 @@ class World:
     def __init__(self, planner: ReusePlanner | None = None, strategy: Any = "reuse") -> None:
         self.planner = ReusePlanner() if planner is None else planner
         self.renderings = Renderings()
-        self.calls = CallPlanner(self.planner, strategy, self.renderings)
+        self.calls = PromptPlanner(self.planner, strategy, self.renderings)
 
     def context(self, letters: str) -> str:
         return self.renderings.render([block(letter) for letter in letters])
 
-    def plan(self, *calls: Call) -> list[PlannedCall]:
+    def plan(self, *calls: Prompt) -> list[PlannedPrompt]:
         return self.calls.plan(calls)
 
-    def one(self, *segments: Segment, **scope: Any) -> PlannedCall:
-        [planned] = self.plan(Call(segments, RequestScope(**scope)))
+    def one(self, *segments: PromptPart, **scope: Any) -> PlannedPrompt:
+        [planned] = self.plan(Prompt(segments, RequestScope(**scope)))
         return planned
 
     def user(self, text: str, **scope: Any) -> str:
         """Plan a prompt of one message; return what is sent."""
-        [text] = self.one(Segment("user", text), **scope).texts
+        [text] = self.one(PromptPart("user", text), **scope).texts
         return text
 
 
@@ -79,10 +79,14 @@ def test_a_context_that_nobody_rendered_is_not_touched() -> None:
 
 def test_calls_without_a_context_are_given_back_as_they_are() -> None:
     world = World()
-    segments = (Segment("system", "Be brief."), Segment("user", "Hi!"), Segment("user", ""))
-    assert world.one(*segments) == PlannedCall(0, ("Be brief.", "Hi!", ""), ())
+    segments = (
+        PromptPart("system", "Be brief."),
+        PromptPart("user", "Hi!"),
+        PromptPart("user", ""),
+    )
+    assert world.one(*segments) == PlannedPrompt(0, ("Be brief.", "Hi!", ""), ())
     assert world.plan() == []
-    assert world.plan(Call(())) == [PlannedCall(0, ())]
+    assert world.plan(Prompt(())) == [PlannedPrompt(0, ())]
 
 
 @given(before=st.text(), between=st.text(min_size=1), behind=st.text())
@@ -101,7 +105,7 @@ def test_no_document_is_lost_or_altered(text: str, other: str) -> None:
     documents = [block("x", text), block("y", other), block("z", "end")]
     world.user(world.renderings.render(documents))
     [planned] = world.plan(
-        Call((Segment("user", world.renderings.render(documents[::-1])),), RequestScope())
+        Prompt((PromptPart("user", world.renderings.render(documents[::-1])),), RequestScope())
     )
     [plan] = planned.plans
     assert sorted((one.id, one.text) for one in plan.blocks) == sorted(
@@ -126,7 +130,7 @@ def test_a_context_that_was_planned_before_is_only_scheduled() -> None:
     world.user(world.context("cab"))
     planned = f"{world.context('abc')}\n\n{order_words(3, 1, 2)}"
     world.renderings.remember_planned(planned)
-    assert world.one(Segment("user", f"{planned}\n\nWhich?")) == PlannedCall(
+    assert world.one(PromptPart("user", f"{planned}\n\nWhich?")) == PlannedPrompt(
         0, (f"{planned}\n\nWhich?",)
     )
 
@@ -141,7 +145,7 @@ def test_labels_count_on_behind_a_context_that_was_planned_before() -> None:
 
 def test_every_label_of_the_prompt_can_be_looked_up() -> None:
     world = World()
-    planned = world.one(Segment("user", world.context("abc") + "\n\n" + world.context("de")))
+    planned = world.one(PromptPart("user", world.context("abc") + "\n\n" + world.context("de")))
     assert [dict(plan.labels) for plan in planned.plans] == [
         {"[Doc_1]": "a", "[Doc_2]": "b", "[Doc_3]": "c"},
         {"[Doc_4]": "d", "[Doc_5]": "e"},
@@ -162,8 +166,8 @@ def test_several_contexts_in_one_prompt_are_planned_from_left_to_right() -> None
 def test_contexts_in_several_messages_are_planned() -> None:
     world = World()
     planned = world.one(
-        Segment("system", f"Facts: {world.context('ab')}"),
-        Segment("user", f"{world.context('cd')}\n\nWhich?"),
+        PromptPart("system", f"Facts: {world.context('ab')}"),
+        PromptPart("user", f"{world.context('cd')}\n\nWhich?"),
     )
     assert [letters_in(text) for text in planned.texts] == ["ab", "cd"]
     assert "[Doc_3] c: " in planned.texts[1]
@@ -177,7 +181,7 @@ def test_an_answered_turn_is_shown_again_as_it_was_sent() -> None:
     sent = world.user(question)
     assert sent != question
     later = world.one(
-        Segment("user", question), Segment("assistant", "That."), Segment("user", "Why?")
+        PromptPart("user", question), PromptPart("assistant", "That."), PromptPart("user", "Why?")
     )
     assert later.texts == (sent, "That.", "Why?")
     assert later.plans == ()
@@ -188,7 +192,7 @@ def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
     world.user(world.context("abc"))
     question = f"{world.context('cab')}\n\nWhich?"
     later = world.one(
-        Segment("user", question), Segment("assistant", "That."), Segment("user", "Why?")
+        PromptPart("user", question), PromptPart("assistant", "That."), PromptPart("user", "Why?")
     )
     assert later.texts == (question, "That.", "Why?")
 
@@ -196,9 +200,9 @@ def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
 def test_what_the_assistant_repeats_of_a_context_stays_as_it_is() -> None:
     world = World()
     segments = (
-        Segment("user", world.context("abc")),
-        Segment("assistant", world.context("cab")),
-        Segment("user", "Why?"),
+        PromptPart("user", world.context("abc")),
+        PromptPart("assistant", world.context("cab")),
+        PromptPart("user", "Why?"),
     )
     assert world.one(*segments).texts == (world.context("abc"), world.context("cab"), "Why?")
 
@@ -206,24 +210,24 @@ def test_what_the_assistant_repeats_of_a_context_stays_as_it_is() -> None:
 def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself() -> None:
     world = World()
     world.user(world.context("abcdef"), conversation_id="other")
-    said: list[Segment] = []
+    said: list[PromptPart] = []
     before: tuple[str, ...] = ()
     for number, letters in enumerate(["cab", "bad", "fed", "abc"]):
-        said.append(Segment("user", f"{world.context(letters)}\n\nQuestion {number}?"))
+        said.append(PromptPart("user", f"{world.context(letters)}\n\nQuestion {number}?"))
         planned = world.one(*said, conversation_id="c1")
         assert planned.texts[: len(before)] == before
-        said.append(Segment("assistant", f"Answer {number}."))
+        said.append(PromptPart("assistant", f"Answer {number}."))
         before = (*planned.texts, f"Answer {number}.")
 
 
 def test_a_later_turn_leaves_out_what_the_conversation_shows() -> None:
     world = World()
-    first = Segment("user", f"{world.context('abc')}\n\nWhich?")
+    first = PromptPart("user", f"{world.context('abc')}\n\nWhich?")
     world.one(first, conversation_id="c1")
     later = world.one(
         first,
-        Segment("assistant", "That."),
-        Segment("user", f"{world.context('bd')}\n\nWhy?"),
+        PromptPart("assistant", "That."),
+        PromptPart("user", f"{world.context('bd')}\n\nWhy?"),
         conversation_id="c1",
     )
     assert later.texts[2] == (
@@ -236,21 +240,23 @@ def test_a_later_turn_leaves_out_what_the_conversation_shows() -> None:
 
 def test_without_a_conversation_id_nothing_of_an_earlier_message_is_left_out() -> None:
     world = World()
-    first = Segment("user", f"{world.context('abc')}\n\nWhich?")
+    first = PromptPart("user", f"{world.context('abc')}\n\nWhich?")
     world.one(first)
     later = world.one(
-        first, Segment("assistant", "That."), Segment("user", f"{world.context('bd')}\n\nWhy?")
+        first,
+        PromptPart("assistant", "That."),
+        PromptPart("user", f"{world.context('bd')}\n\nWhy?"),
     )
     assert letters_in(later.texts[2]) == "bd"
 
 
 def test_a_turn_that_the_user_has_edited_is_not_referred_to() -> None:
     world = World()
-    world.one(Segment("user", f"{world.context('abc')}\n\nWhich?"), conversation_id="c1")
+    world.one(PromptPart("user", f"{world.context('abc')}\n\nWhich?"), conversation_id="c1")
     later = world.one(
-        Segment("user", "Never mind."),
-        Segment("assistant", "Fine."),
-        Segment("user", f"{world.context('bd')}\n\nWhy?"),
+        PromptPart("user", "Never mind."),
+        PromptPart("assistant", "Fine."),
+        PromptPart("user", f"{world.context('bd')}\n\nWhy?"),
         conversation_id="c1",
     )
     assert letters_in(later.texts[2]) == "bd"
@@ -258,9 +264,9 @@ def test_a_turn_that_the_user_has_edited_is_not_referred_to() -> None:
 
 def test_the_first_turn_of_a_conversation_is_ordered_like_any_context() -> None:
     world = World()
-    parts = (Segment("system", "Be brief."), Segment("user", "Facts:"))
-    world.one(*parts, Segment("user", world.context("abc")), conversation_id="c1")
-    planned = world.one(*parts, Segment("user", world.context("cab")), conversation_id="c2")
+    parts = (PromptPart("system", "Be brief."), PromptPart("user", "Facts:"))
+    world.one(*parts, PromptPart("user", world.context("abc")), conversation_id="c1")
+    planned = world.one(*parts, PromptPart("user", world.context("cab")), conversation_id="c2")
     assert letters_in(planned.texts[2]) == "abc"
 
 
@@ -276,7 +282,11 @@ def test_a_tenants_answered_turn_is_not_shown_in_another_tenants_form() -> None:
     world.user(world.context("abc"), tenant="one")
     question = world.context("cab")
     assert letters_in(world.user(question, tenant="one")) == "abc"
-    answered = (Segment("user", question), Segment("assistant", "A."), Segment("user", "Why?"))
+    answered = (
+        PromptPart("user", question),
+        PromptPart("assistant", "A."),
+        PromptPart("user", "Why?"),
+    )
     assert letters_in(world.one(*answered, tenant="two").texts[0]) == "cab"
     assert letters_in(world.one(*answered, tenant="one").texts[0]) == "abc"
 
@@ -287,7 +297,7 @@ def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
         f"{world.context(letters)}\n\nQ{number}?"
         for number, letters in enumerate(["abx", "cdy", "bza", "wdc"])
     ]
-    planned = world.plan(*(Call((Segment("user", text),)) for text in texts))
+    planned = world.plan(*(Prompt((PromptPart("user", text),)) for text in texts))
     assert [one.position for one in planned] == [0, 2, 1, 3]
     assert [letters_in(one.texts[0]) for one in planned] == ["abx", "abz", "cdy", "cdw"]
     for one in planned:
@@ -298,7 +308,7 @@ def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
 def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
     world = World()
     prompts = ["x" * 100 + "1", "y" * 100, "x" * 100 + "2", "z"]
-    planned = world.plan(*(Call((Segment("user", text),)) for text in prompts))
+    planned = world.plan(*(Prompt((PromptPart("user", text),)) for text in prompts))
     assert [one.position for one in planned] == [0, 2, 1, 3]
     assert [one.texts[0] for one in planned] == [prompts[one.position] for one in planned]
 
@@ -306,14 +316,14 @@ def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
 def test_equal_texts_of_two_tenants_are_no_common_beginning() -> None:
     world = World()
     scopes = [RequestScope(tenant=name) for name in ("t1", "t2", "t1")]
-    calls = [Call((Segment("user", "x" * 500),), scope) for scope in scopes]
+    calls = [Prompt((PromptPart("user", "x" * 500),), scope) for scope in scopes]
     assert [one.position for one in world.plan(*calls)] == [0, 2, 1]
 
 
 @given(st.lists(st.sampled_from(["abc", "cab", "xyz", "", "zb"]), max_size=8))
 def test_each_call_comes_back_once(contexts: list[str]) -> None:
     world = World()
-    calls = [Call((Segment("user", world.context(letters) + "?"),)) for letters in contexts]
+    calls = [Prompt((PromptPart("user", world.context(letters) + "?"),)) for letters in contexts]
     planned = world.plan(*calls)
     assert sorted(one.position for one in planned) == list(range(len(contexts)))
     for one in planned:
@@ -322,7 +332,7 @@ def test_each_call_comes_back_once(contexts: list[str]) -> None:
 
 def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
     world = World()
-    [planned] = world.plan(Call((Segment("user", world.context("abc")),)))
+    [planned] = world.plan(Prompt((PromptPart("user", world.context("abc")),)))
     assert world.planner.statistics().requests == 1
     world.calls.forget(planned.plans)
     world.calls.forget(planned.plans)
@@ -350,8 +360,8 @@ def test_texts_with_lone_surrogates_are_planned() -> None:
 
 
 def test_calls_as_given_keep_order_and_texts() -> None:
-    calls = [Call((Segment("system", "s"), Segment("user", "u"))), Call(())]
-    assert as_given(calls) == [PlannedCall(0, ("s", "u")), PlannedCall(1, ())]
+    calls = [Prompt((PromptPart("system", "s"), PromptPart("user", "u"))), Prompt(())]
+    assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 
 @pytest.mark.parametrize("planner", [None, "planner", 3, ReusePlanner])
@@ -359,12 +369,12 @@ def test_a_planner_that_is_none_is_refused(planner: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
         checked_planner(planner)
     with pytest.raises(InvalidRequestError, match=r"leave it out"):
-        CallPlanner(planner)  # type: ignore[arg-type]
+        PromptPlanner(planner)  # type: ignore[arg-type]
 
 
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(UnknownStrategyError, match="no strategy 'fast'"):
-        CallPlanner(ReusePlanner(), "fast")  # type: ignore[arg-type]
+        PromptPlanner(ReusePlanner(), "fast")  # type: ignore[arg-type]
 
 
 def test_many_sent_forms_are_forgotten_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.cache import EngineMetrics, PrefixCacheSimulator, ShadowCache
+from ctxreuse.cache import CapacityTracker, PrefixCacheMetrics, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import IndexStatistics
 
@@ -19,7 +19,7 @@ def plan_of(planner, ids, tokens=100, **fields):
 
 def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
     assert shadow.block_share == 1.0
     for number in range(10):
         plan = plan_of(planner, [number])
@@ -30,7 +30,7 @@ def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
 
 def test_the_least_recently_used_goes_first_over_all_tenants():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=300)
+    shadow = CapacityTracker(planner, capacity_tokens=300)
     plans = []
     for number, tenant in ((1, "a"), (2, "b"), (1, "a"), (3, "b"), (4, "c")):
         plans.append(plan_of(planner, [number], tenant=tenant))
@@ -42,7 +42,7 @@ def test_the_least_recently_used_goes_first_over_all_tenants():
 
 def test_the_share_is_that_of_the_requests_that_fill_the_cache():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
     shares = []
     for number in range(7):
         plan = plan_of(planner, [number])
@@ -53,7 +53,7 @@ def test_the_share_is_that_of_the_requests_that_fill_the_cache():
 
 def test_cached_tokens_that_are_unknown_are_taken_as_planned():
     planners = [ReusePlanner(), ReusePlanner()]
-    shadows = [ShadowCache(planner, capacity_tokens=400) for planner in planners]
+    shadows = [CapacityTracker(planner, capacity_tokens=400) for planner in planners]
     for ids in ([1, 2], [1, 3], [1, 2], [4]):
         plans = [plan_of(planner, ids) for planner in planners]
         shadows[0].observe(plans[0], 250, plans[0].expected_cached_tokens)
@@ -64,7 +64,7 @@ def test_cached_tokens_that_are_unknown_are_taken_as_planned():
 
 def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
     planner = ReusePlanner(token_counter=lambda text: 50)
-    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
     plan = planner.plan(ContextRequest(["one", "two"]))
     shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
     assert (planner.block_tokens(plan.blocks), shadow.block_share) == (100, 0.5)
@@ -72,14 +72,14 @@ def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
 
 def test_a_request_that_failed_is_taken_out():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=1_000)
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
     shadow.forget(plan_of(planner, [1, 2]))
     assert planner.statistics() == IndexStatistics()
 
 
 def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=0)
+    shadow = CapacityTracker(planner, capacity_tokens=0)
     shadow.observe(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
     assert planner.statistics().tokens == 0
 
@@ -87,10 +87,10 @@ def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
 def test_it_takes_its_size_from_the_engines_metrics():
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1\n'
     planner = ReusePlanner()
-    for metrics in (page, EngineMetrics.parse(page)):
-        assert ShadowCache.from_metrics(planner, metrics).capacity_tokens == 1600
+    for metrics in (page, PrefixCacheMetrics.parse(page)):
+        assert CapacityTracker.from_metrics(planner, metrics).capacity_tokens == 1600
     with pytest.raises(InvalidRequestError, match="do not tell the size of the cache"):
-        ShadowCache.from_metrics(planner, "")
+        CapacityTracker.from_metrics(planner, "")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_it_takes_its_size_from_the_engines_metrics():
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
-        ShadowCache(arguments[0] or ReusePlanner(), arguments[1])
+        CapacityTracker(arguments[0] or ReusePlanner(), arguments[1])
 
 
 answers = st.tuples(
@@ -117,7 +117,7 @@ answers = st.tuples(
 @given(st.lists(answers, max_size=15), st.integers(0, 2_000))
 def test_the_index_never_holds_more_than_the_engine_can(answers, capacity):
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity)
+    shadow = CapacityTracker(planner, capacity)
     for ids, prompt, cached, completion in answers:
         shadow.observe(plan_of(planner, ids), prompt, cached, completion)
         assert 0 <= shadow.block_share <= 1
@@ -126,7 +126,7 @@ def test_the_index_never_holds_more_than_the_engine_can(answers, capacity):
 
 def test_threads_share_it():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=3_000)
+    shadow = CapacityTracker(planner, capacity_tokens=3_000)
 
     def run(number):
         shadow.observe(plan_of(planner, [number % 40]), prompt_tokens=150, cached_tokens=None)
@@ -172,7 +172,7 @@ def run_workload(*, with_shadow):
     """Run requests on popular blocks; compare the index with the engine at the end."""
     rng = random.Random(5)
     planner, engine = ReusePlanner(), Engine(capacity_tokens=8_000)
-    shadow = ShadowCache(planner, 8_000) if with_shadow else None
+    shadow = CapacityTracker(planner, 8_000) if with_shadow else None
     blocks = [ContextBlock(id=n, text=f"{n}", tokens=rng.randint(60, 140)) for n in range(60)]
     plans, expected, cached = [], 0, 0
     for _ in range(180):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.cache import EngineMetrics
+from ctxreuse.cache import PrefixCacheMetrics
 from ctxreuse.errors import InvalidRequestError
 
 PAGE = r"""# HELP python_gc_objects_collected_total Objects collected during gc
@@ -26,7 +26,7 @@ PAGE += (
 
 
 def test_a_page_of_vllm_is_read():
-    assert EngineMetrics.parse(PAGE) == EngineMetrics(
+    assert PrefixCacheMetrics.parse(PAGE) == PrefixCacheMetrics(
         prefix_cache_queries=1200,
         prefix_cache_hits=300,
         block_size=32,
@@ -38,7 +38,7 @@ def test_a_page_of_vllm_is_read():
 
 
 def test_one_block_is_kept_back_by_the_engine():
-    assert EngineMetrics.parse(PAGE).capacity_tokens == 87040 - 32
+    assert PrefixCacheMetrics.parse(PAGE).capacity_tokens == 87040 - 32
 
 
 def test_engines_are_added_up():
@@ -50,8 +50,8 @@ def test_engines_are_added_up():
         f'kv_cache_size_tokens="1600",num_gpu_blocks="300"}} 1'
         for engine in (1, 2, 3)
     )
-    metrics = EngineMetrics.parse(page)
-    assert metrics == EngineMetrics(300, 60, 16, 300, 4800, pytest.approx(0.2), engines=3)
+    metrics = PrefixCacheMetrics.parse(page)
+    assert metrics == PrefixCacheMetrics(300, 60, 16, 300, 4800, pytest.approx(0.2), engines=3)
     assert metrics.capacity_tokens == 4800 - 3 * 16
 
 
@@ -59,20 +59,20 @@ def test_engines_are_added_up():
 @pytest.mark.parametrize("suffix", ["", "_total"])
 def test_names_are_known_as_other_exporters_write_them(prefix, suffix):
     page = f"{prefix}prefix_cache_hits{suffix}\t5 1763000000000\r\n"
-    assert EngineMetrics.parse(page) == EngineMetrics(prefix_cache_hits=5)
+    assert PrefixCacheMetrics.parse(page) == PrefixCacheMetrics(prefix_cache_hits=5)
 
 
 def test_what_a_page_lacks_is_unknown():
-    assert EngineMetrics.parse("") == EngineMetrics()
-    assert EngineMetrics().capacity_tokens is None
+    assert PrefixCacheMetrics.parse("") == PrefixCacheMetrics()
+    assert PrefixCacheMetrics().capacity_tokens is None
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
-    metrics = EngineMetrics.parse(page)
+    metrics = PrefixCacheMetrics.parse(page)
     assert (metrics.block_size, metrics.num_gpu_blocks, metrics.capacity_tokens) == (16, None, None)
 
 
 def test_the_size_follows_from_the_blocks_where_it_is_not_told():
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1\n'
-    assert EngineMetrics.parse(page).capacity_tokens == 160
+    assert PrefixCacheMetrics.parse(page).capacity_tokens == 160
 
 
 @pytest.mark.parametrize(
@@ -90,25 +90,25 @@ def test_the_size_follows_from_the_blocks_where_it_is_not_told():
     ],
 )
 def test_lines_that_make_no_sense_are_passed_over(line):
-    metrics = EngineMetrics.parse(f"{line}\nvllm:prefix_cache_queries_total 3\n")
-    assert metrics == EngineMetrics(prefix_cache_queries=3)
+    metrics = PrefixCacheMetrics.parse(f"{line}\nvllm:prefix_cache_queries_total 3\n")
+    assert metrics == PrefixCacheMetrics(prefix_cache_queries=3)
 
 
 def test_the_hit_ratio_is_that_since_the_earlier_reading():
-    before, after = EngineMetrics(1000, 100), EngineMetrics(3000, 1100)
+    before, after = PrefixCacheMetrics(1000, 100), PrefixCacheMetrics(3000, 1100)
     assert after.hit_ratio_since(before) == 0.5
-    assert after.hit_ratio_since(EngineMetrics()) == 1100 / 3000
+    assert after.hit_ratio_since(PrefixCacheMetrics()) == 1100 / 3000
     assert after.hit_ratio_since(after) == 0.0
-    assert EngineMetrics().hit_ratio_since(before) == 0.0
-    assert EngineMetrics(10, 5).hit_ratio_since(after) == 0.5  # restarted in between
+    assert PrefixCacheMetrics().hit_ratio_since(before) == 0.0
+    assert PrefixCacheMetrics(10, 5).hit_ratio_since(after) == 0.5  # restarted in between
 
 
 def test_what_is_no_text_is_named():
     with pytest.raises(InvalidRequestError, match="metrics must be a string, not b'x'"):
-        EngineMetrics.parse(b"x")
+        PrefixCacheMetrics.parse(b"x")
 
 
 @given(st.text() | st.text('vlm:cahefixprs_{}"=\\ \n10.5e+,'))
 def test_no_page_breaks_the_reader(text):
-    metrics = EngineMetrics.parse(text + "\nvllm:prefix_cache_hits_total 1\n")
+    metrics = PrefixCacheMetrics.parse(text + "\nvllm:prefix_cache_hits_total 1\n")
     assert metrics.prefix_cache_hits is not None

@@ -2,7 +2,7 @@ from array import array
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import EngineBlocks
-from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentPrompt
+from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentRequest
 from ctxreuse.cache.kv_events.wire_format import BlocksRemoved, BlocksStored, CacheCleared
 from ctxreuse.index.radix_tree import IndexStatistics
 
@@ -27,7 +27,7 @@ class Followed:
         if told:
             self.store(tokens)
         ends = ends or [4 * (number + 1) for number in range(len(plan.blocks))]
-        self.requests.add(SentPrompt(plan.request_id, array("q", tokens), ends, None, None, 0.0))
+        self.requests.add(SentRequest(plan.request_id, array("q", tokens), ends, None, None, 0.0))
 
     def store(self, tokens):
         hashes = [str(tokens[:end]).encode() for end in range(2, len(tokens) + 1, 2)]

@@ -14,16 +14,16 @@ from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
-from chain_of_agents.agent_memory import MANAGER, Histories, Said
-from chain_of_agents.agent_placement import Desk, placed
+from chain_of_agents.agent_memory import MANAGER, AgentReply, Histories
+from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.one_task import in_one_task
-from chain_of_agents.outcomes import described, is_timeout, outcome_of
+from chain_of_agents.reply_outcomes import described, is_timeout, outcome_of
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
 from ctxreuse import ContextBlock, Templates
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.pool.placement import Document, DocumentHomes
+from ctxreuse.serving.pool.placement import Document, DocumentAffinity
 
 
 class TestDocuments:
@@ -291,12 +291,12 @@ def some(*names: str) -> list[Document]:
 
 class TestDesk:
     def test_a_document_stays_with_its_agent(self) -> None:
-        desk = Desk(5, Engines("a", "b"), DocumentHomes)
+        desk = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         first = desk.assign(some("x", "y", "z"), "", {})
         assert desk.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
 
     def test_what_a_conversation_has_shown_stays_with_who_has_been_shown_it(self) -> None:
-        desk = Desk(5, Engines("a", "b"), DocumentHomes)
+        desk = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         x, y = some("x", "y")
         [before, _] = desk.assign([x, y], "", {})
         other = (before + 1) % 5
@@ -304,7 +304,7 @@ class TestDesk:
 
     def test_nobody_on_an_engine_that_is_down_gets_documents_unless_all_are(self) -> None:
         engines = Engines("a", "b")
-        desk = Desk(4, engines, DocumentHomes)
+        desk = AgentPlacement(4, engines, DocumentAffinity)
         desk.assign(some("x"), "", {})
         engines.down = {"a"}
         shown = {one.key: agent for one, agent in zip(some("p", "q"), (0, 1), strict=True)}
@@ -316,19 +316,19 @@ class TestDesk:
     def test_an_emptied_engine_s_agents_have_read_nothing(self) -> None:
         forgotten: list[Any] = []
 
-        class Homes(DocumentHomes):
+        class Homes(DocumentAffinity):
             def forget_agent(self, agent: Any) -> None:
                 forgotten.append(agent)
 
         engines = Engines("a", "b")
-        desk = Desk(4, engines, Homes)
+        desk = AgentPlacement(4, engines, Homes)
         desk.assign(some("x"), "", {})
         engines.generations["a"] += 1
         desk.assign(some("y"), "", {})
         assert forgotten == [agent for agent in range(4) if desk.engine_of(agent) == "a"]
 
     def test_other_tenants_have_no_say(self) -> None:
-        busy, quiet = (Desk(5, Engines("a"), DocumentHomes) for _ in range(2))
+        busy, quiet = (AgentPlacement(5, Engines("a"), DocumentAffinity) for _ in range(2))
         busy.assign(some(*"abcdefgh"), "other", {})
         assert busy.assign(some("x", "y"), "t", {}) == quiet.assign(some("x", "y"), "t", {})
 
@@ -342,7 +342,7 @@ class TestDesk:
 
     def test_without_any_engine_nobody_can_read(self) -> None:
         with pytest.raises(EngineError, match="no engine any more; add"):
-            Desk(2, Engines(), DocumentHomes).assign(some("x"), "", {})
+            AgentPlacement(2, Engines(), DocumentAffinity).assign(some("x"), "", {})
 
     def test_more_engines_than_agents_leave_some_without(self) -> None:
         assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
@@ -359,8 +359,10 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 class TestHistories:
     def test_a_turn_is_appended_as_it_was_sent_and_answered(self) -> None:
         histories = Histories()
-        histories.record(KEY, [Said(2, (), "p1", "a1", (A,)), Said(MANAGER, (), "m1", "n1")])
-        histories.record(KEY, [Said(2, turn("p1", "a1"), "p2", "a2", (B,))])
+        histories.record(
+            KEY, [AgentReply(2, (), "p1", "a1", (A,)), AgentReply(MANAGER, (), "m1", "n1")]
+        )
+        histories.record(KEY, [AgentReply(2, turn("p1", "a1"), "p2", "a2", (B,))])
         assert histories.of(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
         assert histories.of(KEY, MANAGER) == turn("m1", "n1")
         assert histories.shown(KEY) == {A: 2, B: 2}
@@ -369,23 +371,25 @@ class TestHistories:
 
     def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self) -> None:
         histories = Histories()
-        histories.record(KEY, [Said(0, (), "p1", "a1", (A,))])
-        histories.record(KEY, [Said(0, turn("p1", "a1"), "p2", "a2")])
-        histories.record(KEY, [Said(0, turn("p1", "a1"), "late", "late", (B,))])
+        histories.record(KEY, [AgentReply(0, (), "p1", "a1", (A,))])
+        histories.record(KEY, [AgentReply(0, turn("p1", "a1"), "p2", "a2")])
+        histories.record(KEY, [AgentReply(0, turn("p1", "a1"), "late", "late", (B,))])
         assert histories.of(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
         assert histories.shown(KEY) == {A: 0}
 
     def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self) -> None:
         histories = Histories()
-        histories.record(KEY, [Said(0, (), "p1", "a1", (A,)), Said(1, (), "p", "a", (B,))])
-        histories.record(KEY, [Said(0, (), "p2", "a2")])
+        histories.record(
+            KEY, [AgentReply(0, (), "p1", "a1", (A,)), AgentReply(1, (), "p", "a", (B,))]
+        )
+        histories.record(KEY, [AgentReply(0, (), "p2", "a2")])
         assert histories.of(KEY, 0) == turn("p2", "a2")
         assert histories.shown(KEY) == {B: 1}
 
     def test_the_least_recently_used_conversation_is_forgotten(self) -> None:
         histories = Histories(max_conversations=2)
         for name in ("c1", "c2", "c1", "c3"):
-            histories.record(("", str, name), [Said(0, (), name, "a", (A,))])
+            histories.record(("", str, name), [AgentReply(0, (), name, "a", (A,))])
         assert histories.of(("", str, "c2"), 0) == ()
         assert [histories.forget(("", str, name)) for name in ("c1", "c2", "c3")] == [
             True,

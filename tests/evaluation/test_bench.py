@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.bench.baselines import OURS, frameworks
-from ctxreuse.evaluation.bench.published_contextpilot import Peer
+from ctxreuse.evaluation.bench.published_contextpilot import PublishedContextPilot
 from ctxreuse.evaluation.bench.question_retrieval import retrieve
 from ctxreuse.evaluation.bench.trials import Matrix, Part
 from ctxreuse.evaluation.bench.workload import make_workload, sample
@@ -245,7 +245,7 @@ def peer(tmp_path, monkeypatch):
 
         (tmp_path / "contextpilot.py").write_text(PILOT.format(body=body))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return Peer(sys.executable).contenders()
+        return PublishedContextPilot(sys.executable).contenders()
 
     return make
 
@@ -285,7 +285,7 @@ def test_a_peer_that_fails_is_named(peer):
         InvalidRequestError, match=r"exit code 1 \(RuntimeError: no luck\); it needs"
     ):
         online.arrange(workload().trace(2, 0), False)
-    (missing, _) = Peer("/no/such/python").contenders()
+    (missing, _) = PublishedContextPilot("/no/such/python").contenders()
     with pytest.raises(InvalidRequestError, match="No such file"):
         missing.arrange(workload().trace(2, 0), False)
 

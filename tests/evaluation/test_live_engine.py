@@ -7,7 +7,7 @@ from test_bench import DATASET, folder, nothing, workload
 
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.evaluation.bench.baselines import OURS
-from ctxreuse.evaluation.bench.live_engine import TOO_LONG, Engine
+from ctxreuse.evaluation.bench.live_engine import TOO_LONG, LiveEngine
 from ctxreuse.evaluation.bench.trials import Matrix, Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving import EmulatedEngine
@@ -35,7 +35,7 @@ def served(monkeypatch):
 
 
 def engine(references=None):
-    return Engine(URL, None, "EMPTY", 8, references or {})
+    return LiveEngine(URL, None, "EMPTY", 8, references or {})
 
 
 def trials(part):

@@ -44,7 +44,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ValidationError
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.adapters.prompt_planner import Segment
+from ctxreuse.adapters.prompt_planner import PromptPart
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
@@ -238,21 +238,21 @@ class TestMessageTexts:
             ChatMessage("o", role="critic"),
         ]
         assert list(prompt_texts(messages, {}).segments) == [
-            Segment("system", "s"),
-            Segment("user", "u"),
-            Segment("assistant", "a"),
-            Segment("assistant", "c"),
-            Segment("tool", "t"),
-            Segment("function", "f"),
-            Segment("critic", "o"),
+            PromptPart("system", "s"),
+            PromptPart("user", "u"),
+            PromptPart("assistant", "a"),
+            PromptPart("assistant", "c"),
+            PromptPart("tool", "t"),
+            PromptPart("function", "f"),
+            PromptPart("critic", "o"),
         ]
 
     def test_what_is_no_text_stands_for_itself(self) -> None:
-        def segments(*parts: Any) -> list[Segment]:
+        def segments(*parts: Any) -> list[PromptPart]:
             return list(prompt_texts([HumanMessage(list(parts))], {}).segments)
 
         [first, image, last] = segments("a", PIXEL, {"type": "text", "text": "b"})
-        assert (first, last) == (Segment("user", "a"), Segment("user", "b"))
+        assert (first, last) == (PromptPart("user", "a"), PromptPart("user", "b"))
         assert image.role == "user"
         assert "AAAA" not in image.text
         other = {"type": "image_url", "image_url": {"url": "other"}}
@@ -263,10 +263,10 @@ class TestMessageTexts:
         one = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 1}, "id": "1"}])
         other = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 2}, "id": "1"}])
         assert prompt_texts([one], {}).segments != prompt_texts([other], {}).segments
-        assert prompt_texts([one], {}).segments[0] == Segment("assistant", "")
+        assert prompt_texts([one], {}).segments[0] == PromptPart("assistant", "")
 
     def test_an_empty_message_is_a_segment(self) -> None:
-        assert prompt_texts([AIMessage([])], {}).segments == (Segment("assistant", ""),)
+        assert prompt_texts([AIMessage([])], {}).segments == (PromptPart("assistant", ""),)
 
     def test_texts_are_put_back_where_they_were(self) -> None:
         messages = [SystemMessage("a"), HumanMessage(["b", PIXEL, {"type": "text", "text": "c"}])]

@@ -12,12 +12,12 @@ from langchain_document_helpers import LetterRetriever, document, documents, let
 
 import langchain_ctxreuse
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.plan_metadata import Place, copied, place_of
+from ctxreuse.adapters.plan_metadata import DocumentPosition, copied, position_of
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents.document_plans import (
-    DocumentArranger,
-    Retrieval,
+    LangChainDocumentPlanner,
+    RetrievedDocuments,
     document_block,
     marked_document,
     without_plan,
@@ -26,32 +26,34 @@ from langchain_ctxreuse.documents.document_plans import (
 __all__ = ["no_sockets"]
 
 
-def arranger(annotation: str = "append", planner: ReusePlanner | None = None) -> DocumentArranger:
-    return DocumentArranger(planner or ReusePlanner(), annotation, "Test")  # type: ignore[arg-type]
+def arranger(
+    annotation: str = "append", planner: ReusePlanner | None = None
+) -> LangChainDocumentPlanner:
+    return LangChainDocumentPlanner(planner or ReusePlanner(), annotation, "Test")  # type: ignore[arg-type]
 
 
 def planned(letters: str, annotation: str = "append") -> list[Document]:
     """Return documents in another order than the retriever's, with the annotation behind them."""
     used = arranger(annotation)
-    used.arrange(Retrieval(documents("".join(sorted(letters))), "?", NO_SCOPE))
-    found = used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
+    used.arrange(RetrievedDocuments(documents("".join(sorted(letters))), "?", NO_SCOPE))
+    found = used.arrange(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
     assert letters_of(found)[: len(letters)] == "".join(sorted(letters))
     return found
 
 
-def places(found: list[Document]) -> list[Place]:
-    return [place for one in found if (place := place_of(one.metadata)) is not None]
+def places(found: list[Document]) -> list[DocumentPosition]:
+    return [place for one in found if (place := position_of(one.metadata)) is not None]
 
 
 def test_the_package_exports_these_names():
     assert langchain_ctxreuse.__all__ == [
         "LangChainLLM",
-        "LinkedChain",
         "RetrieverStage",
         "ReuseChatModel",
         "ReuseCompressor",
         "ReuseMiddleware",
         "ReuseRetriever",
+        "SpeculativeRAGChain",
         "WorkflowRetriever",
         "WorkflowRunnable",
         "format_context",
@@ -137,17 +139,19 @@ def test_unplanned_documents_among_planned_ones_stay_in_the_order_given():
 def test_a_plan_that_left_something_out_is_not_made_anew():
     used = arranger()
     conversation = RequestScope(conversation_id="t", history=())
-    used.arrange(Retrieval(documents("ab"), "?", conversation))
+    used.arrange(RetrievedDocuments(documents("ab"), "?", conversation))
     history = ({"role": "user", "content": f"[Doc_1] {document('a').page_content}\n\n?"},)
-    found = used.arrange(Retrieval(documents("ca"), "?", conversation.inside(history=history)))
+    found = used.arrange(
+        RetrievedDocuments(documents("ca"), "?", conversation.inside(history=history))
+    )
     assert letters_of(found) == "cP", "P: Please refer to [Doc_1]"
     assert without_plan(found) is None
-    assert arranger().arrange(Retrieval(found, "?", NO_SCOPE)) == found
+    assert arranger().arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
 
 
 def test_planning_twice_gives_one_plan_and_one_annotation():
     found = planned("cba")
-    again = arranger(planner=ReusePlanner()).arrange(Retrieval(found, "?", NO_SCOPE))
+    again = arranger(planner=ReusePlanner()).arrange(RetrievedDocuments(found, "?", NO_SCOPE))
     assert letters_of(again) == "cba", "another planner, so the order as retrieved"
     assert [place.rank for place in places(again)] == [0, 1, 2]
     assert not any(marked_document(one).is_annotation for one in again)
@@ -156,8 +160,8 @@ def test_planning_twice_gives_one_plan_and_one_annotation():
 def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
     used = arranger()
     for letters in ("abc", "cba"):
-        once = used.arrange(Retrieval(documents(letters), "?", NO_SCOPE))
-        twice = used.arrange(Retrieval(once, "?", NO_SCOPE))
+        once = used.arrange(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
+        twice = used.arrange(RetrievedDocuments(once, "?", NO_SCOPE))
         assert [one.page_content for one in twice] == [one.page_content for one in once]
         assert [place.rank for place in places(twice)] == [place.rank for place in places(once)]
 
@@ -165,14 +169,14 @@ def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
 def test_a_fault_in_replanning_leaves_the_earlier_plan():
     found = planned("cba")
     faulty = arranger(planner=FaultyPlanner())
-    assert faulty.arrange(Retrieval(found, "?", NO_SCOPE)) == found
+    assert faulty.arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
     assert faulty.faults == 1
 
 
 def test_metadata_of_our_name_that_is_none_of_ours_is_not_taken_for_a_plan():
     for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
         found = Document("text", metadata={"ctxreuse": mark})
-        assert place_of(found.metadata) is None
+        assert position_of(found.metadata) is None
         assert not marked_document(found).is_annotation
         assert without_plan([found]) == [Document("text")]
 

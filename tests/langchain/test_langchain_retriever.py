@@ -37,7 +37,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse import ReuseRetriever, format_context
-from langchain_ctxreuse.documents.document_plans import Retrieval, marked_document
+from langchain_ctxreuse.documents.document_plans import RetrievedDocuments, marked_document
 
 __all__ = ["no_sockets"]
 
@@ -349,7 +349,7 @@ def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_na
 @pytest.mark.parametrize("found", [None, "text", [1]])
 def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
     retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever._arranger.arrange(Retrieval(found, "?", NO_SCOPE)) == found
+    assert retriever._arranger.arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
     assert retriever.faults == 1
 
 

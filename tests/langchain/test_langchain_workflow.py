@@ -33,19 +33,19 @@ from ctxreuse.workflow import (
     START,
     CallableRetriever,
     DeadlineError,
-    EngineOptions,
     GraphError,
     StageError,
     VectorRetriever,
     WorkflowEngine,
     WorkflowGraph,
+    WorkflowOptions,
     irg,
     one_shot,
 )
 from langchain_ctxreuse import (
     LangChainLLM,
-    LinkedChain,
     RetrieverStage,
+    SpeculativeRAGChain,
     WorkflowRetriever,
     WorkflowRunnable,
 )
@@ -58,7 +58,7 @@ def corpus() -> VectorRetriever:
 def engine_of(llm: Any = None, retriever: Any = None, **options: Any) -> WorkflowEngine:
     """Return an engine that speculates only where a test says so: when, is a matter of time."""
     plain = {"speculation": "off", "speculative_retrieval": False}
-    return WorkflowEngine(llm, retriever or corpus(), options=EngineOptions(**plain | options))
+    return WorkflowEngine(llm, retriever or corpus(), options=WorkflowOptions(**plain | options))
 
 
 def ids(documents: list[Document]) -> list[str | None]:
@@ -276,14 +276,14 @@ PROMPT = ChatPromptTemplate.from_messages(
 )
 
 
-def linked(planner: Any = None, prompt: Any = PROMPT, **arguments: Any) -> LinkedChain:
+def linked(planner: Any = None, prompt: Any = PROMPT, **arguments: Any) -> SpeculativeRAGChain:
     """Return a chain over an engine that guesses whenever there is a last search."""
     engine = WorkflowEngine(
-        retriever=corpus(), planner=planner, options=EngineOptions(speculation="always")
+        retriever=corpus(), planner=planner, options=WorkflowOptions(speculation="always")
     )
     model = arguments.pop("llm", None) or StreamingModel()
     retriever = WorkflowRetriever(engine=engine, k=2)
-    return LinkedChain(retriever=retriever, prompt=prompt, llm=model, **arguments)
+    return SpeculativeRAGChain(retriever=retriever, prompt=prompt, llm=model, **arguments)
 
 
 def shown(query: str, k: int = 2) -> str:
@@ -291,16 +291,16 @@ def shown(query: str, k: int = 2) -> str:
     return "\n\n".join(f"[Doc_{n}] {text}" for n, text in enumerate(texts, start=1))
 
 
-def model_of(chain: LinkedChain) -> Any:
+def model_of(chain: SpeculativeRAGChain) -> Any:
     return chain._llm
 
 
-def speculation_of(chain: LinkedChain) -> tuple[int, int]:
+def speculation_of(chain: SpeculativeRAGChain) -> tuple[int, int]:
     counters = chain._retriever.engine.metrics().speculation
     return counters.launched, counters.committed
 
 
-class TestLinkedChain:
+class TestSpeculativeRAGChain:
     async def test_the_output_is_that_of_a_retrieval_chain_however_it_is_asked(self) -> None:
         chain = linked()
         wanted = ["red", plain_ids("red", 2), "Question: red"]
@@ -392,7 +392,7 @@ class TestLinkedChain:
         assert model_of(chain).calls[-1].messages[0].content == (
             f"Use:\n{shown('completely other words')}"
         )
-        answers = [what for path, what in runs.ended if path == "LinkedChain > model"]
+        answers = [what for path, what in runs.ended if path == "SpeculativeRAGChain > model"]
         assert answers[-1] == "Question: completely other words"
 
     @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke"])
@@ -453,7 +453,7 @@ class TestLinkedChain:
         found = RunnableLambda(lambda query: [Document("one"), Document("two")])
         engine = WorkflowEngine(retriever=RetrieverStage(found))
         retriever = WorkflowRetriever(engine=engine)
-        chain = LinkedChain(retriever=retriever, prompt=PROMPT, llm=StreamingModel())
+        chain = SpeculativeRAGChain(retriever=retriever, prompt=PROMPT, llm=StreamingModel())
         assert [one.page_content for one in chain.invoke("red")["context"]] == ["one", "two"]
 
     @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ class TestLinkedChain:
             "llm": StreamingModel(),
         }
         with pytest.raises(InvalidRequestError, match=message):
-            LinkedChain(**{**right, **arguments})
+            SpeculativeRAGChain(**{**right, **arguments})
 
     async def test_a_query_that_is_no_string_is_refused(self) -> None:
         with pytest.raises(InvalidRequestError, match="'input' is searched for, so it must be"):

@@ -302,7 +302,6 @@ class TestPackage:
         import llamaindex_ctxreuse
 
         assert llamaindex_ctxreuse.__all__ == [
-            "LinkedQueryEngine",
             "LlamaIndexLLM",
             "ReplayMemory",
             "RetrieverStage",
@@ -311,6 +310,7 @@ class TestPackage:
             "ReuseMemoryBlock",
             "ReusePostprocessor",
             "ReuseRetriever",
+            "SpeculativeRAGQueryEngine",
             "WorkflowRetriever",
             "format_context",
             "reuse_memory",

@@ -27,16 +27,16 @@ from ctxreuse.workflow import (
     END,
     START,
     CallableRetriever,
-    EngineOptions,
     StageError,
     VectorRetriever,
     WorkflowEngine,
     WorkflowGraph,
+    WorkflowOptions,
 )
 from llamaindex_ctxreuse import (
-    LinkedQueryEngine,
     LlamaIndexLLM,
     RetrieverStage,
+    SpeculativeRAGQueryEngine,
     WorkflowRetriever,
 )
 
@@ -50,7 +50,7 @@ def corpus() -> VectorRetriever:
 def engine_of(llm: Any = None, **options: Any) -> WorkflowEngine:
     """Return an engine that speculates only where a test says so: when, is a matter of time."""
     plain = {"speculation": "off", "speculative_retrieval": False}
-    return WorkflowEngine(llm, corpus(), options=EngineOptions(**plain | options))
+    return WorkflowEngine(llm, corpus(), options=WorkflowOptions(**plain | options))
 
 
 def ids(nodes: Any) -> list[str]:
@@ -107,7 +107,7 @@ class TestRetriever:
 
     async def test_the_request_context_says_tenant_and_session(self) -> None:
         engine = engine_of(speculation="always")
-        query_engine = LinkedQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
+        query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
         for tenant in ("t1", "t2", "t1"):
             with request_context(tenant=tenant, conversation_id="c1"):
                 await asyncio.to_thread(query_engine.query, "red")
@@ -193,17 +193,19 @@ class TestModel:
             LlamaIndexLLM(wrong)
 
 
-def linked(llm: Any = None, **arguments: Any) -> LinkedQueryEngine:
+def linked(llm: Any = None, **arguments: Any) -> SpeculativeRAGQueryEngine:
     """Return a query engine over an engine that guesses whenever there is a last search."""
     retriever = WorkflowRetriever(engine_of(speculation="always"), k=2)
-    return LinkedQueryEngine(retriever, llm=llm or RecordingLLM(answer="Yes, so."), **arguments)
+    return SpeculativeRAGQueryEngine(
+        retriever, llm=llm or RecordingLLM(answer="Yes, so."), **arguments
+    )
 
 
-def metrics_of(query_engine: LinkedQueryEngine) -> Any:
+def metrics_of(query_engine: SpeculativeRAGQueryEngine) -> Any:
     return query_engine._retriever.engine.metrics()
 
 
-class TestLinkedQueryEngine:
+class TestSpeculativeRAGQueryEngine:
     @pytest.mark.parametrize("is_async", [False, True])
     @pytest.mark.parametrize("streaming", [False, True])
     async def test_it_answers_with_its_sources_in_all_four_ways(
@@ -307,7 +309,7 @@ class TestLinkedQueryEngine:
 
     async def test_a_llamaindex_retriever_is_linked_through_an_engine(self) -> None:
         engine = WorkflowEngine(retriever=RetrieverStage(LetterRetriever()))
-        query_engine = LinkedQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
+        query_engine = SpeculativeRAGQueryEngine(WorkflowRetriever(engine), llm=RecordingLLM())
         response = await query_engine.aquery("ab which?")
         assert ids(response.source_nodes) == ["id-a", "id-b"]
 
@@ -323,7 +325,7 @@ class TestLinkedQueryEngine:
     def test_wrong_arguments_are_refused(self, arguments: Any, message: str) -> None:
         right = {"retriever": WorkflowRetriever(engine_of()), "llm": RecordingLLM()}
         with pytest.raises(InvalidRequestError, match=message):
-            LinkedQueryEngine(**{**right, **arguments})
+            SpeculativeRAGQueryEngine(**{**right, **arguments})
 
 
 _NAMES = {"context_str": "context", "query_str": "q"}

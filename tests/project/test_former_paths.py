@@ -22,3 +22,21 @@ def test_former_paths_work_whichever_is_imported_first():
         "assert ctxreuse.tokens.estimate_tokens is estimate_tokens\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "former", "now"),
+    [
+        ("ctxreuse.cache", "EngineMetrics", "PrefixCacheMetrics"),
+        ("ctxreuse.cache", "ShadowCache", "CapacityTracker"),
+        ("ctxreuse.serving", "Engine", "EngineSpec"),
+        ("ctxreuse.serving", "Served", "PoolResult"),
+        ("ctxreuse.assignment", "DocumentHomes", "DocumentAffinity"),
+        ("ctxreuse.workflow", "EngineOptions", "WorkflowOptions"),
+        ("langchain_ctxreuse", "LinkedChain", "SpeculativeRAGChain"),
+        ("llamaindex_ctxreuse", "LinkedQueryEngine", "SpeculativeRAGQueryEngine"),
+    ],
+)
+def test_a_former_name_is_the_very_class_of_today(module, former, now):
+    package = import_module(module)
+    assert getattr(package, former) is getattr(package, now)

@@ -13,7 +13,7 @@ from planning_helpers import assistant, big_request, sent_ids
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
-from ctxreuse.serving.pool.admission import WaitingRoom
+from ctxreuse.serving.pool.admission import AdmissionQueue
 
 WINDOW_S = 0.005
 
@@ -24,7 +24,7 @@ def now():
 
 def room_of(concurrency=1, window_s=WINDOW_S, planner=None, **arguments):
     planner = ReusePlanner() if planner is None else planner
-    return WaitingRoom(planner, concurrency, window_s, **arguments), planner
+    return AdmissionQueue(planner, concurrency, window_s, **arguments), planner
 
 
 class Visits:
@@ -777,10 +777,10 @@ def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():
 )
 def test_arguments_of_the_wrong_kind_are_refused(arguments, message):
     with pytest.raises(InvalidRequestError) as caught:
-        WaitingRoom(**{"planner": ReusePlanner(), **arguments})
+        AdmissionQueue(**{"planner": ReusePlanner(), **arguments})
     assert str(caught.value) == message
 
 
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(UnknownStrategyError):
-        WaitingRoom(ReusePlanner(), strategy="best")
+        AdmissionQueue(ReusePlanner(), strategy="best")

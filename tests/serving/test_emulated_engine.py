@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ctxreuse.cache import CacheUsage, EngineMetrics, PrefixCacheSimulator
+from ctxreuse.cache import CacheUsage, PrefixCacheMetrics, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from ctxreuse.serving.emulation import emulated_engine, transport
@@ -219,7 +219,7 @@ def test_the_other_routes():
     send(engine, body)
     send(engine, body)
     assert client.get("/metrics").text == engine.metrics()
-    assert EngineMetrics.parse(engine.metrics()) == EngineMetrics(
+    assert PrefixCacheMetrics.parse(engine.metrics()) == PrefixCacheMetrics(
         prefix_cache_queries=26,
         prefix_cache_hits=12,
         block_size=4,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.adapters.engine_options import conversation_session, is_cache_salt, tenant_salt
-from ctxreuse.cache import EngineBlocks, EngineMetrics, ShadowCache
+from ctxreuse.cache import CapacityTracker, EngineBlocks, PrefixCacheMetrics
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
 from ctxreuse.index.radix_tree import IndexStatistics
 from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
@@ -555,7 +555,7 @@ async def test_sessions_are_sent_as_a_header_if_asked_for():
 
 async def test_the_shadow_hears_of_answers_and_failures():
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=25)
+    shadow = CapacityTracker(planner, capacity_tokens=25)
     engine = EmulatedEngine(fail=[None, None, 400])
     async with connected(engine, shadow=shadow) as client:
         await client.complete(planned(planner, text="one " * 4))
@@ -573,7 +573,7 @@ def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, 
     monkeypatch.setattr(ReusePlanner, "evict", lambda planner, ids: evicted.append((planner, ids)))
     planner = ReusePlanner()
     other = planner if shadows_own else ReusePlanner()
-    client = EngineClient("http://engine", planner=planner, shadow=ShadowCache(other, 100))
+    client = EngineClient("http://engine", planner=planner, shadow=CapacityTracker(other, 100))
     client.forget(planned(planner))
     expected = [(other, ["request-0"])]
     assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"])])
@@ -647,7 +647,7 @@ async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(capl
 
 async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):
     planner = ReusePlanner()
-    shadow = ShadowCache(planner, capacity_tokens=100)
+    shadow = CapacityTracker(planner, capacity_tokens=100)
     shadow.observe = None
     async with connected(EmulatedEngine(), shadow=shadow) as client:
         assert client.faults == 0
@@ -668,7 +668,7 @@ async def test_metrics_and_tokens_are_the_engines():
         await client.complete(MESSAGES)
         metrics = await client.metrics()
         assert await client.tokenize(plan) == tuple(engine.prompt_tokens(plan.messages()))
-    assert metrics == EngineMetrics.parse(engine.metrics())
+    assert metrics == PrefixCacheMetrics.parse(engine.metrics())
     assert (metrics.prefix_cache_queries, metrics.capacity_tokens) == (13, 396)
 
 

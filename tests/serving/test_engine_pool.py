@@ -20,7 +20,7 @@ from pool_helpers import (
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError, UnknownStrategyError
-from ctxreuse.serving import EmulatedEngine, Engine, EngineClient, EnginePool, ReplicaStatus
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpec, ReplicaStatus
 
 
 def engines(names="ab", **options):
@@ -301,7 +301,7 @@ async def test_an_engine_that_does_not_answer_is_not_asked_for_its_capacity():
 
 async def test_a_capacity_that_is_given_is_not_asked_for():
     network = engines("a")
-    engine = Engine(base_url="http://a", name="first", capacity_tokens=200)
+    engine = EngineSpec(base_url="http://a", name="first", capacity_tokens=200)
     http = httpx.AsyncClient(transport=network)
     async with EnginePool(engine, "emulated", window_s=0, http_client=http) as pool:
         for block in "mnopqrstuv":
@@ -442,7 +442,9 @@ def followers():
 
 async def test_an_engines_events_are_followed_until_it_is_removed_or_the_pool_is_closed(tmp_path):
     engines = [
-        Engine(base_url=f"http://{name}", kv_events=f"ipc://{tmp_path}/{name}", capacity_tokens=9)
+        EngineSpec(
+            base_url=f"http://{name}", kv_events=f"ipc://{tmp_path}/{name}", capacity_tokens=9
+        )
         for name in "ab"
     ]
     before = len(followers())
@@ -457,13 +459,13 @@ async def test_an_engines_events_are_followed_until_it_is_removed_or_the_pool_is
 
 def test_a_pool_that_cannot_be_made_follows_nobody(tmp_path):
     before = len(followers())
-    good = Engine(base_url="http://a", kv_events=f"ipc://{tmp_path}/a")
+    good = EngineSpec(base_url="http://a", kv_events=f"ipc://{tmp_path}/a")
     with pytest.raises(InvalidRequestError):
-        EnginePool([good, Engine(base_url="http://b", kv_events="nonsense")])
+        EnginePool([good, EngineSpec(base_url="http://b", kv_events="nonsense")])
     assert len(followers()) == before
     pool = EnginePool("http://a")
     with pytest.raises(InvalidRequestError):
-        pool.add(Engine(base_url="http://b", kv_events="nonsense"))
+        pool.add(EngineSpec(base_url="http://b", kv_events="nonsense"))
     assert pool.names == ("a",)
 
 
@@ -556,7 +558,7 @@ async def test_statistics_tell_how_each_replica_is():
     [
         ("http://h:8000/v1", "h:8000"),
         ("http://user:secret@h/v1", "h"),
-        (Engine(base_url="http://h", name="n"), "n"),
+        (EngineSpec(base_url="http://h", name="n"), "n"),
     ],
 )
 def test_an_engine_is_called_by_host_and_port_unless_it_has_a_name(url, name):
@@ -572,9 +574,12 @@ def test_an_engine_is_called_by_host_and_port_unless_it_has_a_name(url, name):
         ({"engines": {}}, "a pool needs at least one engine's address"),
         ({"engines": 5}, r"engines must be addresses, such as .*, not 5 \(int\)"),
         ({"engines": [5]}, r"an engine must be an address, not 5 \(int\)"),
-        ({"engines": [Engine(base_url=5)]}, "base_url must be the engine's address"),
+        ({"engines": [EngineSpec(base_url=5)]}, "base_url must be the engine's address"),
         ({"engines": "host:8000"}, "base_url must be the engine's address"),
-        ({"engines": ["http://a", "http://a/v1"]}, r"two engines called 'a' .*give Engine\(..., n"),
+        (
+            {"engines": ["http://a", "http://a/v1"]},
+            r"two engines called 'a' .*give EngineSpec\(..., n",
+        ),
         ({"engines": {"a": "http://a"}}, "a mapping from names to functions that make one"),
         ({"engines": {5: EngineClient}}, "a mapping from names to functions that make one"),
         ({"engines": {"a": EngineClient}, "api_key": "k"}, "^api_key: give these to the clients"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
-from ctxreuse.serving.pool.placement import Document, DocumentHomes, assign, rendezvous_order
+from ctxreuse.serving.pool.placement import Document, DocumentAffinity, assign, rendezvous_order
 
 DATA = os.environ.get("CTXREUSE_DATA")
 UNBOUNDED = 1e9
@@ -251,7 +251,7 @@ def test_no_documents_are_assigned_to_nobody():
 
 
 def test_without_agents_nothing_is_assigned():
-    for call in (new, DocumentHomes().assign):
+    for call in (new, DocumentAffinity().assign):
         with pytest.raises(InvalidRequestError) as caught:
             call(documents(1), [])
         assert str(caught.value) == "there is no agent to assign documents to"
@@ -259,7 +259,7 @@ def test_without_agents_nothing_is_assigned():
 
 @pytest.mark.parametrize("bound", [0.99, -1, "2", None, float("nan"), float("inf")])
 def test_a_bound_that_is_no_number_from_1_is_refused(bound):
-    for call in (lambda: new(documents(1), [0], bound=bound), lambda: DocumentHomes(bound)):
+    for call in (lambda: new(documents(1), [0], bound=bound), lambda: DocumentAffinity(bound)):
         with pytest.raises(InvalidRequestError, match="the bound must be a number from 1, not"):
             call()
 
@@ -274,7 +274,7 @@ def test_a_bound_that_is_no_number_from_1_is_refused(bound):
 )
 def test_numbers_out_of_range_are_refused(arguments, message):
     with pytest.raises(InvalidRequestError) as caught:
-        DocumentHomes(**arguments)
+        DocumentAffinity(**arguments)
     assert str(caught.value) == message
 
 
@@ -283,7 +283,7 @@ def test_numbers_out_of_range_are_refused(arguments, message):
 
 def loose_homes(**arguments):
     """Return homes in which nobody ever has too much to do."""
-    return DocumentHomes(UNBOUNDED, **arguments)
+    return DocumentAffinity(UNBOUNDED, **arguments)
 
 
 def test_a_document_stays_where_it_was_read_when_agents_come():
@@ -313,7 +313,7 @@ def test_what_a_forgotten_agent_has_read_is_hashed_like_new():
 
 
 def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
-    homes = DocumentHomes(slack_tokens=0, bound=1)
+    homes = DocumentAffinity(slack_tokens=0, bound=1)
     homes.assign(documents(20), [0])
     homes.forget_agent(0)
     homes.forget_agent("unknown")
@@ -347,7 +347,7 @@ def test_a_document_has_no_more_than_four_homes_and_the_oldest_goes_first():
 
 
 def test_loads_fade_so_that_they_never_exceed_the_window():
-    homes = DocumentHomes(window_tokens=1_000)
+    homes = DocumentAffinity(window_tokens=1_000)
     homes.assign([document("early")], [0])
     assert homes._loads == {0: 100}
     homes.assign(documents(200), [1])
@@ -356,7 +356,7 @@ def test_loads_fade_so_that_they_never_exceed_the_window():
 
 
 def test_an_agent_that_was_busy_long_ago_gets_documents_again():
-    homes = DocumentHomes(1, window_tokens=1_000, slack_tokens=0)
+    homes = DocumentAffinity(1, window_tokens=1_000, slack_tokens=0)
     homes.assign(documents(50), [0])
     later = homes.assign([document(f"later {n}") for n in range(100)], [0, 1])
     assert later[:5] == [1] * 5
@@ -366,7 +366,7 @@ def test_an_agent_that_was_busy_long_ago_gets_documents_again():
 @small
 @given(st.lists(many_documents, max_size=5), some_agents)
 def test_homes_assign_like_the_function_with_what_they_remember(batches, agents):
-    homes = DocumentHomes(window_tokens=2_000, slack_tokens=0, max_documents=8)
+    homes = DocumentAffinity(window_tokens=2_000, slack_tokens=0, max_documents=8)
     for batch in batches:
         expected = assign(batch, agents, dict(homes._loads), dict(homes._homes))
         assert homes.assign(batch, agents) == expected
@@ -392,7 +392,7 @@ def load_retrievals():
 
 def read_by_15_agents(lost=None):
     """Return who reads each document of each retrieval; one agent is lost in the middle."""
-    retrievals, homes, agents = load_retrievals(), DocumentHomes(), list(range(15))
+    retrievals, homes, agents = load_retrievals(), DocumentAffinity(), list(range(15))
     assigned = []
     for number, retrieval in enumerate(retrievals):
         if number == len(retrievals) // 2 and lost is not None:

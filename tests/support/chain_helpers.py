@@ -17,9 +17,9 @@ from pydantic import Field, PrivateAttr, SecretStr
 
 from chain_of_agents import ChainOfAgents, ChainPrompts
 from chain_of_agents.agent_memory import Histories
-from chain_of_agents.agent_placement import Desk
+from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.inputs import question_of
-from chain_of_agents.models.agent_model import Ask, Reply, ReplyStream
+from chain_of_agents.models.agent_model import AgentRequest, Reply, ReplyStream
 from chain_of_agents.observer import Observer
 from chain_of_agents.question import Settings
 from chain_of_agents.run import ChainRun
@@ -27,7 +27,7 @@ from chain_of_agents.trace.steps import Trace
 from ctxreuse import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
-from ctxreuse.serving.pool.placement import DocumentHomes
+from ctxreuse.serving.pool.placement import DocumentAffinity
 
 Messages = Sequence[dict[str, Any]]
 
@@ -72,7 +72,7 @@ class RecordingAgents:
         window: int | None = None,
     ) -> None:
         self.plans: list[Plan] = []
-        self.asks: list[Ask] = []
+        self.asks: list[AgentRequest] = []
         self._planner = planner
         self._answer = answer
         self._window = window
@@ -93,13 +93,13 @@ class RecordingAgents:
     async def context_window(self) -> int | None:
         return self._window
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: AgentRequest) -> Reply:
         plan = self._planner.plan(ask.request)
         self.asks.append(ask)
         self.plans.append(plan)
         return Reply(text=self._answer(plan.messages()), plan=plan)
 
-    async def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
+    async def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
         into.reply = await self.ask(ask)
         yield into.reply.text or ""
 
@@ -124,7 +124,7 @@ class Agents:
         self,
         answer: Callable[[Messages], str | None] = lambda messages: "a note",
         token_counter: Any = None,
-        assignment: Any = DocumentHomes,
+        assignment: Any = DocumentAffinity,
         **settings: Any,
     ) -> None:
         self.planner = ReusePlanner(token_counter=token_counter, annotate=False)
@@ -144,7 +144,7 @@ class Agents:
             **settings,
         }
         self.settings = Settings(**given)
-        self.desk = Desk(self.settings.workers, self.model, assignment)
+        self.desk = AgentPlacement(self.settings.workers, self.model, assignment)
         self.histories = Histories()
 
     def run(self, documents: Sequence[Any], question: str = "Which?", **more: Any) -> Trace:

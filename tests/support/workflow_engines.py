@@ -35,7 +35,7 @@ from ctxreuse.workflow.runtime.events import (
     TextDelta,
 )
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
 from ctxreuse.workflow.vector_search.tiers import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
@@ -237,7 +237,7 @@ def in_virtual_time(main: Any) -> Any:
     return result
 
 
-def lanes_of(engine: WorkflowEngine) -> list[SearchLane]:
+def lanes_of(engine: WorkflowEngine) -> list[SearchExecutor]:
     return list(engine._services.lanes.values())
 
 

@@ -46,12 +46,12 @@ from ctxreuse.workflow.runtime.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.runtime.options import EngineOptions
+from ctxreuse.workflow.runtime.options import WorkflowOptions
 from ctxreuse.workflow.runtime.run_context import RunContext
-from ctxreuse.workflow.runtime.speculation import Finality
+from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.vector_search import search_lane, search_work
 
-EAGER = EngineOptions(max_wasted_share=1.0, workers=2)
+EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
     monkeypatch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-6)
     monkeypatch.setattr(stages, "_GUESS_AT", (0.03, 0.1))
-    monkeypatch.setattr(Finality, "is_worth_it", lambda self, progress: True)
+    monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
     return iter(())
 
 
@@ -208,7 +208,7 @@ def test_a_batch_is_run_from_code_that_is_not_asynchronous() -> None:
 
 
 def test_an_engine_is_used_in_one_event_loop_after_another() -> None:
-    options = EngineOptions(max_in_flight=1)
+    options = WorkflowOptions(max_in_flight=1)
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), corpus_retriever(), options=options)
     for _ in range(2):
         results = asyncio.run(engine.arun_batch([(rag(), f"q {number}") for number in range(3)]))
@@ -225,7 +225,7 @@ def test_runs_beyond_the_limit_wait_for_their_turn_in_the_order_of_arrival() -> 
         return "done"
 
     async def main() -> None:
-        async with engine_over(options=EngineOptions(max_in_flight=2)) as engine:
+        async with engine_over(options=WorkflowOptions(max_in_flight=2)) as engine:
             running = [
                 asyncio.ensure_future(engine.run(of_function(slow), str(number)))
                 for number in range(5)
@@ -252,7 +252,7 @@ def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds() -> None:
         return "done"
 
     async def main() -> None:
-        async with engine_over(options=EngineOptions(max_in_flight=1)) as engine:
+        async with engine_over(options=WorkflowOptions(max_in_flight=1)) as engine:
             results = await engine.arun_batch(
                 [(of_function(slow), "x")] * 3, deadline_s=2.5, return_exceptions=True
             )
@@ -268,7 +268,7 @@ def test_a_wait_for_a_turn_counts_towards_deadline_and_seconds() -> None:
 def test_an_engine_that_is_closed_ends_what_runs_and_takes_no_more() -> None:
     async def main() -> None:
         llm = SteadyLLM()
-        engine = engine_over(llm=llm, options=EngineOptions(max_in_flight=2))
+        engine = engine_over(llm=llm, options=WorkflowOptions(max_in_flight=2))
         running = [asyncio.ensure_future(engine.run(guess_first(), f"q {n}")) for n in range(4)]
         await asyncio.sleep(0.02)
         await engine.aclose()
@@ -345,7 +345,7 @@ def test_a_deadline_that_is_no_time_is_refused(deadline_s: Any) -> None:
 
 def test_metrics_count_what_was_done() -> None:
     async def main() -> None:
-        options = EngineOptions(speculation="off", speculative_retrieval=False, workers=1)
+        options = WorkflowOptions(speculation="off", speculative_retrieval=False, workers=1)
         async with engine_over(options=options) as engine:
             for question in ("Why", "Who"):
                 await engine.run(guess_first(), question)
@@ -391,7 +391,7 @@ def test_a_timeline_shows_each_stage_and_what_became_of_speculation() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> None:
     async def main() -> None:
-        options = EngineOptions(speculation="stable", workers=workers)
+        options = WorkflowOptions(speculation="stable", workers=workers)
         async with engine_over(options=options) as engine:
             for number in range(10):
                 await engine.run(rag(k=1), f"q {number}")
@@ -402,12 +402,12 @@ def test_a_preview_that_stays_the_same_is_launched_from(workers: int) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_a_speculation_that_is_right_makes_the_run_faster() -> None:
-    async def seconds(options: EngineOptions) -> list[float]:
+    async def seconds(options: WorkflowOptions) -> list[float]:
         async with engine_over(options=options) as engine:
             return [(await engine.run(rag(k=1), f"q {number}")).seconds for number in range(10)]
 
     eager = in_virtual_time(seconds(EAGER))
-    patient = in_virtual_time(seconds(EngineOptions(speculation="off", workers=2)))
+    patient = in_virtual_time(seconds(WorkflowOptions(speculation="off", workers=2)))
     assert sum(eager) < sum(patient)
 
 
@@ -415,7 +415,7 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Any] = []
-    begin = search_lane.SearchLane.begin
+    begin = search_lane.SearchExecutor.begin
 
     def watched(
         self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
@@ -423,10 +423,10 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
         records.append(record)
         return begin(self, text, k, due, record, *rest, **more)
 
-    monkeypatch.setattr(search_lane.SearchLane, "begin", watched)
+    monkeypatch.setattr(search_lane.SearchExecutor, "begin", watched)
 
     async def main() -> None:
-        options = EngineOptions(speculative_retrieval=False)
+        options = WorkflowOptions(speculative_retrieval=False)
         async with engine_over(options=options) as engine:
             await engine.run(rag(), "Why is it", session="s")
             first = engine._services.sessions.get(RunContext(1, "", "s").session_key("default"))
@@ -457,7 +457,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Any] = []
-    begin = search_lane.SearchLane.begin
+    begin = search_lane.SearchExecutor.begin
 
     def watched(
         self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
@@ -465,7 +465,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
         records.append(None if record is None else record.ids[:3].tolist())
         return begin(self, text, k, due, record, *rest, **more)
 
-    monkeypatch.setattr(search_lane.SearchLane, "begin", watched)
+    monkeypatch.setattr(search_lane.SearchExecutor, "begin", watched)
     graph = WorkflowGraph()
     for name in ("first", "second"):
         graph.add_retrieval(name, query=f"{{input}} {name}", k=3, output=name)
@@ -487,7 +487,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
 def test_each_tenant_is_planned_for_on_its_own() -> None:
     async def main() -> list[Any]:
         llm = Asked()
-        plain = EngineOptions(speculation="off")
+        plain = WorkflowOptions(speculation="off")
         async with engine_over(llm=llm, planner=ReusePlanner(), options=plain) as engine:
             await engine.run(rag(), "Why", tenant="one")
             with request_context(tenant="two"):
@@ -562,7 +562,7 @@ def test_one_search_without_a_graph_gives_documents_and_how_near_they_are() -> N
 @pytest.mark.usefixtures("eager")
 def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query() -> None:
     async def main() -> None:
-        options = EngineOptions(speculation="off")
+        options = WorkflowOptions(speculation="off")
         async with engine_over(options=options) as engine:
             for number in range(12):
                 question = f"question {number}"
@@ -583,7 +583,7 @@ def test_the_text_that_a_search_was_begun_with_counts_if_it_is_the_query() -> No
         ({"retriever": {"": corpus_retriever()}}, "a retriever's name must be a string, not ''"),
         ({"retriever": {"a": 1}}, r"retriever 'a' must have retrieve\(query, k\), not be 1"),
         ({"planner": "mine"}, "planner must be a ReusePlanner or None, not 'mine'"),
-        ({"options": {}}, r"options must be EngineOptions, not \{\}"),
+        ({"options": {}}, r"options must be WorkflowOptions, not \{\}"),
     ],
 )
 def test_an_engine_is_not_made_of_something_else(arguments: Any, message: str) -> None:
@@ -604,7 +604,7 @@ def test_an_engine_is_not_made_of_something_else(arguments: Any, message: str) -
 )
 def test_options_out_of_range_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        EngineOptions(**options)
+        WorkflowOptions(**options)
 
 
 def test_something_else_than_a_graph_is_refused() -> None:

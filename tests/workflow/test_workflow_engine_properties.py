@@ -40,8 +40,8 @@ from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.runtime import stages
 from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
-from ctxreuse.workflow.runtime.options import EngineOptions
-from ctxreuse.workflow.runtime.speculation import Finality
+from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.runtime.speculative_answers import SpeculativeAnswers, _Speculation
 from ctxreuse.workflow.vector_search import search_work
 
@@ -64,7 +64,7 @@ class Scenario:
     """What an engine is given, and how long everything takes."""
 
     jobs: tuple[Job, ...]
-    options: EngineOptions
+    options: WorkflowOptions
     metric: str
     hot: tuple[int, int] | None
     planned: bool
@@ -98,7 +98,7 @@ def scenarios(draw: Any, impatient: bool = False) -> Scenario:
         patience_s=st.sampled_from((None, 0.001, 0.02, 0.1)) if impatient else st.none(),
     )
     options = st.builds(
-        EngineOptions,
+        WorkflowOptions,
         max_in_flight=st.sampled_from((256, 256, 2)),
         reorder=st.booleans(),
         speculation=st.sampled_from(("adaptive", "always", "stable", "off")),
@@ -216,9 +216,9 @@ def interference(scenario: Scenario) -> Iterator[None]:
         )
         patch.setattr(stages, "_GUESS_AT", (0.03, 0.1, 0.2))  # answers are of few words here
         if scenario.forced:
-            patch.setattr(Finality, "launch_at", lambda self: 0.01)
-            patch.setattr(Finality, "is_worth_it", lambda self, progress: True)
-            patch.setattr(Finality, "is_guess_worth_it", lambda self: True)
+            patch.setattr(PreviewStability, "launch_at", lambda self: 0.01)
+            patch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
+            patch.setattr(PreviewStability, "is_guess_worth_it", lambda self: True)
         yield
 
 
@@ -295,7 +295,7 @@ def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked
 def test_nothing_is_shown_that_is_only_expected() -> None:
     """All is launched from wrong previews; what a reader sees is of the committed stages alone."""
 
-    options = EngineOptions(max_wasted_share=1.0)
+    options = WorkflowOptions(max_wasted_share=1.0)
     scenario = Scenario((), options, "L2", None, planned=True, emulated=False, forced=True, seed=3)
 
     async def main() -> tuple[int, list[Any]]:

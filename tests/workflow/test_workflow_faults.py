@@ -54,12 +54,12 @@ from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers.atomic import CallableRetriever
 from ctxreuse.workflow.runtime import stages
 from ctxreuse.workflow.runtime.events import NodeStarted, TextDelta
-from ctxreuse.workflow.runtime.options import EngineOptions
-from ctxreuse.workflow.runtime.speculation import Finality
+from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.vector_search import search_work
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
-EAGER = EngineOptions(max_wasted_share=1.0, workers=2)
+EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
     monkeypatch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-6)
     monkeypatch.setattr(stages, "_GUESS_AT", (0.03, 0.1))
-    monkeypatch.setattr(Finality, "is_worth_it", lambda self, progress: True)
+    monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
 
 
 def plainly(graph: WorkflowGraph, question: str) -> Any:
@@ -438,7 +438,7 @@ def test_a_planner_that_fails_leaves_the_documents_as_retrieved(
     monkeypatch.setattr(planner, "plan", raising(RuntimeError("no plan")))
 
     async def main() -> None:
-        plain = EngineOptions(speculation="off")
+        plain = WorkflowOptions(speculation="off")
         async with engine_over(planner=planner, options=plain) as engine:
             assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why")
             assert engine.metrics().planning_faults == 1
@@ -583,7 +583,7 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
             lambda: draw.choice((0.0, 0.001, 0.02)),
             lambda number: pieces if number in broken else None,
         )
-        options = EngineOptions(speculation=speculation, max_wasted_share=1.0, workers=2)
+        options = WorkflowOptions(speculation=speculation, max_wasted_share=1.0, workers=2)
         engine = WorkflowEngine(
             llm,
             corpus_retriever(),
@@ -611,7 +611,7 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-5)
-        patch.setattr(Finality, "is_worth_it", lambda self, progress: True)
+        patch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
         in_virtual_time(main())
 
 
@@ -644,7 +644,7 @@ def test_an_event_loop_that_ends_during_a_scan_takes_no_worker_with_it() -> None
         return scan(*arguments)
 
     retriever.index.scan = slow  # type: ignore[method-assign]
-    options = EngineOptions(workers=1, speculation="off")
+    options = WorkflowOptions(workers=1, speculation="off")
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), retriever, options=options)
     with pytest.raises(DeadlineError):
         asyncio.run(engine.run(rag(), "Why", deadline_s=0.01))

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from ctxreuse.workflow.vector_search.costs import ScanCosts
 from ctxreuse.workflow.vector_search.merging import worst_score
-from ctxreuse.workflow.vector_search.scan_queue import Found, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.vector_search.scan_queue import (
+    ClusterFindings,
+    ScanBatch,
+    ScanQueue,
+    VectorSearch,
+)
 
 CLUSTERS, DIMENSION = 10, 4
 
@@ -63,7 +68,7 @@ class Corpus:
         ]
         return sorted(found, key=lambda one: (sign * one[0], one[1]))[:k]
 
-    def scan(self, batch: ScanBatch) -> Found:
+    def scan(self, batch: ScanBatch) -> ClusterFindings:
         """Scan a batch as an index does: the k best of each pair that reach the threshold."""
         queries = batch.vectors[:, 0].astype(int)
         assert [search.vector[0] for search in batch.searches] == queries.tolist()
@@ -75,7 +80,7 @@ class Corpus:
             == (self.higher_is_better or score == batch.thresholds[row])
         ]
         rows, scores, ids, clusters = zip(*found, strict=True) if found else ((), (), (), ())
-        return Found(
+        return ClusterFindings(
             np.array(rows, dtype=np.intp),
             np.array(scores, dtype=np.float32),
             np.array(ids, dtype=np.int64),
@@ -83,12 +88,14 @@ class Corpus:
         )
 
 
-def search_for(query: int, clusters: Any, k: int = 3, due: float = 0.0, kept: int = 0) -> Search:
+def search_for(
+    query: int, clusters: Any, k: int = 3, due: float = 0.0, kept: int = 0
+) -> VectorSearch:
     vector = np.full(DIMENSION, query, dtype=np.float32)
-    return Search(vector, np.array(clusters, dtype=np.int64), k, due, kept)
+    return VectorSearch(vector, np.array(clusters, dtype=np.int64), k, due, kept)
 
 
-def found_by(queue: ScanQueue, search: Search) -> list[tuple[float, int, int]]:
+def found_by(queue: ScanQueue, search: VectorSearch) -> list[tuple[float, int, int]]:
     best = queue.best(search)
     return list(zip(best.scores.tolist(), best.ids.tolist(), best.found_in.tolist(), strict=True))
 
@@ -125,9 +132,9 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
         for number, (clusters, k, due) in enumerate(given_)
     ]
     all_searches = list(coming)
-    there: list[Search] = []
-    scanned: dict[Search, set[int]] = {search: set() for search in coming}
-    in_flight: list[tuple[ScanBatch, Found]] = []
+    there: list[VectorSearch] = []
+    scanned: dict[VectorSearch, set[int]] = {search: set() for search in coming}
+    in_flight: list[tuple[ScanBatch, ClusterFindings]] = []
 
     def end_one() -> None:
         batch, found = in_flight.pop(draw.randrange(len(in_flight)))

@@ -8,7 +8,7 @@ from workflow_engines import DIMENSION, METRICS, NLIST, corpus_index
 
 from ctxreuse.workflow.vector_search.costs import ScanLoad
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, Search
+from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, VectorSearch
 from ctxreuse.workflow.vector_search.scanning import scan
 
 
@@ -29,7 +29,9 @@ def test_the_best_of_each_search_come_back(metric, seed, wanted):
     clusters, rows = np.array(sorted(pairs)).T
     most = max(k for k, _ in wanted)
     batch = ScanBatch(
-        searches=tuple(Search(vectors[i], np.arange(0), k, 0.0) for i, (k, _) in enumerate(wanted)),
+        searches=tuple(
+            VectorSearch(vectors[i], np.arange(0), k, 0.0) for i, (k, _) in enumerate(wanted)
+        ),
         vectors=vectors,
         thresholds=np.full(len(wanted), index.worst, dtype=np.float32),
         rows=rows,
@@ -57,7 +59,7 @@ def test_what_does_not_reach_the_threshold_stays_away():
     clusters, rows = np.arange(NLIST), np.zeros(NLIST, dtype=np.intp)
     scores = np.sort(index.scan(vectors, rows, clusters, 5).scores.ravel())
     batch = ScanBatch(
-        searches=(Search(vectors[0], clusters, 5, 0.0),),
+        searches=(VectorSearch(vectors[0], clusters, 5, 0.0),),
         vectors=vectors,
         thresholds=scores[2:3],
         rows=rows,

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workflow_engines import BLOCKS, corpus_retriever, plain_search
 
-from ctxreuse.workflow.vector_search.pending_search import NEVER, PendingSearch
-from ctxreuse.workflow.vector_search.search_work import Job, SearchWork
+from ctxreuse.workflow.vector_search.pending_search import NEVER, SearchHandle
+from ctxreuse.workflow.vector_search.search_work import Job, SearchScheduler
 
 WORKERS = 3
 
 
-def ticking_work() -> SearchWork:
+def ticking_work() -> SearchScheduler:
     ticks = count()
-    return SearchWork(
+    return SearchScheduler(
         corpus_retriever(),
         workers=WORKERS,
         reorder=True,
@@ -35,7 +35,7 @@ def test_each_search_finds_what_faiss_finds_whoever_does_its_jobs(seed: int, sea
 
     async def main() -> None:
         coming = [
-            PendingSearch(
+            SearchHandle(
                 f"passage {draw.randrange(500)} of {number}",
                 draw.randrange(1, 9),
                 draw.choice((float(number), 0.0, NEVER)),
@@ -95,7 +95,7 @@ def test_where_many_wait_batches_are_chosen_several_at_a_time() -> None:
 
     async def main() -> None:
         for number in range(40):
-            work.add(PendingSearch(f"passage {number}", 3, float(number), None, None, kept=3))
+            work.add(SearchHandle(f"passage {number}", 3, float(number), None, None, kept=3))
         assert work.hire()
         embedding = work.next_job()
         assert embedding is not None

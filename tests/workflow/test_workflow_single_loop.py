@@ -16,15 +16,15 @@ from ctxreuse.workflow import (
     START,
     CallableRetriever,
     EngineClosedError,
-    EngineOptions,
     GraphError,
     Piece,
     StageError,
     VectorRetriever,
     WorkflowEngine,
     WorkflowGraph,
+    WorkflowOptions,
 )
-from ctxreuse.workflow.library.speculative_rag import context_of, linked_graph
+from ctxreuse.workflow.library.speculative_rag import context_of, speculative_rag_graph
 from ctxreuse.workflow.vector_search.scan_queue import ScanQueue
 
 
@@ -91,9 +91,9 @@ async def test_a_linked_graph_hands_its_model_the_documents_as_text(planner):
 
     texts = ["one text\n\n", "the documents above"]
     engine = WorkflowEngine(retriever=CallableRetriever(lambda q, k: texts[:k]), planner=planner)
-    assert str(await engine.run(linked_graph("linked", Model(), 2), "Which?")) == "Yes."
+    assert str(await engine.run(speculative_rag_graph("linked", Model(), 2), "Which?")) == "Yes."
     texts = []
-    await engine.run(linked_graph("linked", Model(), 2), "Which?")
+    await engine.run(speculative_rag_graph("linked", Model(), 2), "Which?")
     assert seen == ["[Doc_1] one text\n\n\n\n[Doc_2] the documents above", ""]
 
 
@@ -107,7 +107,7 @@ async def test_a_speculative_generation_runs_in_the_context_of_its_own_run():
     graph = WorkflowGraph().add_retrieval("search", query="{input}", k=2)
     graph.add_generation("answer", prompt="{docs} for {input}")
     graph.add_edge(START, "search").add_edge("search", "answer").add_edge("answer", END)
-    engine = WorkflowEngine(Model(), corpus(), options=EngineOptions(speculation="always"))
+    engine = WorkflowEngine(Model(), corpus(), options=WorkflowOptions(speculation="always"))
 
     async def ask(tenant):
         with request_context(tenant=tenant, conversation_id="c"):
@@ -207,7 +207,7 @@ def test_a_search_in_another_loop_is_told_when_the_loop_that_served_it_ends():
 
 def test_one_event_loop_after_the_other_may_be_full():
     gated = CallableRetriever(lambda query, k: [query])
-    engine = WorkflowEngine(retriever=gated, options=EngineOptions(max_in_flight=1))
+    engine = WorkflowEngine(retriever=gated, options=WorkflowOptions(max_in_flight=1))
 
     async def many():
         return await asyncio.gather(*(engine.retrieve(f"q{n}") for n in range(3)))

@@ -12,16 +12,16 @@ from workflow_engines import BLOCKS, SteadyLLM, in_virtual_time, rag
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.aio.background_tasks import Chores
+from ctxreuse.serving.aio.background_tasks import BackgroundTasks
 from ctxreuse.workflow.graph.found_documents import Documents
 from ctxreuse.workflow.graph.nodes import Generation
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.graph.text_templates import Template
 from ctxreuse.workflow.runtime.generations import GenerationRequest, Generations, Prompts
-from ctxreuse.workflow.runtime.options import EngineOptions
+from ctxreuse.workflow.runtime.options import WorkflowOptions
 from ctxreuse.workflow.runtime.run_context import RunContext
 from ctxreuse.workflow.runtime.services import Services, Statistics
-from ctxreuse.workflow.runtime.speculation import Finality, SpeculationCounters, check_rule
+from ctxreuse.workflow.runtime.speculation import PreviewStability, SpeculationCounters, check_rule
 from ctxreuse.workflow.runtime.speculative_answers import SpeculativeAnswers
 from ctxreuse.workflow.runtime.timeline import Timeline
 from ctxreuse.workflow.vector_search.sessions import Sessions
@@ -29,8 +29,8 @@ from ctxreuse.workflow.vector_search.sessions import Sessions
 parts = st.floats(0.0, 1.0)
 
 
-def after(changes: Any) -> Finality:
-    finality = Finality()
+def after(changes: Any) -> PreviewStability:
+    finality = PreviewStability()
     for changed_at in changes:
         finality.observe(changed_at)
     return finality
@@ -68,7 +68,7 @@ def test_what_was_seen_long_ago_counts_no_more() -> None:
 
 
 def test_guesses_are_worth_it_once_they_were_right_more_often_than_waiting_gains() -> None:
-    finality = Finality()
+    finality = PreviewStability()
     assert not finality.is_guess_worth_it()
     for _ in range(100):
         finality.observe_guess(True)
@@ -110,14 +110,14 @@ def launched(
             generations=Generations(llm, Prompts(None)),
             lanes={},
             retrievers={},
-            options=EngineOptions(**options),
+            options=WorkflowOptions(**options),
             sessions=Sessions(),
             statistics=Statistics(),
             speculation=SpeculationCounters(),
             timeline=Timeline(),
             clock=asyncio.get_running_loop().time,
         )
-        chores = Chores(FailOpen("tests"))
+        chores = BackgroundTasks(FailOpen("tests"))
         graph = rag().compile()
         answers = SpeculativeAnswers(services, graph, RunContext(1), chores)
         state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
@@ -190,7 +190,7 @@ def test_nothing_is_launched_beyond_the_limits(options: dict[str, Any]) -> None:
 def test_chores_end_before_their_owner_does_even_if_that_is_cancelled() -> None:
     async def main() -> None:
         failing = FailOpen("tests")
-        chores = Chores(failing)
+        chores = BackgroundTasks(failing)
         ended = []
 
         async def work(number: int) -> None:

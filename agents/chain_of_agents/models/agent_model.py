@@ -34,7 +34,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class AgentRequest:
     """One agent's call.
 
     Attributes:
@@ -80,10 +80,10 @@ class AgentModel(Protocol):
     async def context_window(self) -> int | None:
         """Return the tokens of the longest prompt with its answer; None if nobody says."""
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: AgentRequest) -> Reply:
         """Send an agent's call and wait for the answer."""
 
-    def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
+    def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
         """Send an agent's call and yield the answer's pieces."""
 
     async def disconnect(self) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable
 
-from chain_of_agents.models.agent_model import Ask, Reply, ReplyStream
-from chain_of_agents.models.single_engine_model import OneModel
+from chain_of_agents.models.agent_model import AgentRequest, Reply, ReplyStream
+from chain_of_agents.models.single_engine_model import SingleEngineModel
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 
-class LangChainModel(OneModel):
+class LangChainModel(SingleEngineModel):
     """A LangChain chat model, as it is or bound to arguments.
 
     Args:
@@ -34,13 +34,13 @@ class LangChainModel(OneModel):
         window = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
         return window if isinstance(window, int) and window > 0 else None
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: AgentRequest) -> Reply:
         """Send a call."""
         async with self._sending(ask) as plan:
             message = await self._model.ainvoke(_messages(plan), ask.config)
         return _reply(message, plan)
 
-    async def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
+    async def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
         """Yield the answer's pieces."""
         whole: Any = None
         async with self._sending(ask) as plan:

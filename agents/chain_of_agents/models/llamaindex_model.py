@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from chain_of_agents.models.agent_model import Ask, Reply, ReplyStream
-from chain_of_agents.models.single_engine_model import OneModel
+from chain_of_agents.models.agent_model import AgentRequest, Reply, ReplyStream
+from chain_of_agents.models.single_engine_model import SingleEngineModel
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 
-class LlamaIndexModel(OneModel):
+class LlamaIndexModel(SingleEngineModel):
     """A LlamaIndex LLM.
 
     Args:
@@ -30,13 +30,13 @@ class LlamaIndexModel(OneModel):
         window = getattr(self._llm.metadata, "context_window", None)
         return window if isinstance(window, int) and window > 0 else None
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: AgentRequest) -> Reply:
         """Send a call."""
         async with self._sending(ask) as plan:
             response = await self._llm.achat(_messages(plan))
         return _reply(response, plan, response.message.content)
 
-    async def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
+    async def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
         """Yield the answer's pieces."""
         text, response = "", None
         async with self._sending(ask) as plan:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from chain_of_agents.models.agent_model import Ask, Reply, ReplyStream
+from chain_of_agents.models.agent_model import AgentRequest, Reply, ReplyStream
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.pool_result import Served
+from ctxreuse.serving.pool.pool_result import PoolResult
 
 
 class PoolModel:
@@ -49,11 +49,11 @@ class PoolModel:
         """Return what the engines say."""
         return await self._pool.context_window()
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: AgentRequest) -> Reply:
         """Send a call to the agent's replica, or where the pool sends it."""
         return _reply(await self._pool.complete(ask.request, **self._arguments(ask)))
 
-    async def stream(self, ask: Ask, into: ReplyStream) -> AsyncGenerator[str]:
+    async def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
         """Yield the answer's pieces."""
         async with self._pool.stream(ask.request, **self._arguments(ask)) as pieces:
             async for piece in pieces:
@@ -69,7 +69,7 @@ class PoolModel:
         if self._owned:
             await self._pool.aclose()
 
-    def _arguments(self, ask: Ask) -> dict[str, Any]:
+    def _arguments(self, ask: AgentRequest) -> dict[str, Any]:
         return {
             "replica": ask.replica,
             "session_id": ask.session_id,
@@ -79,7 +79,7 @@ class PoolModel:
         }
 
 
-def _reply(served: Served) -> Reply:
+def _reply(served: PoolResult) -> Reply:
     completion = served.completion
     return Reply(
         text=completion.text,

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from chain_of_agents.models.agent_model import Ask
+from chain_of_agents.models.agent_model import AgentRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.pool.admission import WaitingRoom
+from ctxreuse.serving.pool.admission import AdmissionQueue
 
 
-class OneModel:
+class SingleEngineModel:
     """A model object of a framework: one engine, as far as anybody can tell."""
 
     keeps_connections = True
 
     def __init__(self, planner: ReusePlanner, concurrency: int) -> None:
         self._planner = planner
-        self._room = WaitingRoom(planner, concurrency)
+        self._room = AdmissionQueue(planner, concurrency)
 
     def all_engines(self) -> tuple[str, ...]:
         """Return the one engine, without a name."""
@@ -40,7 +40,7 @@ class OneModel:
         """Nothing: the connections are the model's own."""
 
     @asynccontextmanager
-    async def _sending(self, ask: Ask) -> AsyncIterator[Plan]:
+    async def _sending(self, ask: AgentRequest) -> AsyncIterator[Plan]:
         """Wait for a place and hold it; the planner hears of a call that was not answered."""
         async with self._room.turn(ask.request) as plan:
             try:

@@ -44,7 +44,7 @@ class _Block:
         self.names: set[Name] = set()
 
 
-class Prompt:
+class PromptBlocks:
     """A prompt's tokens, ready to be looked up.
 
     Args:
@@ -166,11 +166,11 @@ class BlockTree:
         self._unknown_parents.clear()
         self._is_late = False
 
-    def held_tokens(self, prompt: Prompt) -> int:
+    def held_tokens(self, prompt: PromptBlocks) -> int:
         """Return how many leading tokens of a prompt are here."""
         return self._end_of(self._walk(prompt, _ROOT, 0))
 
-    def attach(self, name: Name, prompt: Prompt) -> int:
+    def attach(self, name: Name, prompt: PromptBlocks) -> int:
         """Follow a prompt under a name; return how many of its leading tokens are here."""
         self.detach(name)
         path = self._walk(prompt, _ROOT, 0)
@@ -201,7 +201,7 @@ class BlockTree:
         assert block.start is not None  # a name is attached to what was reached
         return block.start + block.size
 
-    def _walk(self, prompt: Prompt, key: _Key | None, end: int) -> list[_Step]:
+    def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[_Step]:
         """Return the blocks that a prompt goes through behind a block that ends at `end`."""
         path: list[_Step] = []
         while True:
@@ -211,7 +211,7 @@ class BlockTree:
             path.append(_Step(found, end))
             key, end = found, end + self._blocks[found].size
 
-    def _child(self, key: _Key | None, prompt: Prompt, end: int) -> _Key | None:
+    def _child(self, key: _Key | None, prompt: PromptBlocks, end: int) -> _Key | None:
         children = self._children.get(key)
         if children is not None:
             for size in self.sizes:
@@ -308,7 +308,7 @@ class BlockTree:
             if len(self._unknown_parents) > _UNKNOWN_PARENTS:
                 del self._unknown_parents[next(iter(self._unknown_parents))]
 
-    def _imply(self, prompt: Prompt, path: Sequence[_Step]) -> bool:
+    def _imply(self, prompt: PromptBlocks, path: Sequence[_Step]) -> bool:
         """Find the unknown block on which a prompt's end is built; imply what is before it.
 
         Only if the prompt goes on from there to its last full block, and if there is one such place
@@ -345,7 +345,9 @@ class BlockTree:
         self._enforce_bound()
         return True
 
-    def _unknown_before(self, prompt: Prompt, first: int, size: int) -> list[tuple[_Key, int]]:
+    def _unknown_before(
+        self, prompt: PromptBlocks, first: int, size: int
+    ) -> list[tuple[_Key, int]]:
         """Return where the prompt goes on as a block does whose parent is unknown."""
         starts = range(-(-first // size) * size, len(prompt) - size + 1, size)
         at = {prompt.link(start, size): start for start in starts}

@@ -10,7 +10,7 @@ from ctxreuse.cache.kv_events.block_tree import (
     BlockTree,
     ExtraKeys,
     Name,
-    Prompt,
+    PromptBlocks,
     block_link,
 )
 from ctxreuse.errors import InvalidRequestError, describe
@@ -192,11 +192,13 @@ class EngineBlocks:
         whole = [tree for group, tree in self._trees.items() if group not in self._partial]
         return whole or list(self._trees.values())
 
-    def _prompt(self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None) -> Prompt:
+    def _prompt(
+        self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None
+    ) -> PromptBlocks:
         # an engine that never named a salt does not tell blocks of different salts apart
         salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
         adapters = () if lora is None else (lora,)
-        return Prompt(token_array(token_ids), adapters + salts, adapters)
+        return PromptBlocks(token_array(token_ids), adapters + salts, adapters)
 
 
 def token_array(token_ids: Sequence[int]) -> array[int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ctxreuse.cache import prompt_ends
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, token_array
-from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentPrompt
+from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentRequest
 from ctxreuse.cache.kv_events.sequence import Arrival, EventSequence
 from ctxreuse.cache.kv_events.sockets import EventSockets, Received
 from ctxreuse.cache.kv_events.wire_format import decode_batch
@@ -130,7 +130,7 @@ class KVEventSync:
         self._tokenizer = tokenizer
         self._clock = clock
         self._sequence = EventSequence()
-        self._recorded: deque[SentPrompt] = deque(maxlen=max_requests)
+        self._recorded: deque[SentRequest] = deque(maxlen=max_requests)
         self._counts = _Counts()
         self._faults = FailOpen("KVEventSync", "the index is emptied", work="event handling")
         self._thread: Thread | None = None
@@ -222,7 +222,7 @@ class KVEventSync:
             ends = prompt_ends.checked_ends(block_ends, len(plan.blocks))
         if ends:  # a turn without blocks of its own has nothing in the index
             self._recorded.append(
-                SentPrompt(plan.request_id, tokens, ends, cache_salt, lora, self._clock())
+                SentRequest(plan.request_id, tokens, ends, cache_salt, lora, self._clock())
             )
 
     def _find_ends(self, plan: Plan, prompt_tokens: int) -> list[int]:

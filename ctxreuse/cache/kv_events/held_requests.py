@@ -13,7 +13,7 @@ from ctxreuse.planner import ReusePlanner
 
 
 @dataclass(slots=True)
-class SentPrompt:
+class SentRequest:
     """A prompt that was sent, with what is needed to find it in the engine's cache.
 
     Attributes:
@@ -71,7 +71,7 @@ class HeldRequests:
         self._blocks = blocks
         self._max_requests = max_requests
         self._settle_s = settle_s
-        self._new: OrderedDict[str | int, SentPrompt] = OrderedDict()
+        self._new: OrderedDict[str | int, SentRequest] = OrderedDict()
         self._held: OrderedDict[str | int, _Held] = OrderedDict()
 
     @property
@@ -84,7 +84,7 @@ class HeldRequests:
         """How many requests are followed."""
         return len(self._held)
 
-    def add(self, prompt: SentPrompt) -> None:
+    def add(self, prompt: SentRequest) -> None:
         """Follow a request; an earlier one of the same id is replaced."""
         self._forget(prompt.request_id)
         self._new[prompt.request_id] = prompt
@@ -121,7 +121,7 @@ class HeldRequests:
         """Judge new requests, and trim those of which less is held than before.
 
         Args:
-            now: Seconds, on the clock of `SentPrompt.since`.
+            now: Seconds, on the clock of `SentRequest.since`.
         """
         for request_id, tokens in self._blocks.take_lowered().items():
             held = self._held.get(request_id)

@@ -15,7 +15,7 @@ from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class OrderedContexts:
     """A trace in somebody else's order.
 
     Attributes:
@@ -30,7 +30,7 @@ class Arranged:
     wrong: int = 0
 
 
-Arrange = Callable[[Sequence[TraceRequest], bool], Arranged]
+Arrange = Callable[[Sequence[TraceRequest], bool], OrderedContexts]
 """From a trace, and whether shown blocks are left out, to the trace in another order."""
 
 
@@ -92,10 +92,10 @@ _Reorder = Callable[[Sequence[ContextBlock]], list[ContextBlock]]
 
 
 def _each(reorder: _Reorder) -> Arrange:
-    def arrange(trace: Sequence[TraceRequest], deduplicate: bool) -> Arranged:
+    def arrange(trace: Sequence[TraceRequest], deduplicate: bool) -> OrderedContexts:
         started = time.perf_counter()
         arranged = [replace(one, blocks=tuple(reorder(one.blocks))) for one in trace]
-        return Arranged(arranged, 1e3 * (time.perf_counter() - started) / max(1, len(trace)))
+        return OrderedContexts(arranged, 1e3 * (time.perf_counter() - started) / max(1, len(trace)))
 
     return arrange
 

@@ -33,7 +33,7 @@ _Step: TypeAlias = tuple[TraceRequest, Plan] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LiveEngine:
     """A server that is asked.
 
     Attributes:
@@ -137,7 +137,7 @@ class _Asker:
 
     client: EngineClient
     planner: ReusePlanner
-    engine: Engine
+    engine: LiveEngine
     context_tokens: int | None
     advance: Callable[[], object]
     salt: str = field(default_factory=lambda: uuid4().hex)

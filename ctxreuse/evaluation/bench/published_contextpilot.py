@@ -14,7 +14,7 @@ from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.evaluation.bench.baselines import Arranged, Contender
+from ctxreuse.evaluation.bench.baselines import Contender, OrderedContexts
 from ctxreuse.evaluation.replay.policies import Policy
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
@@ -22,7 +22,7 @@ _PROGRAM = Path(__file__).with_name("contextpilot_program.py")
 _LAST_WORDS = 300
 
 
-class Peer:
+class PublishedContextPilot:
     """Orders traces with the package that an interpreter has.
 
     Its orders are sent through the same planner as all others, with the retriever's ranking told,
@@ -34,7 +34,7 @@ class Peer:
 
     def __init__(self, python: str) -> None:
         self._python = python
-        self._known: dict[tuple[bool, bool, tuple[object, ...]], Arranged] = {}
+        self._known: dict[tuple[bool, bool, tuple[object, ...]], OrderedContexts] = {}
 
     def contenders(self) -> list[Contender]:
         """Return it online and as a batch."""
@@ -45,13 +45,17 @@ class Peer:
             for name, batch in (("online", False), ("batch", True))
         ]
 
-    def _arranged(self, batch: bool, trace: Sequence[TraceRequest], deduplicate: bool) -> Arranged:
+    def _arranged(
+        self, batch: bool, trace: Sequence[TraceRequest], deduplicate: bool
+    ) -> OrderedContexts:
         key = (batch, deduplicate, tuple((one.request_id, len(one.blocks)) for one in trace))
         if key not in self._known:
             self._known[key] = self._order(trace, batch, deduplicate)
         return self._known[key]
 
-    def _order(self, trace: Sequence[TraceRequest], batch: bool, deduplicate: bool) -> Arranged:
+    def _order(
+        self, trace: Sequence[TraceRequest], batch: bool, deduplicate: bool
+    ) -> OrderedContexts:
         numbers: dict[bytes, int] = {}
         blocks: list[ContextBlock] = []
         requests = []
@@ -78,7 +82,7 @@ class Peer:
             else:
                 wrong += 1
                 arranged.append(traced)
-        return Arranged(arranged, 1e3 * answer["seconds"] / max(1, len(trace)), wrong)
+        return OrderedContexts(arranged, 1e3 * answer["seconds"] / max(1, len(trace)), wrong)
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:

@@ -102,7 +102,7 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
     return Dataset(dataset.name, dataset.passages, questions)
 
 
-def alone(dataset: Dataset) -> Dataset:
+def independent_questions(dataset: Dataset) -> Dataset:
     """Return a data set whose turns are questions that stand alone."""
     questions = (replace(one, conversation_id=None, turn=0) for one in dataset.questions)
     return replace(dataset, questions=tuple(questions))

@@ -13,7 +13,7 @@ from pathlib import Path
 from ctxreuse.errors import describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.published_files import Source, text_of, texts_of
-from ctxreuse.evaluation.traces.json_lines import Line, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 
 _SOURCE = Source(
     "jsonl",
@@ -64,7 +64,7 @@ def load_jsonl(path: Path, chunk_tokens: int) -> Dataset:
     return Dataset(_SOURCE.name, tuple(passages.values()), tuple(questions))
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Line]]:
+def _lines(path: Path) -> Iterator[tuple[str, JsonLine]]:
     seen: set[str] = set()
     for line in read_lines(str(path)):
         identity = str(line.get("id", (str, int)))
@@ -74,25 +74,25 @@ def _lines(path: Path) -> Iterator[tuple[str, Line]]:
         yield identity, line
 
 
-def _scope(line: Line) -> str:
+def _scope(line: JsonLine) -> str:
     return text_of(line, "user", "") or text_of(line, "collection", "")
 
 
-def _tokens(line: Line) -> int | None:
+def _tokens(line: JsonLine) -> int | None:
     tokens: int | None = line.get("tokens", (int,), None)
     if tokens is not None and tokens < 0:
         line.fail(f"field 'tokens' is {describe(tokens)}; it must be an integer from 0")
     return tokens
 
 
-def _turn(line: Line) -> int:
+def _turn(line: JsonLine) -> int:
     turn: int = line.get("turn", (int,), 0)
     if turn < 0:
         line.fail(f"field 'turn' is {describe(turn)}; turns count from 0")
     return turn
 
 
-def _blocks(line: Line, passages: Container[str]) -> tuple[str, ...] | None:
+def _blocks(line: JsonLine, passages: Container[str]) -> tuple[str, ...] | None:
     if line.fields.get("blocks") is None:
         return None
     blocks = tuple(str(entry) for entry in line.ids("blocks"))

@@ -21,7 +21,7 @@ from ctxreuse.evaluation.datasets.published_files import (
     text_of,
     texts_of,
 )
-from ctxreuse.evaluation.traces.json_lines import Line
+from ctxreuse.evaluation.traces.json_lines import JsonLine
 
 _SOURCE = Source(
     "locomo", "a folder with locomo10.json, or that file", "github.com/snap-research/locomo"
@@ -74,7 +74,7 @@ def load_locomo(path: Path, chunk_tokens: int) -> Dataset:
     return Dataset(_SOURCE.name, tuple(passages), tuple(questions))
 
 
-def _turns(sample: Line, sample_id: str) -> list[Passage]:
+def _turns(sample: JsonLine, sample_id: str) -> list[Passage]:
     conversation = record(sample.fields.get("conversation"), f"{sample.place}.conversation")
     sessions = {
         int(found.group(1)): name
@@ -102,13 +102,13 @@ def _turns(sample: Line, sample_id: str) -> list[Passage]:
     return list(turns.values())
 
 
-def _answers(line: Line) -> tuple[str, ...]:
+def _answers(line: JsonLine) -> tuple[str, ...]:
     # years and counts are numbers in the file
     answer = line.get("answer", (str, int, float), "")
     return (str(answer),) if answer != "" else ()
 
 
-def _evidence(line: Line, sample_id: str) -> frozenset[str]:
+def _evidence(line: JsonLine, sample_id: str) -> frozenset[str]:
     # the file also has "D8:6; D9:17", "D9:1 D4:4 D4:6", "D:11:26", "D30:05" and "D"
     return frozenset(
         f"{sample_id}/D{int(session)}:{int(turn)}"

@@ -28,7 +28,7 @@ from ctxreuse.evaluation.datasets.published_files import (
     refuse_pointer,
     text_of,
 )
-from ctxreuse.evaluation.traces.json_lines import Line, lines_of, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, lines_of, read_lines
 
 _SOURCE = Source(
     "mtrag",
@@ -106,7 +106,7 @@ def _corpora(path: Path, benchmark: Path) -> Mapping[str, Path]:
     raise _SOURCE.missing(folders[0] / "clapnq.jsonl")
 
 
-def _corpus_lines(path: Path) -> Iterator[Line]:
+def _corpus_lines(path: Path) -> Iterator[JsonLine]:
     try:
         with path.open("rb") as stream:
             refuse_pointer(path, stream.read(100))
@@ -147,7 +147,7 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[0]
 
 
-def _passage_id(line: Line) -> str:
+def _passage_id(line: JsonLine) -> str:
     return text_of(line, "_id" if line.fields.get("_id") is not None else "id")
 
 
@@ -262,7 +262,7 @@ def _of_conversations(path: Path, corpora: Mapping[str, Collection[str]]) -> lis
     return questions
 
 
-def _relevant(message: Line) -> Iterator[str]:
+def _relevant(message: JsonLine) -> Iterator[str]:
     for context in nested(message, "contexts"):
         feedback = context.get("feedback", (dict,), {})
         votes = record(feedback.get("relevant") or {}, f"{context.place}.feedback.relevant")
@@ -311,7 +311,7 @@ def _qrels(path: Path) -> dict[str, set[str]]:
     return relevant
 
 
-def _collection(line: Line) -> str:
+def _collection(line: JsonLine) -> str:
     # MT-RAG's tasks have one spelling, the evaluation's samples the other
     return text_of(line, "Collection", "") or text_of(line, "collection")
 

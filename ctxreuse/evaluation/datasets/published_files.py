@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.traces.json_lines import Line
+from ctxreuse.evaluation.traces.json_lines import JsonLine
 
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 
@@ -123,7 +123,7 @@ def read_json(path: Path) -> Any:
         raise InputFileError(f"{path}: broken JSON ({reason}); get the file again") from None
 
 
-def read_csv(path: Path, columns: Collection[str]) -> Iterator[Line]:
+def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
     """Yield the rows of a comma-separated file that begins with the columns' names.
 
     Args:
@@ -143,14 +143,14 @@ def read_csv(path: Path, columns: Collection[str]) -> Iterator[Line]:
                 f"{', '.join(columns)}"
             )
         for row in rows:
-            yield Line(f"{path}:{rows.line_num}", row)
+            yield JsonLine(f"{path}:{rows.line_num}", row)
     except csv.Error as error:
         raise InputFileError(
             f"{path}:{rows.reader.line_num}: broken CSV ({error}); get the file again"
         ) from None
 
 
-def record(value: Any, place: str) -> Line:
+def record(value: Any, place: str) -> JsonLine:
     """Return a JSON object whose fields can be asked for.
 
     Args:
@@ -162,10 +162,10 @@ def record(value: Any, place: str) -> Line:
     """
     if not isinstance(value, dict):
         raise InputFileError(f"{place}: {describe(value)} is no JSON object")
-    return Line(place, value)
+    return JsonLine(place, value)
 
 
-def records(value: Any, place: str) -> list[Line]:
+def records(value: Any, place: str) -> list[JsonLine]:
     """Return the JSON objects of a list; of null, none.
 
     Args:
@@ -182,12 +182,12 @@ def records(value: Any, place: str) -> list[Line]:
     return [record(entry, f"{place}[{number}]") for number, entry in enumerate(value)]
 
 
-def nested(line: Line, name: str) -> list[Line]:
+def nested(line: JsonLine, name: str) -> list[JsonLine]:
     """Return a field that is a list of JSON objects; missing or null stands for none."""
     return records(line.fields.get(name), f"{line.place}.{name}")
 
 
-def text_of(line: Line, name: str, default: str | None = None) -> str:
+def text_of(line: JsonLine, name: str, default: str | None = None) -> str:
     """Return a field that is a text, with '?' for what UTF-8 has no bytes for.
 
     Args:
@@ -201,7 +201,7 @@ def text_of(line: Line, name: str, default: str | None = None) -> str:
     return well_formed(line.get(name, (str,), ... if default is None else default))
 
 
-def texts_of(line: Line, name: str) -> list[str]:
+def texts_of(line: JsonLine, name: str) -> list[str]:
     """Return a field that is a text or a list of texts; missing or null stands for none.
 
     Raises:

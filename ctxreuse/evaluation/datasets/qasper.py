@@ -20,7 +20,7 @@ from ctxreuse.evaluation.datasets.published_files import (
     text_of,
     texts_of,
 )
-from ctxreuse.evaluation.traces.json_lines import Line
+from ctxreuse.evaluation.traces.json_lines import JsonLine
 
 _SOURCE = Source(
     "qasper",
@@ -63,7 +63,7 @@ def load_qasper(path: Path, chunk_tokens: int) -> Dataset:
     return Dataset(_SOURCE.name, passages, tuple(questions))
 
 
-def _paper(paper_id: str, line: Line, chunk_tokens: int) -> ChunkedDocument:
+def _paper(paper_id: str, line: JsonLine, chunk_tokens: int) -> ChunkedDocument:
     paper = ChunkedDocument(paper_id, chunk_tokens)
     title = text_of(line, "title", "").strip()
     paper.add(text_of(line, "abstract", ""), _heading(title, "Abstract"))
@@ -78,7 +78,7 @@ def _heading(title: str, section: str) -> str:
     return "\n".join(filter(None, (title, section)))
 
 
-def _question(line: Line, paper: ChunkedDocument) -> Question:
+def _question(line: JsonLine, paper: ChunkedDocument) -> Question:
     answers: list[str] = []
     gold: set[str] = set()
     for annotation in nested(line, "answers"):
@@ -98,7 +98,7 @@ def _question(line: Line, paper: ChunkedDocument) -> Question:
     )
 
 
-def _answer(answer: Line) -> str | None:
+def _answer(answer: JsonLine) -> str | None:
     # the order in which the authors' evaluator asks
     if answer.get("unanswerable", (bool,), False):
         return "Unanswerable"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import Reference
-from ctxreuse.evaluation.traces.json_lines import Line, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 from ctxreuse.planning.plan import Plan
 
 PlannedPart = tuple[str, BlockId, str | None]
@@ -135,7 +135,7 @@ def read_plan(path: str) -> list[PlannedRequest]:
     return planned
 
 
-def _parts(line: Line) -> tuple[PlannedPart, ...]:
+def _parts(line: JsonLine) -> tuple[PlannedPart, ...]:
     if line.fields.get("parts") is None:
         return tuple(
             (f"[Doc_{ordinal}]", block_id, None)

@@ -17,7 +17,7 @@ STANDARD_STREAM = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JsonLine:
     """One JSON object and where it stands."""
 
     place: str
@@ -56,7 +56,7 @@ class Line:
         return list(values)
 
 
-def read_lines(path: str) -> Iterator[Line]:
+def read_lines(path: str) -> Iterator[JsonLine]:
     """Yield the JSON objects of a file, one a line; blank lines are passed over.
 
     Args:
@@ -75,7 +75,7 @@ def read_lines(path: str) -> Iterator[Line]:
         raise InputFileError(f"{name}: cannot be read: {error.strerror}") from error
 
 
-def lines_of(stream: Iterable[bytes], name: str) -> Iterator[Line]:
+def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
     """Yield the JSON objects of lines that are open already, one a line.
 
     Args:
@@ -87,7 +87,7 @@ def lines_of(stream: Iterable[bytes], name: str) -> Iterator[Line]:
     """
     for number, line in enumerate(stream, start=1):
         if line.strip():
-            yield Line(f"{name}:{number}", _parse(f"{name}:{number}", line))
+            yield JsonLine(f"{name}:{number}", _parse(f"{name}:{number}", line))
 
 
 def _parse(place: str, line: bytes) -> Mapping[str, Any]:

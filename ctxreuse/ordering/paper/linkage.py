@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.ordering.paper.distance import pairwise_distances
+from ctxreuse.ordering.paper.context_distance import pairwise_distances
 
 MAX_CONTEXTS = 20_000
 """Average linkage holds all pairs: 20,000 distinct contexts take 1.6 GB."""

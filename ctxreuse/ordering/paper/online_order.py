@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.index.radix_tree import Node
-from ctxreuse.ordering.paper.distance import context_distance
+from ctxreuse.ordering.paper.context_distance import context_distance
 
 
 def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> list[BlockKey]:

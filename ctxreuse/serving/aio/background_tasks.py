@@ -9,7 +9,7 @@ from typing import Any
 from ctxreuse.context.fail_open import FailOpen
 
 
-class Chores:
+class BackgroundTasks:
     """Tasks that end before their owner does.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class ConcurrencyLimiter:
     """Lets so many runs go on at a time; others wait in the order of arrival.
 
     Args:

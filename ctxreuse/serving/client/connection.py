@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.client.transient_errors import (
-    foreign_errors,
+    client_library_errors,
     is_transient,
     status_of,
     waiting,
@@ -82,7 +82,7 @@ class EngineConnection:
                     if method == "GET":
                         return await self.openai.get(url, cast_to=str)
                     return await self.openai.post(url, cast_to=str, body=body)
-        except foreign_errors() as error:
+        except client_library_errors() as error:
             raise self.error(error, attempts) from error
         raise AssertionError("tenacity makes at least one attempt")
 
@@ -118,7 +118,7 @@ class EngineConnection:
         """Return our error for a foreign one, without its message, which may hold the prompt.
 
         Args:
-            error: One of `foreign_errors()`.
+            error: One of `client_library_errors()`.
             attempts: How often the request was sent.
         """
         status = status_of(error)

@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -19,12 +19,12 @@ from ctxreuse.serving.client.cached_tokens import CachedTokenReports, Expectatio
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.connection import EngineConnection
 from ctxreuse.serving.client.model_name import ModelName
-from ctxreuse.serving.client.request import Call, Prompt, check_params, messages_of
+from ctxreuse.serving.client.request import EngineCall, Prompt, check_params, messages_of
 from ctxreuse.serving.client.stream import CompletionStream
-from ctxreuse.serving.client.transient_errors import BrokenReplyError, foreign_errors
+from ctxreuse.serving.client.transient_errors import BrokenReplyError, client_library_errors
 
 if TYPE_CHECKING:
-    from ctxreuse.cache.capacity_tracker import ShadowCache
+    from ctxreuse.cache.capacity_tracker import CapacityTracker
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
@@ -83,7 +83,7 @@ class EngineClient(AsyncClosing):
         *,
         api_key: str = "EMPTY",
         planner: ReusePlanner | None = None,
-        shadow: ShadowCache | None = None,
+        shadow: CapacityTracker | None = None,
         events: KVEventSync | None = None,
         lora: str | None = None,
         http_client: Any = None,
@@ -217,13 +217,13 @@ class EngineClient(AsyncClosing):
         """
         return await self._connection.max_model_len()
 
-    async def metrics(self) -> EngineMetrics:
+    async def metrics(self) -> PrefixCacheMetrics:
         """Return what the engine's `/metrics` say about its prefix cache.
 
         Raises:
             EngineError: If the engine does not answer.
         """
-        return EngineMetrics.parse(await self._connection.ask("GET", "/metrics"))
+        return PrefixCacheMetrics.parse(await self._connection.ask("GET", "/metrics"))
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
@@ -262,7 +262,7 @@ class EngineClient(AsyncClosing):
         session_id: str | None,
         params: Mapping[str, Any],
         on_first_token: Callable[[], object] | None = None,
-    ) -> Call:
+    ) -> EngineCall:
         """Put together what is sent."""
         check_params(params)
         messages = messages_of(prompt)
@@ -288,9 +288,9 @@ class EngineClient(AsyncClosing):
             "extra_body": {**body, **(params.get("extra_body") or {})},
             "extra_headers": {**headers, **(params.get("extra_headers") or {})},
         }
-        return Call(plan, arguments, on_first_token)
+        return EngineCall(plan, arguments, on_first_token)
 
-    async def _pieces(self, call: Call, model: str) -> AsyncGenerator[str]:
+    async def _pieces(self, call: EngineCall, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""
         arguments = {"model": model, **call.arguments}
         expectation = self._bookkeeping.attempt(
@@ -308,7 +308,7 @@ class EngineClient(AsyncClosing):
         if call.reader.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 
-    async def _stream(self, call: Call) -> AsyncGenerator[str]:
+    async def _stream(self, call: EngineCall) -> AsyncGenerator[str]:
         """Yield the answer's pieces; send the request again only until the first one is there."""
         with self._reporting(call):
             model = await self.model()
@@ -322,7 +322,7 @@ class EngineClient(AsyncClosing):
                     piece = await anext(pieces, None)
             call.completion = self._completed(call)
 
-    def _completed(self, call: Call) -> Completion:
+    def _completed(self, call: EngineCall) -> Completion:
         reader, ended = call.reader, self._clock()
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
@@ -343,7 +343,7 @@ class EngineClient(AsyncClosing):
         self._bookkeeping.attempt(lambda: self._note(call, completion), lambda: None)
         return completion
 
-    def _note(self, call: Call, completion: Completion) -> None:
+    def _note(self, call: EngineCall, completion: Completion) -> None:
         """Tell the caches' observers what the engine has seen."""
         if call.plan is None:
             return
@@ -364,17 +364,17 @@ class EngineClient(AsyncClosing):
             )
 
     @contextmanager
-    def _reporting(self, call: Call) -> Iterator[None]:
+    def _reporting(self, call: EngineCall) -> Iterator[None]:
         """Map foreign errors to ours; whatever goes wrong, the planner hears of it."""
         try:
             yield
         except BaseException as error:
             self._drop(call)
-            if isinstance(error, foreign_errors()):
+            if isinstance(error, client_library_errors()):
                 raise self._connection.error(error, call.attempts) from error
             raise
 
-    def _drop(self, call: Call) -> None:
+    def _drop(self, call: EngineCall) -> None:
         """Tell the planner that a call will not be answered."""
         if call.plan is not None:
             self.forget(call.plan)

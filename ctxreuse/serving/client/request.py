@@ -19,7 +19,7 @@ _RESERVED = ("messages", "stream")
 
 
 @dataclass(slots=True)
-class Call:
+class EngineCall:
     """One request on its way through its attempts.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.request import Call
+from ctxreuse.serving.client.request import EngineCall
 
 
 class CompletionStream(AsyncClosing):
@@ -17,7 +17,9 @@ class CompletionStream(AsyncClosing):
     `completion` is there once the iteration has ended.
     """
 
-    def __init__(self, call: Call, pieces: AsyncGenerator[str], drop: Callable[[], None]) -> None:
+    def __init__(
+        self, call: EngineCall, pieces: AsyncGenerator[str], drop: Callable[[], None]
+    ) -> None:
         self._call = call
         self._pieces = pieces
         self._drop = drop

@@ -17,7 +17,7 @@ class BrokenReplyError(Exception):
     """A stream ended before the answer did, or does not hold what the protocol says."""
 
 
-def foreign_errors() -> tuple[type[BaseException], ...]:
+def client_library_errors() -> tuple[type[BaseException], ...]:
     """Return the errors that `openai`, its HTTP library and the reader of a stream raise."""
     import openai
 
@@ -39,10 +39,10 @@ def is_transient(error: BaseException) -> bool:
     Broken connections, timeouts, 408, 409, 425, 429 and 5xx pass; other statuses do not.
     """
     status = status_of(error)
-    return isinstance(error, foreign_errors()) if status is None else passes(status)
+    return isinstance(error, client_library_errors()) if status is None else is_retryable(status)
 
 
-def passes(status: int | None) -> bool:
+def is_retryable(status: int | None) -> bool:
     """Return whether a request with this outcome may succeed when it is sent again.
 
     Args:

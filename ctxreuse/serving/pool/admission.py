@@ -33,7 +33,7 @@ _PLANNED_ON_THE_LOOP = 64
 """More requests than these are planned in a thread, so that the event loop stays responsive."""
 
 
-class WaitingRoom:
+class AdmissionQueue:
     """Lets so many requests at a time go to an engine, planned together as they wait.
 
     Tasks of several event loops may wait in one room, each loop in a thread of its own.
@@ -67,7 +67,9 @@ class WaitingRoom:
         self._concurrency = concurrency
         self._window_s = checked_window(window_s)
         self._strategy = strategy
-        self._fail_open = FailOpen("WaitingRoom", "requests go on in the order in which they came")
+        self._fail_open = FailOpen(
+            "AdmissionQueue", "requests go on in the order in which they came"
+        )
         # a collected task may leave while this very thread holds the lock
         self._lock = RLock()
         self._arrived: OrderedDict[_Ticket, None] = OrderedDict()
@@ -265,11 +267,11 @@ class WaitingRoom:
 
 
 class Turn:
-    """A request's turn in a waiting room, for one `async with`; made by `WaitingRoom.turn`."""
+    """A request's turn in a waiting room, for one `async with`; made by `AdmissionQueue.turn`."""
 
     # no generator: one that is left behind by a closed event loop never runs to its end
 
-    def __init__(self, room: WaitingRoom, request: Plannable) -> None:
+    def __init__(self, room: AdmissionQueue, request: Plannable) -> None:
         self._room = room
         self._request = request
         self._ticket: _Ticket | None = None

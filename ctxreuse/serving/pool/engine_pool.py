@@ -11,12 +11,18 @@ from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.transient_errors import passes
+from ctxreuse.serving.client.transient_errors import is_retryable
 from ctxreuse.serving.pool.admission import Plannable
-from ctxreuse.serving.pool.membership import Engine, Replicas, check_count, check_limit, is_number
-from ctxreuse.serving.pool.pool_result import PoolStream, Served
-from ctxreuse.serving.pool.replica import Client, Replica, Sending
-from ctxreuse.serving.pool.routing import Router, request_of
+from ctxreuse.serving.pool.membership import (
+    EngineSpec,
+    Replicas,
+    check_count,
+    check_limit,
+    is_number,
+)
+from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
+from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica
+from ctxreuse.serving.pool.routing import RequestRouter, request_of
 
 
 class EnginePool(Replicas):
@@ -34,8 +40,8 @@ class EnginePool(Replicas):
     A pool may be used from several event loops.
 
     Args:
-        engines: Addresses, or `Engine`s; a mapping from names to functions that make a client is
-            for clients of your own.
+        engines: Addresses, or `EngineSpec`s; a mapping from names to functions that
+            make a client is for clients of your own.
         model: The model's name; None asks each engine.
         planner: Its settings are those of each engine's planner; None takes the defaults.
         strategy: "reuse", "paper" or "none".
@@ -73,7 +79,7 @@ class EnginePool(Replicas):
 
     def __init__(
         self,
-        engines: str | Engine | Iterable[str | Engine] | Mapping[str, Callable[[], Client]],
+        engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
         model: str | None = None,
         *,
         planner: ReusePlanner | None = None,
@@ -99,7 +105,7 @@ class EnginePool(Replicas):
         check_count("attempts", attempts)
         self._attempts = attempts
         self._backoff_s = backoff_s
-        self._router = Router(queue_weight, in_order=strategy == "none")
+        self._router = RequestRouter(queue_weight, in_order=strategy == "none")
         super().__init__(
             engines,
             planner=planner,
@@ -147,7 +153,7 @@ class EnginePool(Replicas):
         limit_s: float | None = None,
         on_first_token: Callable[[], object] | None = None,
         **params: Any,
-    ) -> Served:
+    ) -> PoolResult:
         """Send a request, wherever it is served first, and wait for the whole answer.
 
         Args:
@@ -240,12 +246,12 @@ class EnginePool(Replicas):
         return self._best(candidates, prompt)
 
     def _served(
-        self, by: Replica, sending: Sending, completion: Completion, tried: Iterable[str]
-    ) -> Served:
+        self, by: Replica, sending: InFlightRequest, completion: Completion, tried: Iterable[str]
+    ) -> PoolResult:
         """Note that a request is answered; return its answer."""
         by.note_answer(sending, completion)
         self._router.note(sending.plan.request, by)
-        return Served(completion, sending.plan, by.name, tuple(tried))
+        return PoolResult(completion, sending.plan, by.name, tuple(tried))
 
     async def _pieces(
         self,
@@ -282,7 +288,7 @@ class EnginePool(Replicas):
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
         tried.append(failed.name)
         candidates = self._candidates(tried)
-        if not passes(error.status) or len(tried) >= self._attempts or not candidates:
+        if not is_retryable(error.status) or len(tried) >= self._attempts or not candidates:
             if len(tried) > 1:
                 error.attempts += len(tried) - 1
                 error.add_note(f"sent to {', '.join(tried)}, in turn")

@@ -12,7 +12,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.pool.admission import WaitingRoom
+from ctxreuse.serving.pool.admission import AdmissionQueue
 from ctxreuse.serving.pool.circuit_breaker import CircuitBreaker
 from ctxreuse.serving.pool.replica import Client, Replica, ReplicaStatus
 
@@ -23,7 +23,7 @@ _DRAINING_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineSpec:
     """An engine of a pool, where its address alone does not say all.
 
     Attributes:
@@ -54,7 +54,7 @@ class Replicas(AsyncClosing):
 
     def __init__(
         self,
-        engines: str | Engine | Iterable[str | Engine] | Mapping[str, Callable[[], Client]],
+        engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
         *,
         planner: ReusePlanner | None,
         strategy: Strategy,
@@ -114,15 +114,15 @@ class Replicas(AsyncClosing):
         """
         return self._replica(name).generation
 
-    def add(self, engine: str | Engine) -> str:
+    def add(self, engine: str | EngineSpec) -> str:
         """Add an engine; return its name.
 
         Raises:
             InvalidRequestError: If it is no address, or the name is taken.
         """
         if isinstance(engine, str):
-            engine = Engine(base_url=engine)
-        if not isinstance(engine, Engine):
+            engine = EngineSpec(base_url=engine)
+        if not isinstance(engine, EngineSpec):
             raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
         planner = self._settings.sibling()
         events: KVEventSync | None = None
@@ -233,9 +233,10 @@ class Replicas(AsyncClosing):
             await replica.disconnect()
 
     def _enter_all(
-        self, engines: str | Engine | Iterable[str | Engine] | Mapping[str, Callable[[], Client]]
+        self,
+        engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
     ) -> None:
-        if isinstance(engines, (str, Engine)):
+        if isinstance(engines, (str, EngineSpec)):
             engines = [engines]
         if isinstance(engines, Mapping):
             given = sorted(
@@ -273,9 +274,9 @@ class Replicas(AsyncClosing):
     ) -> None:
         if name in self._replicas:
             raise InvalidRequestError(
-                f"there are two engines called {describe(name)}; give Engine(..., name=...)"
+                f"there are two engines called {describe(name)}; give EngineSpec(..., name=...)"
             )
-        room = WaitingRoom(planner, self._concurrency, self._window_s, self._strategy)
+        room = AdmissionQueue(planner, self._concurrency, self._window_s, self._strategy)
         circuit = CircuitBreaker(self._failures, self._rest_s)
         replica = Replica(
             name,

@@ -165,7 +165,7 @@ class _Loads:
         self._on[self.engine_of[agent]] += tokens
 
 
-class DocumentHomes:
+class DocumentAffinity:
     """Remembers who reads which document, and how much each has read of late.
 
     Args:
@@ -179,7 +179,7 @@ class DocumentHomes:
         InvalidRequestError: If a number is out of range.
 
     Example:
-        >>> homes = DocumentHomes()
+        >>> homes = DocumentAffinity()
         >>> document = Document(BlockKey(b"d1"), tokens=100)
         >>> [home] = homes.assign([document], [0, 1, 2])
         >>> homes.assign([document], [0, 1, 2]) == [home]
@@ -297,3 +297,7 @@ def checked_bound(bound: float) -> float:
     if not isinstance(bound, (int, float)) or not 1 <= bound < float("inf"):
         raise InvalidRequestError(f"the bound must be a number from 1, not {describe(bound)}")
     return bound
+
+
+DocumentHomes = DocumentAffinity
+"""The former name of `DocumentAffinity`."""

@@ -12,7 +12,7 @@ from ctxreuse.serving.client.completion import Completion
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PoolResult:
     """An answer of a pool.
 
     Attributes:
@@ -33,10 +33,10 @@ class PoolStream(AsyncClosing):
 
     def __init__(self) -> None:
         self.pieces: AsyncGenerator[str]
-        self.result: Served | None = None
+        self.result: PoolResult | None = None
 
     @property
-    def served(self) -> Served:
+    def served(self) -> PoolResult:
         """The whole answer.
 
         Raises:

@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from ctxreuse.cache.capacity_tracker import ShadowCache
-from ctxreuse.cache.metrics import EngineMetrics
+from ctxreuse.cache.capacity_tracker import CapacityTracker
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
@@ -20,8 +20,8 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.request import Prompt
 from ctxreuse.serving.client.stream import CompletionStream
-from ctxreuse.serving.client.transient_errors import passes
-from ctxreuse.serving.pool.admission import Plannable, WaitingRoom
+from ctxreuse.serving.client.transient_errors import is_retryable
+from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
 
 _SURPRISES = 3
@@ -63,7 +63,7 @@ class Client(Protocol):
     async def context_window(self) -> int | None:
         """Return the tokens of the longest prompt with its answer; None if nobody says."""
 
-    async def metrics(self) -> EngineMetrics:
+    async def metrics(self) -> PrefixCacheMetrics:
         """Return what the engine says about its prefix cache."""
 
     async def aclose(self) -> None:
@@ -96,7 +96,7 @@ class ReplicaStatus:
     generation: int
 
 
-class Sending:
+class InFlightRequest:
     """A request on its way to a replica.
 
     Attributes:
@@ -162,7 +162,7 @@ class Replica:
         name: str,
         connect: Callable[[], Client],
         planner: ReusePlanner,
-        room: WaitingRoom,
+        room: AdmissionQueue,
         circuit: CircuitBreaker,
         *,
         capacity_tokens: int | None = None,
@@ -179,9 +179,9 @@ class Replica:
         self._clock = clock
         self._connect = connect
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
-        self._shadow: ShadowCache | None = None
+        self._shadow: CapacityTracker | None = None
         if capacity_tokens is not None and not follows_events:
-            self._shadow = ShadowCache(planner, capacity_tokens)
+            self._shadow = CapacityTracker(planner, capacity_tokens)
         self._questions = 0 if follows_events or self._shadow is not None else _QUESTIONS
         self._window: int | None = None
         self._knows_window = False
@@ -239,7 +239,7 @@ class Replica:
     @asynccontextmanager
     async def sending(
         self, prompt: Plannable, to_compute: int, limit_s: float | None
-    ) -> AsyncIterator[Sending]:
+    ) -> AsyncIterator[InFlightRequest]:
         """Wait for a place and hold it while a request is sent; note if that fails.
 
         Args:
@@ -259,13 +259,13 @@ class Replica:
         try:
             async with self._room.turn(prompt) as plan:
                 try:
-                    yield Sending(plan, generation, self.name, limit_s)
+                    yield InFlightRequest(plan, generation, self.name, limit_s)
                     await self._learn_capacity()
                 except BaseException:
                     self.planner.evict([plan.request_id])
                     raise
         except EngineError as error:
-            if passes(error.status):
+            if is_retryable(error.status):
                 self._note_failure()
             else:
                 self._note_life()  # it refuses this request, and works
@@ -279,7 +279,7 @@ class Replica:
             with self._lock:
                 self.queued_tokens -= to_compute
 
-    def note_answer(self, sending: Sending, completion: Completion) -> None:
+    def note_answer(self, sending: InFlightRequest, completion: Completion) -> None:
         """Take note of an answered request."""
         with self._lock:
             self._circuit.succeed()
@@ -323,7 +323,7 @@ class Replica:
             self.generation += 1
             self._surprises = 0
             if self._shadow is not None:
-                self._shadow = ShadowCache(self.planner, self._shadow.capacity_tokens)
+                self._shadow = CapacityTracker(self.planner, self._shadow.capacity_tokens)
         self.planner.evict_tokens(self.planner.statistics().tokens)
 
     async def disconnect(self) -> None:
@@ -355,19 +355,19 @@ class Replica:
             self._bookkeeping.note(error)
             return
         if capacity is not None:
-            self._shadow = ShadowCache(self.planner, capacity)
+            self._shadow = CapacityTracker(self.planner, capacity)
 
     async def _is_ready(self, limit_s: float) -> bool:
         try:
             async with asyncio.timeout(limit_s):
                 await self.client().check_health()
         except EngineError as error:
-            return not passes(error.status)  # 404: it answers, and knows no such route
+            return not is_retryable(error.status)  # 404: it answers, and knows no such route
         except TimeoutError:
             return False
         return True
 
-    def _observe(self, sending: Sending, completion: Completion) -> None:
+    def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens
         if self._shadow is not None and completion.prompt_tokens is not None:
             self._shadow.observe(

@@ -34,7 +34,7 @@ class _Home(NamedTuple):
     generation: int
 
 
-class Router:
+class RequestRouter:
     """Chooses among replicas by what they are expected to have cached, and by their queues.
 
     Args:

@@ -20,7 +20,9 @@ SEARCH, ANSWER = "search", "answer"
 """The two nodes."""
 
 
-def linked_graph(name: str, llm: LanguageModel, k: int, retriever: str | None = None) -> Graph:
+def speculative_rag_graph(
+    name: str, llm: LanguageModel, k: int, retriever: str | None = None
+) -> Graph:
     """Return a graph that searches for its `input` and has the model answer.
 
     Args:
@@ -39,7 +41,7 @@ def linked_graph(name: str, llm: LanguageModel, k: int, retriever: str | None = 
 
 
 def context_of(prompt: Prompt) -> str:
-    """Return the documents that a `linked_graph` asks with: labels, texts, the order annotation.
+    """Return the documents of a `speculative_rag_graph`: labels, texts, the order annotation.
 
     Args:
         prompt: What its model is given.

@@ -87,7 +87,7 @@ class Prompts:
         return render_messages(request.system, None, content)
 
 
-class Answer:
+class GenerationAnswer:
     """An answer that comes whether or not anybody reads it yet.
 
     Args:
@@ -174,18 +174,18 @@ class Generations:
         self.started = 0
         self._llm = llm
         self._prompts = prompts
-        self._under_way: set[Answer] = set()
+        self._under_way: set[GenerationAnswer] = set()
 
     def __len__(self) -> int:
         """Return how many are under way."""
         return len(self._under_way)
 
-    def begin(self, request: GenerationRequest, tenant: str) -> Answer:
+    def begin(self, request: GenerationRequest, tenant: str) -> GenerationAnswer:
         """Ask the model."""
         llm = self._llm if request.llm is None else request.llm
         assert llm is not None, "the engine has checked that there is one"
         stream = llm.stream(self._prompts.prompt(request, tenant), request.params)
-        answer = Answer(request, stream)
+        answer = GenerationAnswer(request, stream)
         self.started += 1
         self._under_way.add(answer)
         answer.on_end(lambda: self._under_way.discard(answer))

@@ -16,7 +16,7 @@ def default_workers() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class WorkflowOptions:
     """How an engine works. Nothing of this changes what a run returns.
 
     Args:

@@ -10,11 +10,11 @@ from typing import TypeAlias, TypeVar
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.workflow.retrievers.atomic import Retriever
 from ctxreuse.workflow.runtime.generations import Generations
-from ctxreuse.workflow.runtime.options import EngineOptions
-from ctxreuse.workflow.runtime.speculation import Finality, SpeculationCounters
+from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.speculation import PreviewStability, SpeculationCounters
 from ctxreuse.workflow.runtime.timeline import Timeline
 from ctxreuse.workflow.vector_search.costs import MovingMean
-from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
 from ctxreuse.workflow.vector_search.sessions import Sessions
 
 DEFAULT_RETRIEVER = "default"
@@ -46,15 +46,15 @@ class Statistics:
 
     def __init__(self) -> None:
         self._generations: OrderedDict[NodeKey, GenerationStatistics] = OrderedDict()
-        self._finality: OrderedDict[tuple[NodeKey, bool], Finality] = OrderedDict()
+        self._finality: OrderedDict[tuple[NodeKey, bool], PreviewStability] = OrderedDict()
 
     def generations(self, node: NodeKey) -> GenerationStatistics:
         """Return what a generation node's answers are like."""
         return _kept(self._generations, node, GenerationStatistics)
 
-    def finality(self, node: NodeKey, has_history: bool) -> Finality:
+    def finality(self, node: NodeKey, has_history: bool) -> PreviewStability:
         """Return when the previews of a retrieval node are final, with or without a last search."""
-        return _kept(self._finality, (node, has_history), Finality)
+        return _kept(self._finality, (node, has_history), PreviewStability)
 
 
 def _kept(values: OrderedDict[_Key, _Value], key: _Key, make: Callable[[], _Value]) -> _Value:
@@ -84,9 +84,9 @@ class Services:
     """
 
     generations: Generations
-    lanes: Mapping[str, SearchLane]
+    lanes: Mapping[str, SearchExecutor]
     retrievers: Mapping[str, Retriever]
-    options: EngineOptions
+    options: WorkflowOptions
     sessions: Sessions
     statistics: Statistics
     speculation: SpeculationCounters

@@ -23,7 +23,7 @@ class _Home:
     guests: int = 0
 
 
-class HomeLoop:
+class SingleLoopRunner:
     """Runs coroutines in one event loop, whatever loops and threads they are asked for in.
 
     The first caller's loop is home, as long as anything runs there; frameworks call the same object

@@ -33,11 +33,11 @@ def check_rule(rule: object) -> None:
         )
 
 
-class Finality:
+class PreviewStability:
     """Learns how often the best k of a search are final, by the part of it that has been done.
 
     Example:
-        >>> finality = Finality()
+        >>> finality = PreviewStability()
         >>> for _ in range(200):
         ...     finality.observe(changed_at=0.1)
         >>> round(finality.probability(0.2), 2), finality.launch_at() < 0.2

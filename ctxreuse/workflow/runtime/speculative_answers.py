@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctxreuse.serving.aio.background_tasks import Chores
+from ctxreuse.serving.aio.background_tasks import BackgroundTasks
 from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.found_documents import Documents
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
 from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.runtime.generations import Answer, GenerationRequest
+from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
 from ctxreuse.workflow.runtime.run_context import RunContext
 from ctxreuse.workflow.runtime.services import Services
-from ctxreuse.workflow.runtime.speculation import Finality
+from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.runtime.timeline import Outcome, Span
-from ctxreuse.workflow.vector_search.pending_search import Looks, PendingSearch
-from ctxreuse.workflow.vector_search.scan_queue import Best
-from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.vector_search.pending_search import PreviewSchedule, SearchHandle
+from ctxreuse.workflow.vector_search.scan_queue import TopK
+from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
 from ctxreuse.workflow.vector_search.sessions import Integers, SearchRecord
 
 _STABLE_SHARE = 0.125
@@ -50,7 +50,7 @@ class _Speculation:
     node: str
     visit: int
     ids: tuple[int, ...]
-    answer: Answer
+    answer: GenerationAnswer
     began: float
 
 
@@ -68,7 +68,7 @@ class SpeculativeAnswers:
     """
 
     def __init__(
-        self, services: Services, graph: Graph, context: RunContext, chores: Chores
+        self, services: Services, graph: Graph, context: RunContext, chores: BackgroundTasks
     ) -> None:
         self._services = services
         self._graph = graph
@@ -76,7 +76,9 @@ class SpeculativeAnswers:
         self._chores = chores
         self._current: _Speculation | None = None
 
-    def follow(self, node: Retrieval, state: State, lane: SearchLane) -> SpeculativeFollower | None:
+    def follow(
+        self, node: Retrieval, state: State, lane: SearchExecutor
+    ) -> SpeculativeFollower | None:
         """Return who watches a retrieval for the generation behind it; None if nobody should.
 
         Args:
@@ -125,7 +127,9 @@ class SpeculativeAnswers:
         self._current = _Speculation(node.name, visit, ids, answer, services.clock())
         return True
 
-    def committed(self, node: str, visit: int, request: GenerationRequest) -> Answer | None:
+    def committed(
+        self, node: str, visit: int, request: GenerationRequest
+    ) -> GenerationAnswer | None:
         """Return the speculative answer if it is to this very request; else it is dropped."""
         speculation = self._current
         if speculation is None:
@@ -185,7 +189,7 @@ class SpeculativeFollower:
         node: Retrieval,
         follower: Generation,
         state: State,
-        lane: SearchLane,
+        lane: SearchExecutor,
     ) -> None:
         self._answers = answers
         self._services = services
@@ -199,24 +203,24 @@ class SpeculativeFollower:
         self._arrived = services.clock()
         self._launches = 0
 
-    def looks(self, record: SearchRecord | None) -> Looks:
+    def looks(self, record: SearchRecord | None) -> PreviewSchedule:
         """Return when to look at a search.
 
         Args:
             record: The last search, if it has one.
         """
         if self._rule == "stable":
-            return Looks(_STABLE_SHARE, every=_STABLE_SHARE)
-        return Looks(self._finality(record).launch_at())
+            return PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
+        return PreviewSchedule(self._finality(record).launch_at())
 
-    def consider(self, pending: PendingSearch) -> None:
+    def consider(self, pending: SearchHandle) -> None:
         """Launch from what has been found so far, or drop what was launched from something else.
 
         It never raises: a search does not fail, nor do those beside it, for what is only expected.
         """
         self._services.speculating.attempt(lambda: self._consider(pending), self._answers.drop)
 
-    def _consider(self, pending: PendingSearch) -> None:
+    def _consider(self, pending: SearchHandle) -> None:
         ids = self._preview(pending)
         preview = None if ids is None else tuple(ids.tolist())
         current = self._answers.ids
@@ -239,7 +243,7 @@ class SpeculativeFollower:
             # the rest of the search is needed only when the generation ends
             pending.due = self._services.clock() + 0.5 * self._usual.seconds.value
 
-    def end(self, pending: PendingSearch, best: Best) -> None:
+    def end(self, pending: SearchHandle, best: TopK) -> None:
         """Learn from a retrieval that has ended; drop what was launched from something else."""
         if self._answers.ids != tuple(best.ids.tolist()):
             self._answers.drop()
@@ -251,13 +255,13 @@ class SpeculativeFollower:
         held = np.flatnonzero(np.isin(clusters, best.found_in))
         finality.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
 
-    def _preview(self, pending: PendingSearch) -> Integers | None:
+    def _preview(self, pending: SearchHandle) -> Integers | None:
         if self._rule == "always":
             return pending.local
         best = self._lane.preview(pending)
         return pending.local if best is None or not len(best.ids) else best.ids
 
-    def _is_time(self, pending: PendingSearch) -> bool:
+    def _is_time(self, pending: SearchHandle) -> bool:
         if self._rule == "always":
             return True
         assert pending.search is not None, "there is a preview of it"
@@ -269,5 +273,5 @@ class SpeculativeFollower:
             return finality.is_guess_worth_it()
         return finality.is_worth_it(self._lane.progress(pending))
 
-    def _finality(self, record: SearchRecord | None) -> Finality:
+    def _finality(self, record: SearchRecord | None) -> PreviewStability:
         return self._services.statistics.finality(self._key, record is not None)

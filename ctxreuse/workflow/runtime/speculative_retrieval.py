@@ -13,19 +13,19 @@ from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.nodes import Retrieval
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.services import Services
-from ctxreuse.workflow.vector_search.pending_search import NEVER, PendingSearch
-from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.vector_search.pending_search import NEVER, SearchHandle
+from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
 from ctxreuse.workflow.vector_search.sessions import SearchRecord
 
 
 @dataclass(slots=True, eq=False)
 class _Guess:
     node: str
-    lane: SearchLane
-    pending: PendingSearch
+    lane: SearchExecutor
+    pending: SearchHandle
 
 
-class Guesses:
+class SpeculativeRetrieval:
     """The speculative retrieval of a run: at most one at a time.
 
     Args:
@@ -37,7 +37,7 @@ class Guesses:
         self._current: _Guess | None = None
 
     def begin(
-        self, node: Retrieval, state: State, lane: SearchLane, record: SearchRecord | None
+        self, node: Retrieval, state: State, lane: SearchExecutor, record: SearchRecord | None
     ) -> None:
         """Search with what is expected to be the query, or to be near it.
 
@@ -59,7 +59,7 @@ class Guesses:
         self._services.speculation.searches += 1
         self._current = _Guess(node.name, lane, lane.begin(text, node.k, NEVER, record))
 
-    def take(self, node: Retrieval, text: str) -> tuple[PendingSearch | None, SearchRecord | None]:
+    def take(self, node: Retrieval, text: str) -> tuple[SearchHandle | None, SearchRecord | None]:
         """Return the search for a query if it is under way, else where to look first.
 
         Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import copy_context
 
-from ctxreuse.serving.aio.background_tasks import Chores
+from ctxreuse.serving.aio.background_tasks import BackgroundTasks
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.found_documents import Documents
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
@@ -21,9 +21,9 @@ from ctxreuse.workflow.runtime.generations import GenerationRequest
 from ctxreuse.workflow.runtime.run_context import RunContext
 from ctxreuse.workflow.runtime.services import DEFAULT_RETRIEVER, Services
 from ctxreuse.workflow.runtime.speculative_answers import SpeculativeAnswers, SpeculativeFollower
-from ctxreuse.workflow.runtime.speculative_retrieval import Guesses
-from ctxreuse.workflow.vector_search.pending_search import ANY_TIME, PendingSearch
-from ctxreuse.workflow.vector_search.search_lane import SearchLane
+from ctxreuse.workflow.runtime.speculative_retrieval import SpeculativeRetrieval
+from ctxreuse.workflow.vector_search.pending_search import ANY_TIME, SearchHandle
+from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
 from ctxreuse.workflow.vector_search.sessions import SearchRecord
 
 _GUESS_AT = (0.5, 0.75)
@@ -46,9 +46,9 @@ class Stages:
         self._graph = graph
         self._context = context
         self._emit = emit
-        self._chores = Chores(services.speculating)
+        self._chores = BackgroundTasks(services.speculating)
         self._answers = SpeculativeAnswers(services, graph, context, self._chores)
-        self._guesses = Guesses(services)
+        self._guesses = SpeculativeRetrieval(services)
         self._records: dict[str, SearchRecord] = {}
         self._remembers = graph.searches_again or context.session is not None
 
@@ -125,7 +125,7 @@ class Stages:
 
     async def _search(
         self,
-        lane: SearchLane,
+        lane: SearchExecutor,
         node: Retrieval,
         text: str,
         follower: SpeculativeFollower | None,
@@ -167,7 +167,7 @@ class Stages:
                 self._chores.do(self._add_vectors(lane, name, record))
         return documents, scores
 
-    def _may_prepare(self, lane: SearchLane) -> bool:
+    def _may_prepare(self, lane: SearchExecutor) -> bool:
         """Return whether what only helps the next search keeps no other one waiting."""
         return lane.has_time or self._services.options.speculation == "always"
 
@@ -185,14 +185,14 @@ class Stages:
         if session is not None:
             self._services.sessions.put(session, record)
 
-    async def _add_vectors(self, lane: SearchLane, name: str, record: SearchRecord) -> None:
+    async def _add_vectors(self, lane: SearchExecutor, name: str, record: SearchRecord) -> None:
         """Have the next search know at once what of a record is nearest to it."""
         complete = await lane.with_vectors(record)
         if self._records[name] is record:  # else a later search has ended meanwhile
             self._keep(name, complete)
 
 
-def _in_this_context(consider: Callable[[PendingSearch], None]) -> Callable[[PendingSearch], None]:
+def _in_this_context(consider: Callable[[SearchHandle], None]) -> Callable[[SearchHandle], None]:
     """Return a function with the context variables of its run, whatever run has it called.
 
     Searches of many runs make progress together.

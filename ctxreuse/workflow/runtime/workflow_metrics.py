@@ -9,7 +9,7 @@ from ctxreuse.workflow.vector_search.search_work import LaneCounters
 
 
 @dataclass(frozen=True, slots=True)
-class EngineMetrics:
+class WorkflowMetrics:
     """What an engine has done since it was made.
 
     Attributes:

@@ -17,7 +17,7 @@ from ctxreuse.workflow.runtime.stages import Stages
 from ctxreuse.workflow.runtime.timeline import Kind, Outcome, Span
 
 
-class Run:
+class WorkflowRun:
     """Executes a graph once.
 
     Args:

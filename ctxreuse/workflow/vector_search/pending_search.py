@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ctxreuse.workflow.vector_search.scan_queue import Best, Search
+from ctxreuse.workflow.vector_search.scan_queue import TopK, VectorSearch
 from ctxreuse.workflow.vector_search.sessions import Integers, SearchRecord
 
 NEVER = float("inf")
 """When the result of a search is due that only prepares another one."""
 
 
-class Looks(NamedTuple):
+class PreviewSchedule(NamedTuple):
     """When the owner of a search wishes to look at what has been found.
 
     Attributes:
@@ -26,11 +26,11 @@ class Looks(NamedTuple):
     every: float = 0.0
 
 
-ANY_TIME = Looks()
+ANY_TIME = PreviewSchedule()
 """Whenever a batch of it has ended anyway."""
 
 
-class PendingSearch:
+class SearchHandle:
     """A search that has been asked for.
 
     Args:
@@ -53,19 +53,19 @@ class PendingSearch:
         k: int,
         due: float,
         record: SearchRecord | None,
-        on_progress: Callable[[PendingSearch], None] | None,
+        on_progress: Callable[[SearchHandle], None] | None,
         kept: int,
-        looks: Looks = ANY_TIME,
+        looks: PreviewSchedule = ANY_TIME,
     ) -> None:
         self.text = text
         self.k = k
         self.kept = kept
         self.record = record
         self.on_progress = on_progress
-        self.ended: asyncio.Future[Best] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[TopK] = asyncio.get_running_loop().create_future()
         # a search that only prepares another one may fail unheard
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        self.search: Search | None = None
+        self.search: VectorSearch | None = None
         self.local: Integers | None = None
         self._due = due
         self._looks = looks
@@ -82,17 +82,17 @@ class PendingSearch:
             self.search.due = due
 
     @property
-    def looks(self) -> Looks:
+    def looks(self) -> PreviewSchedule:
         """When its owner wishes to look: a sub-stage ends there."""
         return self._looks
 
     @looks.setter
-    def looks(self, looks: Looks) -> None:
+    def looks(self, looks: PreviewSchedule) -> None:
         self._looks = looks
         if self.search is not None:
             self.set_pauses(self.search)
 
-    def set_pauses(self, search: Search) -> None:
+    def set_pauses(self, search: VectorSearch) -> None:
         """Have the batches of its search end where its owner wishes to look."""
         clusters = len(search.clusters)
         search.pause_at = math.ceil(self._looks.first * clusters)

@@ -44,7 +44,7 @@ _STRETCH = 1.3
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class VectorSearch:
     """A search on its way through its clusters.
 
     Args:
@@ -107,7 +107,7 @@ class ScanBatch:
         load: How much it is.
     """
 
-    searches: tuple[Search, ...]
+    searches: tuple[VectorSearch, ...]
     vectors: Vectors
     thresholds: NDArray[np.float32]
     rows: NDArray[np.intp]
@@ -117,7 +117,7 @@ class ScanBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class ClusterFindings:
     """What a batch has found that may count, all of shape (m,).
 
     Attributes:
@@ -134,7 +134,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Best:
+class TopK:
     """The best results of a search so far, best first; all of shape (n,).
 
     Attributes:
@@ -176,7 +176,7 @@ class ScanQueue:
         self._sign = -1.0 if higher_is_better else 1.0
         self._width = width = 1
         self._shared_by = shared_by
-        self._waiting: dict[Search, None] = {}
+        self._waiting: dict[VectorSearch, None] = {}
         self._free: list[int] = []
         slots = 0
         self._needed = np.zeros((len(cluster_sizes), slots), dtype=bool)
@@ -191,7 +191,7 @@ class ScanQueue:
         """Return how many searches are not done."""
         return len(self._waiting)
 
-    def add(self, search: Search) -> None:
+    def add(self, search: VectorSearch) -> None:
         """Let a search take part from the next batch on.
 
         Clusters without codes count as scanned; a search without any others is done at once.
@@ -212,7 +212,7 @@ class ScanQueue:
         if not search.is_done:
             self._waiting[search] = None
 
-    def remove(self, search: Search) -> None:
+    def remove(self, search: VectorSearch) -> None:
         """Take a search out, done or not; what is being scanned for it is dropped."""
         if search.is_gone:
             return
@@ -223,7 +223,7 @@ class ScanQueue:
             self._needed[:, search.slot] = self._lacking[search.slot] = False
         self._free_if_unused(search)
 
-    def best(self, search: Search, most: int | None = None) -> Best:
+    def best(self, search: VectorSearch, most: int | None = None) -> TopK:
         """Return the best results of a search so far.
 
         Args:
@@ -233,13 +233,13 @@ class ScanQueue:
         slot = search.slot
         n = search.k if most is None else min(most, search.kept)
         n = min(n, int((self._ids[slot] >= 0).sum()))
-        return Best(
+        return TopK(
             self._scores[slot, :n].copy(),
             self._ids[slot, :n].copy(),
             self._found_in[slot, :n].copy(),
         )
 
-    def prefix(self, search: Search) -> int:
+    def prefix(self, search: VectorSearch) -> int:
         """Return how many clusters, from a search's first on, have been scanned without a gap."""
         lacking = self._lacking[search.slot, search.clusters]
         return int(lacking.argmax()) if lacking.any() else len(lacking)
@@ -293,7 +293,7 @@ class ScanQueue:
             load=ScanLoad(len(rows), int(sizes.sum()), int((sizes * counts).sum())),
         )
 
-    def take_in(self, batch: ScanBatch, found: Found) -> list[Search]:
+    def take_in(self, batch: ScanBatch, found: ClusterFindings) -> list[VectorSearch]:
         """Take in what a batch has found.
 
         Returns:
@@ -345,7 +345,7 @@ class ScanQueue:
         return self._costs.seconds(ScanLoad(pairs, compared, compared))
 
     def _chosen_clusters(
-        self, searches: list[Search], budget_s: float, overhead_s: float
+        self, searches: list[VectorSearch], budget_s: float, overhead_s: float
     ) -> Integers:
         """Return the clusters that fit the budget, of whoever is due first."""
         chosen: list[Integers] = []
@@ -374,7 +374,7 @@ class ScanQueue:
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
     @staticmethod
-    def _fitting(search: Search, seconds: Floats, budget_s: float) -> int:
+    def _fitting(search: VectorSearch, seconds: Floats, budget_s: float) -> int:
         """Return how many of the next clusters of a search fit a budget.
 
         Args:
@@ -397,7 +397,7 @@ class ScanQueue:
         """
         return ended * (ended + 1) * seconds < len(self._waiting) * overhead_s
 
-    def _merge(self, searches: tuple[Search, ...], found: Found) -> None:
+    def _merge(self, searches: tuple[VectorSearch, ...], found: ClusterFindings) -> None:
         """Merge what was found into the best results of the searches."""
         gone = np.array([search.is_gone for search in searches])
         counts = ~gone[found.rows]
@@ -427,7 +427,7 @@ class ScanQueue:
             if row[: search.k].any():
                 search.changed_at = search.scanned
 
-    def _free_if_unused(self, search: Search) -> None:
+    def _free_if_unused(self, search: VectorSearch) -> None:
         if search.slot >= 0 and not search.in_flight:
             self._free.append(search.slot)
             search.slot = -1

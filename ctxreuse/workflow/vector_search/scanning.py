@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.scan_queue import Found, ScanBatch
+from ctxreuse.workflow.vector_search.scan_queue import ClusterFindings, ScanBatch
 
 _PAIRS = 16
 """How many pairs of a search hold the first k of it, more or less."""
@@ -19,7 +19,7 @@ _PAIRS = 16
 class Scanned:
     """What a scan has found, and how long the index took."""
 
-    found: Found
+    found: ClusterFindings
     seconds: float
 
 
@@ -43,7 +43,7 @@ def scan(index: IVFIndex, batch: ScanBatch, clock: Callable[[], float]) -> Scann
     counts = nearness >= least[batch.rows][:, None]
     counts &= candidates.ids >= 0
     pairs, places = np.nonzero(counts)
-    found_ones = Found(
+    found_ones = ClusterFindings(
         rows=batch.rows[pairs],
         scores=candidates.scores[pairs, places],
         ids=candidates.ids[pairs, places],

@@ -15,15 +15,15 @@ from typing import Any
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.serving.aio.threads import Execute, Threads
-from ctxreuse.workflow.vector_search.pending_search import ANY_TIME, Looks, PendingSearch
-from ctxreuse.workflow.vector_search.scan_queue import Best
-from ctxreuse.workflow.vector_search.search_work import LaneCounters, News, SearchWork
+from ctxreuse.workflow.vector_search.pending_search import ANY_TIME, PreviewSchedule, SearchHandle
+from ctxreuse.workflow.vector_search.scan_queue import TopK
+from ctxreuse.workflow.vector_search.search_work import LaneCounters, SearchScheduler, SearchUpdate
 from ctxreuse.workflow.vector_search.sessions import KEPT, Integers, SearchRecord, Vectors
 from ctxreuse.workflow.vector_search.tiers import BuiltTier, ClusterTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 
-class SearchLane:
+class SearchExecutor:
     """Runs the searches of one retriever. For one event loop at a time.
 
     Args:
@@ -48,11 +48,11 @@ class SearchLane:
         self._retriever = retriever
         self._execute = execute
         self._threads = threads
-        self._work = SearchWork(retriever, workers=workers, reorder=reorder, clock=clock)
+        self._work = SearchScheduler(retriever, workers=workers, reorder=reorder, clock=clock)
         self._at_work: set[Future[None] | asyncio.Task[None]] = set()
         self._rebuilding: asyncio.Task[None] | None = None
         self._failing = FailOpen(
-            "SearchLane", "clusters are scanned where they are", work="filling the hot tier"
+            "SearchExecutor", "clusters are scanned where they are", work="filling the hot tier"
         )
 
     @property
@@ -75,11 +75,11 @@ class SearchLane:
         k: int,
         due: float,
         record: SearchRecord | None = None,
-        on_progress: Callable[[PendingSearch], None] | None = None,
+        on_progress: Callable[[SearchHandle], None] | None = None,
         *,
         is_remembered: bool = True,
-        looks: Looks = ANY_TIME,
-    ) -> PendingSearch:
+        looks: PreviewSchedule = ANY_TIME,
+    ) -> SearchHandle:
         """Begin a search; its `ended` will hold the best k, or what went wrong.
 
         Args:
@@ -92,21 +92,21 @@ class SearchLane:
             looks: When `on_progress` should be called: a sub-stage ends there.
         """
         kept = KEPT if is_remembered else k
-        pending = PendingSearch(text, k, due, record, on_progress, kept, looks)
+        pending = SearchHandle(text, k, due, record, on_progress, kept, looks)
         self._work.add(pending)
         self._hire()
         return pending
 
-    def cancel(self, pending: PendingSearch) -> None:
+    def cancel(self, pending: SearchHandle) -> None:
         """Drop a search, or let go of what one that has ended has found."""
         pending.ended.cancel()
         self._work.remove(pending)
 
-    def progress(self, pending: PendingSearch) -> float:
+    def progress(self, pending: SearchHandle) -> float:
         """Return how much of a search, from its beginning on, has been done, from 0 to 1."""
         return self._work.progress(pending)
 
-    def preview(self, pending: PendingSearch) -> Best | None:
+    def preview(self, pending: SearchHandle) -> TopK | None:
         """Return the best results so far; None before the first."""
         return self._work.preview(pending)
 
@@ -130,11 +130,11 @@ class SearchLane:
         """Return the blocks that ids stand for."""
         return self._retriever.blocks_of(ids)
 
-    def nearness(self, best: Best) -> Vectors:
+    def nearness(self, best: TopK) -> Vectors:
         """Return how near results are, the higher the nearer."""
         return best.scores if self._retriever.index.higher_is_better else -best.scores
 
-    def snapshot(self, pending: PendingSearch) -> SearchRecord | None:
+    def snapshot(self, pending: SearchHandle) -> SearchRecord | None:
         """Return what a search has found so far, without vectors; None before the first scan."""
         return self._work.snapshot(pending)
 
@@ -178,7 +178,7 @@ class SearchLane:
         except Exception as error:
             self._tell(work.give_up(error))
 
-    def _tell_loops(self, news: list[News]) -> None:
+    def _tell_loops(self, news: list[SearchUpdate]) -> None:
         """Have the event loops tell who waits in them."""
         for loop in {one.pending.ended.get_loop() for one in news}:
             of_loop = [one for one in news if one.pending.ended.get_loop() is loop]
@@ -187,7 +187,7 @@ class SearchLane:
             except RuntimeError:  # it is closed, and nobody waits in it any more
                 continue
 
-    def _tell(self, news: list[News]) -> None:
+    def _tell(self, news: list[SearchUpdate]) -> None:
         """Tell who waits for searches what has become of them."""
         for pending, outcome in news:
             if pending.ended.done():

@@ -1,8 +1,8 @@
 """The searches of one vector index, and what is to be done for them next.
 
-Workers take jobs, do them, and bring back what came of them; whoever waits for a search hears of it
-from the `News` that a worker then has. Nothing stands between one job of a worker and its next, not
-even the event loop: it would be asked for each, and be busy with other things.
+Workers take jobs, do them, and bring back the results; whoever waits for a search hears of it from
+the `SearchUpdate` that a worker then has. Nothing stands between one job of a worker and its next,
+not even the event loop: it would be asked for each, and be busy with other things.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from ctxreuse.workflow.vector_search.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.pending_search import PendingSearch
-from ctxreuse.workflow.vector_search.scan_queue import Best, ScanBatch, ScanQueue, Search
+from ctxreuse.workflow.vector_search.pending_search import SearchHandle
+from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue, TopK, VectorSearch
 from ctxreuse.workflow.vector_search.scanning import Scanned, scan
 from ctxreuse.workflow.vector_search.sessions import (
     KEPT,
@@ -66,7 +66,7 @@ class Embedded(NamedTuple):
 class Embedding:
     """Queries to embed together."""
 
-    batch: list[PendingSearch]
+    batch: list[SearchHandle]
     retriever: VectorRetriever
 
     def outcome(self) -> Embedded | Exception:
@@ -111,14 +111,14 @@ Job: TypeAlias = Embedding | Scan
 Outcome: TypeAlias = Embedded | Scanned | Exception
 
 
-class News(NamedTuple):
+class SearchUpdate(NamedTuple):
     """What has become of a search: the best k, or what went wrong; None is a part done."""
 
-    pending: PendingSearch
-    outcome: Best | Exception | None
+    pending: SearchHandle
+    outcome: TopK | Exception | None
 
 
-class SearchWork:
+class SearchScheduler:
     """The searches of one retriever, shared by an event loop and the workers.
 
     Args:
@@ -153,11 +153,11 @@ class SearchWork:
         self._overhead_s = MovingMean(0.0005)
         self._arrivals = ArrivalRate()
         self._lock = Lock()
-        self._open: set[PendingSearch] = set()
-        self._of_search: dict[Search, PendingSearch] = {}
-        self._unembedded: list[PendingSearch] = []
+        self._open: set[SearchHandle] = set()
+        self._of_search: dict[VectorSearch, SearchHandle] = {}
+        self._unembedded: list[SearchHandle] = []
         self._is_embedding = False
-        self._alone: list[PendingSearch] = []
+        self._alone: list[SearchHandle] = []
         self._chosen: deque[ScanBatch] = deque()
         self._at_work = self._at_work_ahead = 0
 
@@ -173,7 +173,7 @@ class SearchWork:
         busy = self._arrivals.per_s(self._clock()) * usual_s / self._workers
         return len(self._open) < self._workers and busy < _MOSTLY_IDLE
 
-    def add(self, pending: PendingSearch) -> None:
+    def add(self, pending: SearchHandle) -> None:
         """Take in a search; somebody must then see whether to `hire` a worker for it."""
         with self._lock:
             if not math.isinf(pending.due):
@@ -181,7 +181,7 @@ class SearchWork:
             self._open.add(pending)
             self._unembedded.append(pending)
 
-    def remove(self, pending: PendingSearch) -> None:
+    def remove(self, pending: SearchHandle) -> None:
         """Drop a search, or let go of what one that has ended has found."""
         with self._lock:
             self._open.discard(pending)
@@ -194,7 +194,7 @@ class SearchWork:
 
     # what has been found so far
 
-    def progress(self, pending: PendingSearch) -> float:
+    def progress(self, pending: SearchHandle) -> float:
         """Return how much of a search, from its beginning on, has been done, from 0 to 1."""
         with self._lock:
             search = pending.search
@@ -202,7 +202,7 @@ class SearchWork:
                 return 0.0
             return self._queue.prefix(search) / max(1, len(search.clusters))
 
-    def preview(self, pending: PendingSearch) -> Best | None:
+    def preview(self, pending: SearchHandle) -> TopK | None:
         """Return the best k so far; None before the first scan."""
         with self._lock:
             search = pending.search
@@ -210,7 +210,7 @@ class SearchWork:
                 return None
             return self._queue.best(search)
 
-    def snapshot(self, pending: PendingSearch) -> SearchRecord | None:
+    def snapshot(self, pending: SearchHandle) -> SearchRecord | None:
         """Return what a search has found so far, without vectors; None before the first scan."""
         with self._lock:
             search = pending.search
@@ -250,7 +250,7 @@ class SearchWork:
             self.counters.scheduling_s += self._clock() - began
             return job
 
-    def finish(self, job: Job, outcome: Outcome) -> list[News]:
+    def finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
         """Take in what has come of a job, and return who is to hear of it."""
         with self._lock:
             self._let_go(job)
@@ -271,7 +271,7 @@ class SearchWork:
             else:
                 self._queue.return_unscanned(job.batch)
 
-    def give_up(self, error: Exception) -> list[News]:
+    def give_up(self, error: Exception) -> list[SearchUpdate]:
         """End all searches, for a worker has failed and ends: nobody may wait for ever."""
         with self._lock:
             self._at_work -= 1
@@ -321,13 +321,13 @@ class SearchWork:
             budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
         return budget_s
 
-    def _next_texts(self) -> list[PendingSearch]:
+    def _next_texts(self) -> list[SearchHandle]:
         if self._alone:
             return [self._alone.pop()]
         texts, self._unembedded = self._unembedded, []
         return texts
 
-    def _take_in_fault(self, job: Job, error: Exception) -> list[News]:
+    def _take_in_fault(self, job: Job, error: Exception) -> list[SearchUpdate]:
         if isinstance(job, Scan):
             self._queue.return_unscanned(job.batch)
             owners = [self._of_search.get(search) for search in job.batch.searches]
@@ -338,7 +338,7 @@ class SearchWork:
         self._alone += present  # one text may be at fault; the others need not fail with it
         return []
 
-    def _take_in_vectors(self, job: Embedding, embedded: Embedded) -> list[News]:
+    def _take_in_vectors(self, job: Embedding, embedded: Embedded) -> list[SearchUpdate]:
         news = []
         for pending, vector, probed in zip(job.batch, *embedded, strict=True):
             if pending in self._open:
@@ -348,7 +348,7 @@ class SearchWork:
                     news += self._fail([pending], error)
         return news
 
-    def _enter(self, pending: PendingSearch, vector: Vectors, clusters: Integers) -> News:
+    def _enter(self, pending: SearchHandle, vector: Vectors, clusters: Integers) -> SearchUpdate:
         index = self._retriever.index
         record = pending.record
         if record is not None:
@@ -359,13 +359,13 @@ class SearchWork:
             if self._reorder:
                 clusters = reordered(clusters, record)
         k, kept = min(pending.k, index.size), min(pending.kept, index.size)
-        pending.search = search = Search(vector, clusters, k, pending.due, kept)
+        pending.search = search = VectorSearch(vector, clusters, k, pending.due, kept)
         pending.set_pauses(search)
         self._queue.add(search)
         self._of_search[search] = pending
         return self._news_of(search)
 
-    def _take_in_scanned(self, job: Scan, scanned: Scanned) -> list[News]:
+    def _take_in_scanned(self, job: Scan, scanned: Scanned) -> list[SearchUpdate]:
         batch = job.batch
         self._costs.observe(batch.load, scanned.seconds)
         if self._retriever.hot is not None:
@@ -384,30 +384,30 @@ class SearchWork:
         counters.scan_s += scanned.seconds
         return news
 
-    def _is_worth_a_look(self, search: Search) -> bool:
+    def _is_worth_a_look(self, search: VectorSearch) -> bool:
         """Return whether its owner should look: where it wished to, and when its best change."""
         is_news = search.looked_at < max(search.pause_at, search.changed_at) <= search.scanned
         if not is_news or self._of_search[search].on_progress is None:
             return False
         return self._queue.prefix(search) >= search.pause_at
 
-    def _news_of(self, search: Search) -> News:
+    def _news_of(self, search: VectorSearch) -> SearchUpdate:
         if not search.is_done:
             search.looked_at = search.scanned
-            return News(self._of_search[search], None)
+            return SearchUpdate(self._of_search[search], None)
         pending = self._of_search.pop(search)
         self._open.discard(pending)
         self.counters.searches += 1
-        return News(pending, self._queue.best(search))
+        return SearchUpdate(pending, self._queue.best(search))
 
-    def _fail(self, those: Iterable[PendingSearch], error: Exception) -> list[News]:
+    def _fail(self, those: Iterable[SearchHandle], error: Exception) -> list[SearchUpdate]:
         news = []
         for pending in those:
             self._open.discard(pending)
             if pending.search is not None:
                 self._of_search.pop(pending.search, None)
                 self._queue.remove(pending.search)
-            news.append(News(pending, error))
+            news.append(SearchUpdate(pending, error))
         return news
 
 

@@ -21,7 +21,7 @@ from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.agents.planned_messages import (
-    Question,
+    UserQuestion,
     first_unplanned,
     made_whole,
     newest_question,
@@ -165,7 +165,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         return await handler(self._made_whole(request))
 
     def _with_context(
-        self, messages: Sequence[AnyMessage], question: Question, retrieved: Iterable[Document]
+        self, messages: Sequence[AnyMessage], question: UserQuestion, retrieved: Iterable[Document]
     ) -> dict[str, Any] | None:
         documents = list(retrieved)
         if not documents:
@@ -180,7 +180,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         return {"messages": [*planned.values(), message]}
 
     def _planned_question(
-        self, messages: Sequence[AnyMessage], question: Question, documents: Sequence[Document]
+        self, messages: Sequence[AnyMessage], question: UserQuestion, documents: Sequence[Document]
     ) -> HumanMessage:
         unplanned = without_plan(documents)
         if unplanned is None:  # an earlier plan left something out and says where it stands

@@ -32,7 +32,7 @@ _Message = TypeVar("_Message", bound=BaseMessage)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class UserQuestion:
     """A user's message that waits for its context.
 
     Attributes:
@@ -88,12 +88,12 @@ def first_unplanned(messages: Sequence[AnyMessage]) -> int:
     return planned[-1] + 1 if planned else first
 
 
-def newest_question(messages: Sequence[AnyMessage]) -> Question | None:
+def newest_question(messages: Sequence[AnyMessage]) -> UserQuestion | None:
     """Return the newest user message if it has a text and was neither planned nor sent."""
     for position in reversed(range(first_unsent(messages), len(messages))):
         message = messages[position]
         if isinstance(message, HumanMessage):
-            question = Question(message, position)
+            question = UserQuestion(message, position)
             waits = not is_planned(message) and message.id is not None and question.query.strip()
             return question if waits else None
     return None

@@ -14,8 +14,8 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
-from ctxreuse.adapters.model_gateway import CallGate
-from ctxreuse.adapters.prompt_planner import Call, PlannedCall, checked_planner
+from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.held_scope import held_scope
@@ -29,7 +29,7 @@ _Step = TypeVar("_Step")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ChatPrompt:
     """A prompt on its way to the model.
 
     Attributes:
@@ -39,7 +39,7 @@ class Prompt:
     """
 
     texts: PromptTexts
-    call: Call
+    call: Prompt
     turn: Turn | None = None
 
 
@@ -64,7 +64,7 @@ class PlannedChatModel(WrappedChatModel):
     send_cache_salt: bool = Field(default=False, strict=True)
     send_session_id: bool = Field(default=False, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
-    _gate: CallGate = PrivateAttr()
+    _gate: ModelGateway = PrivateAttr()
     _scope: RequestScope | None = PrivateAttr(default=None)
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
@@ -79,7 +79,7 @@ class PlannedChatModel(WrappedChatModel):
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the calls."""
         super().model_post_init(context)
-        self._gate = CallGate(self.planner, self.strategy, self.window_s, type(self).__name__)
+        self._gate = ModelGateway(self.planner, self.strategy, self.window_s, type(self).__name__)
 
     @property
     def faults(self) -> int:
@@ -95,7 +95,7 @@ class PlannedChatModel(WrappedChatModel):
     ) -> ChatResult:
         prompt = self._prompt(messages, kwargs)
         planned = self._planned(prompt)
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             out = self._outgoing(messages, kwargs, prompt, planned)
             more = _run_manager_argument(self.inner._generate, run_manager)
             return self.inner._generate(out.messages, stop=stop, **more, **out.arguments)
@@ -109,7 +109,7 @@ class PlannedChatModel(WrappedChatModel):
     ) -> ChatResult:
         prompt = self._prompt(messages, kwargs)
         planned = await self._aplanned(prompt)
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             out = self._outgoing(messages, kwargs, prompt, planned)
             more = _run_manager_argument(self.inner._agenerate, run_manager)
             return await self.inner._agenerate(out.messages, stop=stop, **more, **out.arguments)
@@ -206,7 +206,7 @@ class PlannedChatModel(WrappedChatModel):
 
     def _prompt(
         self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
-    ) -> Prompt | None:
+    ) -> ChatPrompt | None:
         """Return a prompt that is about to be sent; None if a fault of ours is in the way."""
         turn = handed_over_turn(self)
         return self._read_prompt(messages, arguments, self._scope_here(), turn)
@@ -217,20 +217,20 @@ class PlannedChatModel(WrappedChatModel):
         arguments: Mapping[str, Any],
         scope: RequestScope,
         turn: Turn | None = None,
-    ) -> Prompt | None:
-        def read() -> Prompt | None:
+    ) -> ChatPrompt | None:
+        def read() -> ChatPrompt | None:
             texts = prompt_texts(messages, arguments)
-            return Prompt(texts, Call(texts.segments, scope), turn)
+            return ChatPrompt(texts, Prompt(texts.segments, scope), turn)
 
         return self._gate.attempt(read, lambda: None)
 
-    def _planned(self, prompt: Prompt | None) -> PlannedCall | None:
+    def _planned(self, prompt: ChatPrompt | None) -> PlannedPrompt | None:
         if prompt is None:
             return None
         planned = None if prompt.turn is None else prompt.turn.take(prompt.texts)
         return planned or self._gate.go_through(prompt.call)
 
-    async def _aplanned(self, prompt: Prompt | None) -> PlannedCall | None:
+    async def _aplanned(self, prompt: ChatPrompt | None) -> PlannedPrompt | None:
         if prompt is None:
             return None
         planned = None if prompt.turn is None else await prompt.turn.atake(prompt.texts)
@@ -240,8 +240,8 @@ class PlannedChatModel(WrappedChatModel):
         self,
         messages: list[BaseMessage],
         arguments: Mapping[str, Any],
-        prompt: Prompt | None,
-        planned: PlannedCall | None,
+        prompt: ChatPrompt | None,
+        planned: PlannedPrompt | None,
     ) -> _Outgoing:
         """Return what to call the inner model with: planned texts, and what is opted in to."""
 

@@ -18,7 +18,7 @@ from langchain_ctxreuse.chat_model.batching import (
     answers_as_completed,
 )
 from langchain_ctxreuse.chat_model.held_scope import aheld_in_steps, held_in_steps, holding
-from langchain_ctxreuse.chat_model.planned_model import PlannedChatModel, Prompt
+from langchain_ctxreuse.chat_model.planned_model import ChatPrompt, PlannedChatModel
 from langchain_ctxreuse.chat_model.turns import Line, Turn
 from langchain_ctxreuse.scope import scope_from_config
 
@@ -221,7 +221,7 @@ class ReuseChatModel(PlannedChatModel):
         arguments: Mapping[str, Any],
     ) -> list[Turn]:
         """Return the turns of a batch's inputs, planned together, in the order to send them."""
-        prompts: dict[int, Prompt] = {}
+        prompts: dict[int, ChatPrompt] = {}
         for position, (value, config) in enumerate(zip(inputs, configs, strict=True)):
             messages = self._messages_of(value)
             if messages is None:

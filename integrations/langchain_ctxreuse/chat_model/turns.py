@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from threading import Event, Lock
 
 from ctxreuse.adapters.micro_batch import in_event_loop
-from ctxreuse.adapters.prompt_planner import PlannedCall
+from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from langchain_ctxreuse.messages import PromptTexts
 
 
@@ -72,8 +72,8 @@ class Turn:
         place: int,
         line: Line,
         prompt: PromptTexts | None = None,
-        planned: PlannedCall | None = None,
-        unsent: Callable[[PlannedCall], object] = lambda planned: None,
+        planned: PlannedPrompt | None = None,
+        unsent: Callable[[PlannedPrompt], object] = lambda planned: None,
     ) -> None:
         self.position = position
         self._model = model
@@ -91,7 +91,7 @@ class Turn:
         """Return whether it is this very model's turn."""
         return self._model is model
 
-    def take(self, prompt: PromptTexts) -> PlannedCall | None:
+    def take(self, prompt: PromptTexts) -> PlannedPrompt | None:
         """Wait, in this thread, for the turn, and return the plan.
 
         Args:
@@ -108,7 +108,7 @@ class Turn:
             woken.wait()
         return self._take()
 
-    async def atake(self, prompt: PromptTexts) -> PlannedCall | None:
+    async def atake(self, prompt: PromptTexts) -> PlannedPrompt | None:
         """Wait, in this task, for the turn, and return the plan as `take` does."""
         if not self._is_planned(prompt):
             return None
@@ -132,7 +132,7 @@ class Turn:
     def _is_planned(self, prompt: PromptTexts) -> bool:
         return self._prompt is not None and self._prompt.says_the_same_as(prompt)
 
-    def _take(self) -> PlannedCall | None:
+    def _take(self) -> PlannedPrompt | None:
         with self._lock:
             planned, self._planned = self._planned, None
         self._line.leave(self._place)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
 from ctxreuse.adapters.prompt_planner import checked_planner
 from ctxreuse.planner import ReusePlanner
-from langchain_ctxreuse.documents.document_plans import DocumentArranger, Retrieval
+from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
 from langchain_ctxreuse.scope import scope_from_config
 
 
@@ -46,7 +46,7 @@ class ReuseCompressor(BaseDocumentCompressor):
 
     planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
     annotation: AnnotationMode = "append"
-    _arranger: DocumentArranger = PrivateAttr()
+    _arranger: LangChainDocumentPlanner = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
@@ -54,7 +54,9 @@ class ReuseCompressor(BaseDocumentCompressor):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._arranger = DocumentArranger(self.planner, self.annotation, type(self).__name__)
+        self._arranger = LangChainDocumentPlanner(
+            self.planner, self.annotation, type(self).__name__
+        )
 
     @property
     def faults(self) -> int:
@@ -71,7 +73,7 @@ class ReuseCompressor(BaseDocumentCompressor):
             query: The question.
             callbacks: Not used: planning calls no model.
         """
-        return self._arranger.arrange(Retrieval(documents, query, scope_from_config(None)))
+        return self._arranger.arrange(RetrievedDocuments(documents, query, scope_from_config(None)))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None

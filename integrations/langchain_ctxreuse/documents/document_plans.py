@@ -14,16 +14,16 @@ from langchain_core.documents import Document
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
-    Arranged,
-    Arranger,
-    Retrieved,
+    DocumentPlanner,
+    PlannedItems,
+    RetrievedItems,
     appended_annotation,
 )
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
-    MarkedDocument,
+    PlannedDocument,
     copied,
-    marks_of,
+    document_metadata,
     retrievers_order,
 )
 from ctxreuse.context.blocks import ContextBlock
@@ -34,7 +34,7 @@ from ctxreuse.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieval:
+class RetrievedDocuments:
     """What one query retrieved.
 
     Attributes:
@@ -48,7 +48,7 @@ class Retrieval:
     scope: RequestScope
 
 
-class DocumentArranger:
+class LangChainDocumentPlanner:
     """Puts documents into their planned order; a fault of ours lets them through as retrieved.
 
     Args:
@@ -61,7 +61,7 @@ class DocumentArranger:
     """
 
     def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
-        self._arranger = Arranger(planner, document_block, annotation, component)
+        self._arranger = DocumentPlanner(planner, document_block, annotation, component)
         self._annotation = annotation
         self._fail_open = FailOpen(component)
 
@@ -70,11 +70,11 @@ class DocumentArranger:
         """How often documents went through as retrieved."""
         return self._arranger.faults + self._fail_open.faults
 
-    def arrange(self, retrieval: Retrieval) -> list[Document]:
+    def arrange(self, retrieval: RetrievedDocuments) -> list[Document]:
         """Return what one query retrieved in its planned order."""
         return self.arrange_batch([retrieval])[0]
 
-    def arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
+    def arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
         """Return what some queries retrieved, planned together, each in its planned order.
 
         Returns:
@@ -85,23 +85,23 @@ class DocumentArranger:
             lambda: [_as_they_came(retrieval.documents) for retrieval in retrievals],
         )
 
-    def _arrange_batch(self, retrievals: Sequence[Retrieval]) -> list[list[Document]]:
+    def _arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
         arranged: list[list[Document]] = [list(one.documents) for one in retrievals]
         positions: list[int] = []
-        batch: list[Retrieved[Document]] = []
+        batch: list[RetrievedItems[Document]] = []
         for position, retrieval in enumerate(retrievals):
             unplanned = without_plan(retrieval.documents)
             if unplanned is not None:
                 positions.append(position)
-                batch.append(Retrieved(unplanned, retrieval.query, retrieval.scope))
+                batch.append(RetrievedItems(unplanned, retrieval.query, retrieval.scope))
         for position, one in zip(positions, self._arranger.arrange_batch(batch), strict=True):
             if one.plan is not None:
                 arranged[position] = self._marked(one, one.plan)
         return arranged
 
-    def _marked(self, arranged: Arranged[Document], plan: Plan) -> list[Document]:
+    def _marked(self, arranged: PlannedItems[Document], plan: Plan) -> list[Document]:
         """Return copies that carry their plan, the annotation behind them."""
-        marks = marks_of(plan, with_order=self._annotation != "off")
+        marks = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
             _marked_copy(one.thing, marks.place(one.rank, one.label or ""))
             for one in arranged.placed
@@ -123,9 +123,9 @@ def document_block(document: Document) -> ContextBlock:
     return ContextBlock(id=document.id, text=document.page_content)
 
 
-def marked_document(document: Document) -> MarkedDocument:
+def marked_document(document: Document) -> PlannedDocument:
     """Return a document as one that may carry a plan."""
-    return MarkedDocument(document_block(document), document.metadata)
+    return PlannedDocument(document_block(document), document.metadata)
 
 
 def without_plan(documents: Sequence[Document]) -> list[Document] | None:

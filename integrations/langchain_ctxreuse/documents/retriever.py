@@ -25,7 +25,7 @@ from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotatio
 from ctxreuse.adapters.prompt_planner import checked_planner
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from langchain_ctxreuse.documents.document_plans import DocumentArranger, Retrieval
+from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
 from langchain_ctxreuse.scope import scope_from_config
 
 _CALL = "_ctxreuse_call"
@@ -91,7 +91,7 @@ class ReuseRetriever(BaseRetriever):
     retriever: RetrieverLike
     planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
     annotation: AnnotationMode = "append"
-    _arranger: DocumentArranger = PrivateAttr()
+    _arranger: LangChainDocumentPlanner = PrivateAttr()
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
     _check_planner = field_validator("planner", mode="before")(checked_planner)
@@ -100,7 +100,9 @@ class ReuseRetriever(BaseRetriever):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._arranger = DocumentArranger(self.planner, self.annotation, type(self).__name__)
+        self._arranger = LangChainDocumentPlanner(
+            self.planner, self.annotation, type(self).__name__
+        )
 
     @property
     def faults(self) -> int:
@@ -175,7 +177,9 @@ class ReuseRetriever(BaseRetriever):
     def _planned(self, query: str, call: _Call, documents: list[Document]) -> list[Document]:
         if call.in_batch:
             return documents
-        return self._arranger.arrange(Retrieval(documents, query, scope_from_config(call.config)))
+        return self._arranger.arrange(
+            RetrievedDocuments(documents, query, scope_from_config(call.config))
+        )
 
     def _arranged(
         self,
@@ -191,7 +195,7 @@ class ReuseRetriever(BaseRetriever):
         ]
         arranged = self._arranger.arrange_batch(
             [
-                Retrieval(retrieved[one], queries[one], scope_from_config(configs[one]))
+                RetrievedDocuments(retrieved[one], queries[one], scope_from_config(configs[one]))
                 for one in answered
             ]
         )

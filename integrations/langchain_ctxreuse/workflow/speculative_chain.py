@@ -17,7 +17,7 @@ from langchain_core.runnables.utils import AddableDict
 
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt
-from ctxreuse.workflow.library.speculative_rag import SEARCH, context_of, linked_graph
+from ctxreuse.workflow.library.speculative_rag import SEARCH, context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeStarted, TextDelta
 from langchain_ctxreuse.scope import scope_from_config
@@ -27,7 +27,7 @@ from langchain_ctxreuse.workflow.langchain_llm import checked_model, streamed
 from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
 
 
-class LinkedChain(EngineRunnable[Any, dict[str, Any]]):
+class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
     """Answers from what it retrieves, as `create_retrieval_chain` does, but begins earlier.
 
     The model is asked with the documents that the search has found so far; the answer counts if
@@ -139,7 +139,7 @@ class LinkedChain(EngineRunnable[Any, dict[str, Any]]):
         source = self._retriever
         inside = patch_config(config, callbacks=run_manager.get_child())
         asked = _Asked(self._prompt, self._llm, inputs, self._context_key, inside)
-        graph = linked_graph(self.get_name(), asked, source.k, source.retriever)
+        graph = speculative_rag_graph(self.get_name(), asked, source.k, source.retriever)
         scope = scope_from_config(config)
         events = source.engine.stream(
             graph,
@@ -215,3 +215,7 @@ class _Asked:
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
+
+
+LinkedChain = SpeculativeRAGChain
+"""The former name of `SpeculativeRAGChain`."""

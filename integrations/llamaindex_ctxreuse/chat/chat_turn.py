@@ -11,7 +11,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from ctxreuse.adapters.plan_metadata import left_out_words, marks_of
+from ctxreuse.adapters.plan_metadata import document_metadata, left_out_words
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
@@ -231,7 +231,7 @@ def _marked(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
     if plan is None:
         return retrieved.nodes
-    marks = marks_of(plan, with_order=True)
+    marks = document_metadata(plan, with_order=True)
     label_of = plan.label_of
     return [
         NodeWithScore(

@@ -10,7 +10,7 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 
-from ctxreuse.adapters.prompt_planner import Call, Segment
+from ctxreuse.adapters.prompt_planner import Prompt, PromptPart
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import RequestScope
 
@@ -39,11 +39,11 @@ def message_as_openai(message: ChatMessage) -> Message:
     return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
 
 
-def call_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Call:
+def call_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Prompt:
     """Return chat messages as a call: a segment for each text block."""
-    return Call(
+    return Prompt(
         tuple(
-            Segment(openai_role(message.role), block.text)
+            PromptPart(openai_role(message.role), block.text)
             for message in messages
             for block in message.blocks
             if isinstance(block, TextBlock)
@@ -52,9 +52,9 @@ def call_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Ca
     )
 
 
-def call_of_text(prompt: str, scope: RequestScope) -> Call:
+def call_of_text(prompt: str, scope: RequestScope) -> Prompt:
     """Return a completion prompt as a call."""
-    return Call((Segment("user", prompt),), scope)
+    return Prompt((PromptPart("user", prompt),), scope)
 
 
 def messages_with(messages: Iterable[ChatMessage], texts: Sequence[str]) -> list[ChatMessage]:
@@ -77,7 +77,7 @@ def _with_text(block: TextBlock, text: str) -> TextBlock:
     return block if block.text == text else block.model_copy(update={"text": text})
 
 
-class PlannedPrompt(BasePromptTemplate):
+class PlannedMessages(BasePromptTemplate):
     """A template whose contexts are planned once it is filled in.
 
     It stands where the template stood, so that a model's own way to structured output stays in
@@ -98,9 +98,9 @@ class PlannedPrompt(BasePromptTemplate):
         self._template = template
         self._texts = [(old, new) for old, new in texts if old != new]
 
-    def partial_format(self, **kwargs: Any) -> PlannedPrompt:
+    def partial_format(self, **kwargs: Any) -> PlannedMessages:
         """Return the prompt with some variables filled in."""
-        return PlannedPrompt(self._parsed().partial_format(**kwargs), self._texts)
+        return PlannedMessages(self._parsed().partial_format(**kwargs), self._texts)
 
     def format(self, llm: Any = None, **kwargs: Any) -> str:
         """Return the prompt as a text."""
@@ -147,7 +147,7 @@ def planned_prompt(
     """
     blocks = [block for message in messages for block in message.blocks]
     given = [block.text for block in blocks if isinstance(block, TextBlock)]
-    return PlannedPrompt(template, list(zip(given, texts, strict=True)) if texts else [])
+    return PlannedMessages(template, list(zip(given, texts, strict=True)) if texts else [])
 
 
 def _replaced(

@@ -30,8 +30,8 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
-from ctxreuse.adapters.model_gateway import CallGate
-from ctxreuse.adapters.prompt_planner import Call, PlannedCall, checked_planner
+from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.delegating_llm import WrappedLLM
@@ -91,7 +91,7 @@ class ReuseLLM(WrappedLLM):
     send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
     send_session_id: bool = Field(default=False, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
-    _gate: CallGate = PrivateAttr()
+    _gate: ModelGateway = PrivateAttr()
     _extras: EngineExtras = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
@@ -106,7 +106,7 @@ class ReuseLLM(WrappedLLM):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._gate = CallGate(self.planner, self.strategy, self.window_s, type(self).__name__)
+        self._gate = ModelGateway(self.planner, self.strategy, self.window_s, type(self).__name__)
         self._extras = EngineExtras(
             self.inner,
             sends_salt=self.send_cache_salt,
@@ -128,14 +128,14 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
         planned = self._gate.go_through(self._chat(messages))
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             return self._model.chat(_sent(messages, planned), **options)
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
         planned = self._gate.go_through(self._completion(prompt))
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             return self._model.complete(_sent_text(prompt, planned), **options)
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -160,7 +160,7 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
         planned = await self._gate.ago_through(self._chat(messages))
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             return await self._model.achat(_sent(messages, planned), **options)
 
     async def acomplete(
@@ -169,7 +169,7 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
         planned = await self._gate.ago_through(self._completion(prompt))
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             return await self._model.acomplete(_sent_text(prompt, planned), **options)
 
     async def astream_chat(
@@ -203,7 +203,7 @@ class ReuseLLM(WrappedLLM):
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
         planned = self._gate.go_through(self._chat(messages))
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             return self._model.structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
             )
@@ -219,7 +219,7 @@ class ReuseLLM(WrappedLLM):
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
         planned = await self._gate.ago_through(self._chat(messages))
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             return await self._model.astructured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
             )
@@ -333,10 +333,10 @@ class ReuseLLM(WrappedLLM):
     def _model(self) -> LLM:
         return self._extras.model
 
-    def _chat(self, messages: Sequence[ChatMessage]) -> Call:
+    def _chat(self, messages: Sequence[ChatMessage]) -> Prompt:
         return self._call(lambda: call_of_messages(messages, current_scope()))
 
-    def _completion(self, prompt: str) -> Call:
+    def _completion(self, prompt: str) -> Prompt:
         return self._call(lambda: call_of_text(prompt, current_scope()))
 
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -345,22 +345,22 @@ class ReuseLLM(WrappedLLM):
             lambda: self._extras.options(given), lambda: self._extras.without_ours(given)
         )
 
-    def _call(self, make: Callable[[], Call]) -> Call:
-        return self._gate.attempt(make, lambda: Call(()))
+    def _call(self, make: Callable[[], Prompt]) -> Prompt:
+        return self._gate.attempt(make, lambda: Prompt(()))
 
     def _streamed(
-        self, call: Call, start: Callable[[PlannedCall], Iterator[_Piece]]
+        self, call: Prompt, start: Callable[[PlannedPrompt], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
         """Yield what the model streams; nothing is planned before somebody asks for a piece."""
         planned = self._gate.go_through(call)
         yield from self._gate.stream(planned, lambda: start(planned))
 
     async def _astreamed(
-        self, call: Call, start: Callable[[PlannedCall], Awaitable[AsyncIterator[_Piece]]]
+        self, call: Prompt, start: Callable[[PlannedPrompt], Awaitable[AsyncIterator[_Piece]]]
     ) -> AsyncGenerator[_Piece, None]:
         """Yield what the model streams, as `_streamed` does."""
         planned = await self._gate.ago_through(call)
-        with self._gate.forgotten_if_it_fails(planned):
+        with self._gate.evict_on_failure(planned):
             pieces = await start(planned)
         async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
             async for step in steps:
@@ -368,8 +368,8 @@ class ReuseLLM(WrappedLLM):
 
     async def _send_batch(
         self,
-        calls: Sequence[Call],
-        send: Callable[[PlannedCall], Awaitable[_Answer]],
+        calls: Sequence[Prompt],
+        send: Callable[[PlannedPrompt], Awaitable[_Answer]],
         workers: int,
         progress: str | None,
         return_exceptions: bool,
@@ -380,9 +380,9 @@ class ReuseLLM(WrappedLLM):
             planned = self._gate.plan_batch(calls)
         waiting = {one.position: one for one in planned}
 
-        async def job(one: PlannedCall) -> _Answer:
+        async def job(one: PlannedPrompt) -> _Answer:
             del waiting[one.position]
-            with self._gate.forgotten_if_it_fails(one):
+            with self._gate.evict_on_failure(one):
                 return await send(one)
 
         try:
@@ -399,9 +399,9 @@ class ReuseLLM(WrappedLLM):
         return [answer_of[position] for position in range(len(calls))]
 
 
-def _sent(messages: Sequence[ChatMessage], planned: PlannedCall) -> Sequence[ChatMessage]:
+def _sent(messages: Sequence[ChatMessage], planned: PlannedPrompt) -> Sequence[ChatMessage]:
     return messages_with(messages, planned.texts) if planned.texts else messages
 
 
-def _sent_text(prompt: str, planned: PlannedCall) -> str:
+def _sent_text(prompt: str, planned: PlannedPrompt) -> str:
     return planned.texts[0] if planned.texts else prompt

@@ -23,7 +23,7 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import message_text
-from llamaindex_ctxreuse.memory.memory_sources import Found, MemorySource, memory_source
+from llamaindex_ctxreuse.memory.memory_sources import FoundMemories, MemorySource, memory_source
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode
 
 _REMEMBERED_CONTENTS = 256
@@ -127,7 +127,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         except Exception as error:
             self._searching.note(error)
             return ""
-        found = Found(tuple(distinct_texts(found.blocks)), found.left_out)
+        found = FoundMemories(tuple(distinct_texts(found.blocks)), found.left_out)
         if not found.blocks:
             return "\n\n".join(found.left_out)
         scope = current_scope()
@@ -169,7 +169,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             lambda: self._truncated(made, tokens_to_truncate), lambda: None
         )
 
-    def _planned(self, found: Found, scope: RequestScope) -> _Content:
+    def _planned(self, found: FoundMemories, scope: RequestScope) -> _Content:
         plan = self.planner.plan(
             ContextRequest(
                 found.blocks,
@@ -198,7 +198,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self.planner.evict([content.plan.request_id])
         target = estimate_tokens(content.text) - tokens
         while kept := kept[:-1]:
-            shorter = self._planned(Found(kept, content.left_out), content.scope)
+            shorter = self._planned(FoundMemories(kept, content.left_out), content.scope)
             if estimate_tokens(shorter.text) <= target:
                 return self._remembered(shorter)
             self.planner.evict([shorter.plan.request_id])

@@ -35,7 +35,7 @@ from llamaindex_ctxreuse.nodes.node_plans import (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMemories:
     """What a search has found.
 
     Attributes:
@@ -57,7 +57,7 @@ class MemorySource(Protocol):
 
     tenant: str
 
-    async def search(self, query: str, session_id: str | None) -> Found:
+    async def search(self, query: str, session_id: str | None) -> FoundMemories:
         """Return what is remembered about a query."""
         ...
 
@@ -122,12 +122,12 @@ class Mem0Source:
         self._filters = dict(filters or {})
         self.tenant = tenant_of(self._filters)
 
-    async def search(self, query: str, session_id: str | None) -> Found:
+    async def search(self, query: str, session_id: str | None) -> FoundMemories:
         """Return the memories that Mem0 finds."""
         found = await _called(
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
-        return Found(
+        return FoundMemories(
             tuple(
                 ContextBlock(id=str(memory["id"]), text=memory["memory"])
                 for memory in _as_ranked(found)
@@ -161,7 +161,7 @@ class RetrieverSource:
         self._metadata_mode = metadata_mode
         self._insert = insert
 
-    async def search(self, query: str, session_id: str | None) -> Found:
+    async def search(self, query: str, session_id: str | None) -> FoundMemories:
         """Return the nodes that the retriever finds."""
         return _found_nodes(await self._retriever().aretrieve(query), self._metadata_mode)
 
@@ -194,7 +194,7 @@ class VectorStoreSource:
         self._embed_model = embed_model or Settings.embed_model
         self._metadata_mode = metadata_mode
 
-    async def search(self, query: str, session_id: str | None) -> Found:
+    async def search(self, query: str, session_id: str | None) -> FoundMemories:
         """Return the session's nodes that are nearest to the query."""
         filters = None
         if session_id is not None:
@@ -218,7 +218,7 @@ class VectorStoreSource:
             await self._store.async_add([node])
 
 
-def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> Found:
+def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> FoundMemories:
     unplanned = without_plan(nodes)
     words: list[str] = []
     if unplanned is None:
@@ -228,7 +228,7 @@ def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> Fou
         for one in unplanned
         if not isinstance(one.node, AnnotationNode)
     )
-    return Found(tuple(blocks), tuple(words))
+    return FoundMemories(tuple(blocks), tuple(words))
 
 
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:

@@ -20,15 +20,15 @@ from llama_index.core.schema import (
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
-    Arranged,
-    Arranger,
+    DocumentPlanner,
+    PlannedItems,
     appended_annotation,
 )
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
-    MarkedDocument,
+    PlannedDocument,
     copied,
-    marks_of,
+    document_metadata,
     retrievers_order,
 )
 from ctxreuse.context.blocks import ContextBlock
@@ -48,7 +48,7 @@ class AnnotationNode(TextNode):
         return "CtxreuseAnnotationNode"
 
 
-class NodeArranger:
+class NodePlanner:
     """Puts nodes into their planned order; a fault of ours lets them through as they came.
 
     Args:
@@ -69,7 +69,7 @@ class NodeArranger:
         component: str,
     ) -> None:
         self._metadata_mode = checked_metadata_mode(metadata_mode)
-        self._arranger: Arranger[NodeWithScore] = Arranger(
+        self._arranger: DocumentPlanner[NodeWithScore] = DocumentPlanner(
             planner, self._identity, annotation, component
         )
         self._annotation = annotation
@@ -108,8 +108,8 @@ class NodeArranger:
         # no text in a prompt shows an image, so no text may stand for one
         return ContextBlock(id=block.id, text=f"{block.text}\n{node.hash}")
 
-    def _marked(self, arranged: Arranged[NodeWithScore], plan: Plan) -> list[NodeWithScore]:
-        marks = marks_of(plan, with_order=self._annotation != "off")
+    def _marked(self, arranged: PlannedItems[NodeWithScore], plan: Plan) -> list[NodeWithScore]:
+        marks = document_metadata(plan, with_order=self._annotation != "off")
         nodes = [
             NodeWithScore(
                 node=marked_copy(one.thing.node, marks.place(one.rank, one.label or "")),
@@ -155,10 +155,10 @@ def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
 
 def marked_documents(
     nodes: Iterable[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.NONE
-) -> list[MarkedDocument]:
+) -> list[PlannedDocument]:
     """Return nodes as documents that may carry a plan."""
     found = [one.node for one in nodes]
-    return [MarkedDocument(node_block(node, metadata_mode), node.metadata) for node in found]
+    return [PlannedDocument(node_block(node, metadata_mode), node.metadata) for node in found]
 
 
 def without_plan(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore] | None:

@@ -14,7 +14,7 @@ from ctxreuse.adapters.prompt_planner import checked_planner
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.pickling import state_without
-from llamaindex_ctxreuse.nodes.node_plans import NodeArranger, checked_metadata_mode
+from llamaindex_ctxreuse.nodes.node_plans import NodePlanner, checked_metadata_mode
 
 _ARRANGED_ON_THE_LOOP = 200
 """More nodes than these are planned in a thread, so that the event loop stays responsive."""
@@ -54,7 +54,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
     planner: ReusePlanner = Field(default_factory=ReusePlanner, exclude=True, repr=False)
     annotation: AnnotationMode = "append"
     metadata_mode: MetadataMode = MetadataMode.LLM
-    _arranger: NodeArranger = PrivateAttr()
+    _arranger: NodePlanner = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(checked_planner)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
@@ -63,7 +63,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._arranger = NodeArranger(
+        self._arranger = NodePlanner(
             self.planner, self.annotation, self.metadata_mode, type(self).__name__
         )
 

@@ -14,7 +14,7 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.own_planner import OWN_PLANNER, given_or_own
-from llamaindex_ctxreuse.nodes.node_plans import NodeArranger
+from llamaindex_ctxreuse.nodes.node_plans import NodePlanner
 
 _ARRANGED_ON_THE_LOOP = 200
 
@@ -60,7 +60,7 @@ class ReuseRetriever(BaseRetriever):
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._retriever = checked_retriever(retriever)
-        self._arranger = NodeArranger(
+        self._arranger = NodePlanner(
             given_or_own(planner), annotation, metadata_mode, type(self).__name__
         )
         # one that does not call its base class's __init__ has none

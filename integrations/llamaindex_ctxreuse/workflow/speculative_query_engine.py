@@ -25,7 +25,7 @@ from llama_index.core.settings import Settings
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt
-from ctxreuse.workflow.library.speculative_rag import context_of, linked_graph
+from ctxreuse.workflow.library.speculative_rag import context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
 from llamaindex_ctxreuse.workflow.found_nodes import as_nodes
@@ -35,7 +35,7 @@ from llamaindex_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
 _TEMPLATE = "text_qa_template"
 
 
-class LinkedQueryEngine(BaseQueryEngine):
+class SpeculativeRAGQueryEngine(BaseQueryEngine):
     """Answers from what it retrieves, as `RetrieverQueryEngine` does, but begins earlier.
 
     The model is asked with the nodes that the search has found so far; the answer counts if these
@@ -138,7 +138,7 @@ class LinkedQueryEngine(BaseQueryEngine):
         """Yield the nodes, then the answer piece by piece."""
         source, query = self._retriever, query_bundle.query_str
         asked = _Asked(self._llm, self._template, query)
-        graph = linked_graph(type(self).__name__, asked, source.k, source.retriever)
+        graph = speculative_rag_graph(type(self).__name__, asked, source.k, source.retriever)
         retrieval = self.callback_manager.on_event_start(
             CBEventType.RETRIEVE, payload={EventPayload.QUERY_STR: query}
         )
@@ -204,3 +204,7 @@ def checked_template(template: object) -> BasePromptTemplate:
 
 def _metadata(nodes: list[NodeWithScore]) -> dict[str, Any]:
     return {one.node.node_id: one.node.metadata for one in nodes}
+
+
+LinkedQueryEngine = SpeculativeRAGQueryEngine
+"""The former name of `SpeculativeRAGQueryEngine`."""
