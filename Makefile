@@ -1,4 +1,4 @@
-.PHONY: help demo test docs docs-serve lint format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -50,6 +50,9 @@ lint: $(VENV)/dev  ## formatting, style, types, directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+house: $(VENV)/dev  ## layout, names, size and journeys of the code, each with its aim
+	$(BIN)/python tools/house.py
 
 format: $(VENV)/dev  ## mend formatting and what of style can be mended
 	$(BIN)/ruff check --fix .
