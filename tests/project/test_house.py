@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 pytestmark = pytest.mark.skipif(not TOOLS.is_dir(), reason="no tools here")
 
