@@ -1,0 +1,113 @@
+"""Checks of arguments, so that each kind of mistake has one message: name, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
+
+_Kind = TypeVar("_Kind")
+
+
+def checked_integer(
+    name: str, value: Any, at_least: int = 0, *, error: type[CtxreuseError] = InvalidRequestError
+) -> int:
+    """Return the value if it is an integer from `at_least`.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed.
+        at_least: The smallest value allowed.
+        error: The error to raise.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    if not isinstance(value, int) or value < at_least:
+        raise error(f"{name} must be an integer from {at_least}, not {describe(value)}")
+    return value
+
+
+def checked_optional_integer(name: str, value: Any, at_least: int = 0) -> int | None:
+    """Return the value if it is None or an integer from `at_least`; see `checked_integer`."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or value < at_least:
+        raise InvalidRequestError(
+            f"{name} must be an integer from {at_least} or None, not {describe(value)}"
+        )
+    return value
+
+
+def checked_number(name: str, value: Any, at_least: float = 0) -> float:
+    """Return the value if it is a finite number from `at_least`.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed.
+        at_least: The smallest value allowed.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    if not isinstance(value, (int, float)) or not at_least <= value < float("inf"):
+        raise InvalidRequestError(f"{name} must be a number from {at_least}, not {describe(value)}")
+    return value
+
+
+def checked_string(name: str, value: Any) -> str:
+    """Return the value if it is a string.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    return checked_kind(name, value, str, "a string")
+
+
+def checked_kind(
+    name: str, value: Any, kind: type[_Kind] | tuple[type[_Kind], ...], words: str
+) -> _Kind:
+    """Return the value if it is of a kind.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed.
+        kind: The class or classes.
+        words: The kind in words, such as "a ReusePlanner"; a remedy may follow "; ".
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if not isinstance(value, kind):
+        allowed, separator, remedy = words.partition("; ")
+        raise InvalidRequestError(
+            f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
+        )
+    return value
+
+
+def checked_choice(
+    what: str,
+    value: Any,
+    choices: Sequence[str],
+    *,
+    error: type[CtxreuseError] = InvalidRequestError,
+) -> str:
+    """Return the value if it is one of the choices.
+
+    Args:
+        what: What is chosen, such as "mode".
+        value: What the caller passed.
+        choices: The names that exist.
+        error: The error to raise.
+
+    Raises:
+        InvalidRequestError: no such choice.
+    """
+    for choice in choices:
+        if isinstance(value, str) and value == choice:
+            return choice
+    raise error(
+        f"there is no {what} {describe(value)}; choose one of {', '.join(map(repr, choices))}"
+    )

@@ -1,0 +1,60 @@
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.context.lru_map import LRUMap
+
+
+def test_the_least_recently_used_goes_first():
+    recent = LRUMap[str, int](2)
+    assert recent.put("a", 1) == []
+    assert recent.put("b", 2) == []
+    assert recent.get("a") == 1
+    assert recent.put("c", 3) == [("b", 2)]
+    assert (list(recent), list(recent.values())) == (["a", "c"], [1, 3])
+    assert recent.peek("a") == 1
+    assert recent.put("d", 4) == [("a", 1)], "a peek is no use"
+
+
+def test_weights_bound_it_but_for_the_newest():
+    texts = LRUMap[int, str](max_weight=5, weight_of=len)
+    texts.put(1, "abc")
+    texts.put(2, "de")
+    assert (len(texts), texts.weight) == (2, 5)
+    assert texts.put(3, "a very long text") == [(1, "abc"), (2, "de")]
+    assert texts.weight == len("a very long text")
+    texts.put(3, "b")
+    assert texts.weight == 1
+    assert texts.pop(3) == "b"
+    assert (texts.pop(3), texts.weight, 3 in texts) == (None, 0, False)
+
+
+def test_what_is_missing_is_made_once():
+    made = LRUMap[str, list[int]](2)
+    first = made.get_or_make("a", list)
+    assert made.get_or_make("a", lambda: [1]) is first
+
+
+operations = st.lists(st.tuples(st.sampled_from("pgx"), st.integers(0, 5), st.integers(0, 9)))
+
+
+@given(operations, st.integers(1, 4), st.integers(1, 20))
+def test_it_keeps_what_a_plain_ordered_dict_would(steps, most, heaviest):
+    recent = LRUMap[int, int](most, max_weight=heaviest, weight_of=lambda value: value)
+    plain = OrderedDict[int, int]()
+    for kind, key, value in steps:
+        if kind == "g":
+            assert recent.get(key) == plain.get(key)
+            if key in plain:
+                plain.move_to_end(key)
+        elif kind == "x":
+            assert recent.pop(key) == plain.pop(key, None)
+        else:
+            recent.put(key, value)
+            plain.pop(key, None)
+            plain[key] = value
+            while len(plain) > 1 and (len(plain) > most or sum(plain.values()) > heaviest):
+                plain.popitem(last=False)
+        assert list(zip(recent, recent.values(), strict=True)) == list(plain.items())
+        assert recent.weight == sum(plain.values())
