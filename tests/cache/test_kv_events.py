@@ -25,7 +25,7 @@ from ctxreuse.cache.kv_events.wire_format import (
 from ctxreuse.cache.prompt_ends import estimated_ends
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.index.radix_tree import IndexStatistics
-from ctxreuse.serving.emulation.emulated_engine import chat_markup, word_tokens
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 
 NOTHING = IndexStatistics()
 CLEARED = {"type": "AllBlocksCleared"}
@@ -44,13 +44,13 @@ class Application:
         """Send a request whose blocks are named by letters, some forty tokens each."""
         blocks = [ContextBlock(id=name, text=f"{name} " * 20, tokens=40) for name in letters]
         plan = self.planner.plan(ContextRequest(blocks, f"{len(self.sent)} is which?", **fields))
-        tokens = word_tokens(chat_markup(plan.messages()))
+        tokens = ENGINE_TOKENIZER.ids(chat_markup(plan.messages()))
         salt = plan.request.tenant or None
         self.engine.serve(tokens, salt)
         events = self.engine.take_events()
         if events and self.publisher is not None:
             self.publisher.publish(events, lost=lost)
-        ends = block_ends(plan, lambda text: len(word_tokens(text)), chat_markup)
+        ends = block_ends(plan, lambda text: len(ENGINE_TOKENIZER.ids(text)), chat_markup)
         self.sent.append((plan, tokens, ends, salt))
         if sync is not None:
             sync.record(plan, tokens, ends, cache_salt=salt)
@@ -531,7 +531,7 @@ def test_block_ends_are_where_the_rendered_prompt_says():
     ]
 
     def count(text):
-        return len(word_tokens(text))
+        return len(ENGINE_TOKENIZER.ids(text))
 
     for plan in plans:
         rendered = chat_markup(plan.messages())
@@ -555,7 +555,7 @@ class Tokenizer:
 
     def encode(self, text, add_special_tokens):
         assert add_special_tokens is False
-        return word_tokens(text)
+        return ENGINE_TOKENIZER.ids(text)
 
     def apply_chat_template(self, messages, tokenize, add_generation_prompt):
         assert (tokenize, add_generation_prompt) == (False, True)
@@ -568,8 +568,8 @@ def test_the_tokenizers_own_template_is_used_and_may_strip_messages():
     rendered = "<u>[Doc_1] one two \n\n  [Doc_2] three?\n\nWhich?</u>"
     tokenizer = Tokenizer(lambda messages: f"<u>{messages[0]['content'].strip()}</u>")
     assert block_ends(plan, tokenizer) == [
-        len(word_tokens(rendered[: rendered.index("two ") + 4])),
-        len(word_tokens(rendered[: rendered.index("three?") + 6])),
+        len(ENGINE_TOKENIZER.ids(rendered[: rendered.index("two ") + 4])),
+        len(ENGINE_TOKENIZER.ids(rendered[: rendered.index("three?") + 6])),
     ]
 
 
@@ -825,7 +825,7 @@ def test_no_bytes_break_the_reader(payload):
 def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text():
     planner = ReusePlanner()
     plan = planner.plan(ContextRequest(["one two", "three"], "Which?"))
-    tokens = word_tokens(chat_markup(plan.messages()))
+    tokens = ENGINE_TOKENIZER.ids(chat_markup(plan.messages()))
     exact = block_ends(plan, Tokenizer(chat_markup))
     changing = Tokenizer(lambda messages: "something else")
     for tokenizer, ends in (
@@ -848,7 +848,7 @@ def test_estimated_ends_allow_for_words_of_the_template_before_the_messages():
         def render(messages, before=before):
             return before + chat_markup(messages)
 
-        exact = block_ends(plan, lambda text: len(word_tokens(text)), render)
-        tokens = len(word_tokens(render(plan.messages())))
+        exact = block_ends(plan, lambda text: len(ENGINE_TOKENIZER.ids(text)), render)
+        tokens = len(ENGINE_TOKENIZER.ids(render(plan.messages())))
         estimated = estimated_ends(plan, tokens)
         assert all(real <= late <= tokens for real, late in zip(exact, estimated, strict=True))
