@@ -1,0 +1,126 @@
+"""Shows that plans and prompts have not changed by a byte.
+
+`write` keeps what the cases in `golden_cases` return in `tests/golden`; `check` runs them again and
+compares. To be used around changes that are to leave behaviour alone:
+
+    python tools/golden.py check                # everything
+    python tools/golden.py check core langchain # some areas
+    python tools/golden.py write core           # where a change was meant; read the diff
+
+The area `traces` reads the data in the folder `$CTXREUSE_DATA`; its files hold digests only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from golden_cases.recording import Cases, as_json
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+AREAS = ("core", "langchain", "llamaindex", "traces")
+QUICK = "quick"
+"""The first word of the names of an area's cases that take no time, where others do."""
+_SHOWN_LINES = 24
+_WIDTH = 150
+
+
+def main() -> int:
+    """Run the command; return the exit status."""
+    options = _options()
+    for folder in ("integrations", "agents", ""):
+        sys.path.insert(0, str(ROOT / folder))
+    begun = time.perf_counter()
+    act = _write if options.command == "write" else _check
+    differ = [area for area in options.areas or AREAS if not act(area, options.quick)]
+    print(f"{time.perf_counter() - begun:.0f} s")
+    if differ:
+        print("differs: " + ", ".join(differ))
+    return 1 if differ else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("command", choices=["write", "check"])
+    parser.add_argument("areas", nargs="*", metavar="area", help=", ".join(AREAS))
+    parser.add_argument("--quick", action="store_true", help="leave out cases that take long")
+    options = parser.parse_intermixed_args()
+    for area in options.areas:
+        if area not in AREAS:
+            parser.error(f"there is no area {area!r}; choose from {', '.join(AREAS)}")
+    if options.quick and options.command == "write":
+        parser.error("--quick is for check; a file is written whole")
+    return options
+
+
+def _cases(area: str, quick: bool) -> Cases:
+    cases: Cases = import_module(f"golden_cases.{area}").CASES
+    chosen = {name: case for name, case in cases.items() if name.startswith(QUICK)}
+    return Cases(chosen) if quick and chosen else cases
+
+
+def _lacks_data(area: str) -> bool:
+    if area != "traces" or os.environ.get("CTXREUSE_DATA"):
+        return False
+    print(f"{area}: skipped; set CTXREUSE_DATA to the folder of the data")
+    return True
+
+
+def _write(area: str, quick: bool) -> bool:
+    if _lacks_data(area):
+        return True
+    found = {name: case() for name, case in _cases(area, quick).items()}
+    GOLDEN.mkdir(exist_ok=True)
+    file = GOLDEN / f"{area}.json"
+    file.write_text(as_json(found) + "\n", encoding="utf-8", newline="\n")
+    print(f"{area}: {len(found)} cases, {file.stat().st_size:,} bytes")
+    return True
+
+
+def _check(area: str, quick: bool) -> bool:
+    """Compare an area; return whether all is equal."""
+    if _lacks_data(area):
+        return True
+    kept = json.loads((GOLDEN / f"{area}.json").read_text(encoding="utf-8"))
+    cases = _cases(area, quick)
+    names = [*cases, *(name for name in kept if name not in cases and not quick)]
+    equal = True
+    for name in names:
+        before = as_json(kept[name]) if name in kept else ""
+        now = as_json(cases[name]()) if name in cases else ""
+        print(f"{area}.{name}: {'equal' if before == now else 'DIFFERENT'}", flush=True)
+        if before != now:
+            equal = False
+            print("\n".join(_first_differences(before, now)), flush=True)
+    return equal
+
+
+def _first_differences(before: str, now: str) -> Iterator[str]:
+    diff = difflib.unified_diff(_folded(before), _folded(now), "kept", "now", n=2, lineterm="")
+    for number, line in enumerate(diff):
+        if number == _SHOWN_LINES:
+            yield "  ..."
+            return
+        yield f"  {line}"
+
+
+def _folded(text: str) -> list[str]:
+    """Return lines with long ones cut, so that a difference is shown with what is near it."""
+    return [
+        line[start : start + _WIDTH]
+        for line in text.split("\n")
+        for start in range(0, max(len(line), 1), _WIDTH)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
