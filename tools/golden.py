@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from golden_cases.recording import Cases, as_json
 

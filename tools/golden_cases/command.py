@@ -17,11 +17,11 @@ def command(*arguments: str) -> str:
         RuntimeError: It ended with an error.
     """
     printed = io.StringIO()
-    with mock.patch.object(sys, "argv", ["ctxreuse", *arguments]):
-        with contextlib.redirect_stdout(printed):
-            try:
-                ctxreuse.cli.main()
-            except SystemExit as done:
-                if done.code:
-                    raise RuntimeError(f"ctxreuse {arguments} ended with {done.code}") from done
+    given = mock.patch.object(sys, "argv", ["ctxreuse", *arguments])
+    with given, contextlib.redirect_stdout(printed):
+        try:
+            ctxreuse.cli.main()
+        except SystemExit as done:
+            if done.code:
+                raise RuntimeError(f"ctxreuse {arguments} ended with {done.code}") from done
     return printed.getvalue()

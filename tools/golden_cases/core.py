@@ -12,12 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse.cache import PrefixCacheSimulator, ShadowCache, block_ends
 from golden_cases.command import command
 from golden_cases.planning import block, contexts, requests, short, some_whole, whole
 from golden_cases.recording import Cases, digest
-
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
-from ctxreuse.cache import PrefixCacheSimulator, ShadowCache, block_ends
 
 CASES = Cases()
 STRATEGIES = ("reuse", "paper", "none")

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
+from ctxreuse import ContextBlock, ContextRequest, Plan
 from golden_cases.recording import digest
 
-from ctxreuse import ContextBlock, ContextRequest, Plan
-
-_WORDS = "amber birch cedar delta ember fjord grove heath islet jetty knoll lagoon".split()
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "islet", "jetty")
 
 
 def block(number: int, tokens: int | None = None) -> ContextBlock:
