@@ -138,6 +138,24 @@ def whose_request() -> Any:
 
 
 @CASES
+def conversation() -> Any:
+    """Turns of one conversation, each behind the turns before it as they were sent."""
+    found: dict[str, Any] = {}
+    for annotation in _ANNOTATIONS:
+        planned = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
+        told: list[Any] = []
+        history: list[Any] = []
+        for word in ("abc", "bad", "ab", "xa"):
+            said = {"thread_id": "t1", "tenant": "one", "history": history}
+            result = planned.invoke(word, {"configurable": said})
+            text = format_context(result)
+            told.append([[one.id for one in result], text, digest(shown(result))])
+            history = [*history, HumanMessage(f"{text}\n\n{word}?"), AIMessage("So.")]
+        found[annotation] = told
+    return found
+
+
+@CASES
 def contexts_as_text() -> Any:
     """`format_context`: planned, not planned, shortened, sorted again, changed, in other words."""
     words = Templates(label="({ordinal})", block="{label}: {text}", separator="\n")
