@@ -18,11 +18,12 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from golden_cases.recording import Cases, as_json
+from golden_cases.recording import Case, Cases, as_json
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -95,12 +96,20 @@ def _check(area: str, quick: bool) -> bool:
     equal = True
     for name in names:
         before = as_json(kept[name]) if name in kept else ""
-        now = as_json(cases[name]()) if name in cases else ""
+        now = _now(cases[name]) if name in cases else ""
         print(f"{area}.{name}: {'equal' if before == now else 'DIFFERENT'}", flush=True)
         if before != now:
             equal = False
             print("\n".join(_first_differences(before, now)), flush=True)
     return equal
+
+
+def _now(case: Case) -> str:
+    """Return what a case returns now; where it fails, how."""
+    try:
+        return as_json(case())
+    except Exception:
+        return traceback.format_exc()
 
 
 def _first_differences(before: str, now: str) -> Iterator[str]:
