@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 AREAS = ("core", "langchain", "llamaindex", "traces")
 QUICK = "quick"
-"""The first word of the names of an area's cases that take no time, where others do."""
+"""The name of an area's case that takes no time, where the others do."""
 _SHOWN_LINES = 24
 _WIDTH = 150
 
@@ -41,7 +41,7 @@ def main() -> int:
         sys.path.insert(0, str(ROOT / folder))
     begun = time.perf_counter()
     act = _write if options.command == "write" else _check
-    differ = [area for area in options.areas or AREAS if not act(area, options.quick)]
+    differ = [area for area in _areas(options) if not act(area, options)]
     print(f"{time.perf_counter() - begun:.0f} s")
     if differ:
         print("differs: " + ", ".join(differ))
@@ -53,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("command", choices=["write", "check"])
     parser.add_argument("areas", nargs="*", metavar="area", help=", ".join(AREAS))
     parser.add_argument("--quick", action="store_true", help="leave out cases that take long")
+    parser.add_argument("--golden", type=Path, default=GOLDEN, help="where the files are kept")
     options = parser.parse_intermixed_args()
     for area in options.areas:
         if area not in AREAS:
@@ -62,37 +63,35 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _cases(area: str, quick: bool) -> Cases:
+def _areas(options: argparse.Namespace) -> Iterator[str]:
+    for area in options.areas or AREAS:
+        if area == "traces" and not os.environ.get("CTXREUSE_DATA"):
+            print(f"{area}: skipped; set CTXREUSE_DATA to the folder of the data")
+        else:
+            yield area
+
+
+def _cases(area: str) -> Cases:
     cases: Cases = import_module(f"golden_cases.{area}").CASES
-    chosen = {name: case for name, case in cases.items() if name.startswith(QUICK)}
-    return Cases(chosen) if quick and chosen else cases
+    return cases
 
 
-def _lacks_data(area: str) -> bool:
-    if area != "traces" or os.environ.get("CTXREUSE_DATA"):
-        return False
-    print(f"{area}: skipped; set CTXREUSE_DATA to the folder of the data")
-    return True
-
-
-def _write(area: str, quick: bool) -> bool:
-    if _lacks_data(area):
-        return True
-    found = {name: case() for name, case in _cases(area, quick).items()}
-    GOLDEN.mkdir(exist_ok=True)
-    file = GOLDEN / f"{area}.json"
+def _write(area: str, options: argparse.Namespace) -> bool:
+    found = {name: case() for name, case in _cases(area).items()}
+    options.golden.mkdir(exist_ok=True)
+    file: Path = options.golden / f"{area}.json"
     file.write_text(as_json(found) + "\n", encoding="utf-8", newline="\n")
     print(f"{area}: {len(found)} cases, {file.stat().st_size:,} bytes")
     return True
 
 
-def _check(area: str, quick: bool) -> bool:
+def _check(area: str, options: argparse.Namespace) -> bool:
     """Compare an area; return whether all is equal."""
-    if _lacks_data(area):
-        return True
-    kept = json.loads((GOLDEN / f"{area}.json").read_text(encoding="utf-8"))
-    cases = _cases(area, quick)
-    names = [*cases, *(name for name in kept if name not in cases and not quick)]
+    kept = json.loads((options.golden / f"{area}.json").read_text(encoding="utf-8"))
+    cases = _cases(area)
+    names = list(cases | kept)
+    if options.quick and QUICK in cases:
+        names = [QUICK]
     equal = True
     for name in names:
         before = as_json(kept[name]) if name in kept else ""
