@@ -24,7 +24,10 @@ def check(*areas, golden=None):
     )
 
 
-@pytest.mark.parametrize("area", ["core", "langchain", "llamaindex", "mem0", "agents", "traces"])
+@pytest.mark.parametrize(
+    "area",
+    ["core", "langchain", "llamaindex", "mem0", "agents", "serving", "workflow", "traces"],
+)
 def test_nothing_has_changed(area):
     if area == "traces" and not os.environ.get("CTXREUSE_DATA"):
         pytest.skip("needs the public data: set CTXREUSE_DATA to its folder")

@@ -27,7 +27,16 @@ from golden_cases.recording import Case, Cases, as_json
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
-AREAS = ("core", "langchain", "llamaindex", "mem0", "agents", "traces")
+AREAS = (
+    "core",
+    "langchain",
+    "llamaindex",
+    "mem0",
+    "agents",
+    "serving",
+    "workflow",
+    "traces",
+)
 QUICK = "quick"
 """The name of an area's case that takes no time, where the others do."""
 _SHOWN_LINES = 24

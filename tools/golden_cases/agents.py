@@ -26,7 +26,7 @@ _QUESTIONS = (
 
 
 def _document(number: int) -> dict[str, Any]:
-    return {"id": f"d{number}", "text": f"Document {number} says " + f"{number} " * 150 + "."}
+    return {"id": f"d{number}", "text": f"Document {number} says " + f"{number}" * 600 + "."}
 
 
 def _asked(question: str, numbers: tuple[int, ...], **more: Any) -> dict[str, Any]:
