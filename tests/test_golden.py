@@ -26,7 +26,17 @@ def check(*areas, golden=None):
 
 @pytest.mark.parametrize(
     "area",
-    ["core", "langchain", "llamaindex", "mem0", "agents", "serving", "workflow", "traces"],
+    [
+        "core",
+        "langchain",
+        "llamaindex",
+        "mem0",
+        "agents",
+        "serving",
+        "workflow",
+        "commands",
+        "traces",
+    ],
 )
 def test_nothing_has_changed(area):
     if area == "traces" and not os.environ.get("CTXREUSE_DATA"):

@@ -35,6 +35,7 @@ AREAS = (
     "agents",
     "serving",
     "workflow",
+    "commands",
     "traces",
 )
 QUICK = "quick"

@@ -77,10 +77,10 @@ class WordEmbedder:
 
 
 def _text_vector(text: str) -> list[int]:
-    words = [word.strip("?.,:") for word in text.lower().split()]
+    words = {word.strip("?.,:") for word in text.lower().split()}
     vectors = [
         [Random(f"{word} {place}").randrange(-4, 5) for place in range(_DIMENSION)]
-        for word in words or [""]
+        for word in sorted(words) or [""]
     ]
     return [sum(column) for column in zip(*vectors, strict=True)]
 
