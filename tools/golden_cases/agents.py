@@ -64,7 +64,7 @@ def _talk(engines: int, **options: Any) -> dict[str, Any]:
     """Return what is sent in a conversation, as digests and, of the last question, whole."""
     emulated = [EmulatedEngine(answer=_answer) for _ in range(engines)]
     in_parallel = options.get("mode") == "parallel"
-    pool = pool_of(*emulated, window_s=0.3 if in_parallel else 0)
+    pool = pool_of(*emulated, window_s=0.1 if in_parallel else 0)
     chain = ChainOfAgents(llm=pool, workers=3, prompts=_PROMPTS, **options)
     told: dict[str, Any] = {}
     seen = [0] * engines
@@ -132,14 +132,14 @@ def one_question_after_the_other() -> Any:
     }
 
 
-@CASES
+@CASES.takes_long
 def small_windows() -> Any:
     """Documents that are cut, and histories that are left out, where the model holds little."""
     found = {}
     for mode in ("sequential", "parallel"):
         engine = EmulatedEngine(answer=_answer)
         chain = ChainOfAgents(
-            llm=pool_of(engine, window_s=0.3 if mode == "parallel" else 0),
+            llm=pool_of(engine, window_s=0.1 if mode == "parallel" else 0),
             workers=2,
             mode=mode,
             prompts=_PROMPTS,

@@ -62,7 +62,7 @@ def _results(file: Path) -> dict[str, Any]:
     }
 
 
-@CASES
+@CASES.takes_long
 def recorded() -> Any:
     """What is written down of a program that uses LangChain, LlamaIndex and OpenAI's client."""
     found: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def _write_data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-@CASES
+@CASES.takes_long
 def benched() -> Any:
     """All parts of `ctxreuse bench`, by blocks and by tokens."""
     found = {}

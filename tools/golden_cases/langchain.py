@@ -331,11 +331,11 @@ def model_calls_at_a_time() -> Any:
     tasks, threads = NotingModel(), NotingModel()
 
     async def together() -> None:
-        model = ReuseChatModel(inner=tasks, window_s=0.4)
+        model = ReuseChatModel(inner=tasks, window_s=0.1)
         await asyncio.gather(*(model.ainvoke(prompt) for prompt in prompts))
 
     asyncio.run(together())
-    model = ReuseChatModel(inner=threads, window_s=0.4, strategy="none")
+    model = ReuseChatModel(inner=threads, window_s=0.1, strategy="none")
     with ThreadPoolExecutor(len(prompts)) as pool:
         list(pool.map(model.invoke, prompts))
     return {

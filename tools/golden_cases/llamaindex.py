@@ -282,11 +282,11 @@ def model_calls_at_a_time() -> Any:
     tasks, threads = NotingLLM(), NotingLLM()
 
     async def together() -> None:
-        llm = ReuseLLM(inner=tasks, window_s=0.4)
+        llm = ReuseLLM(inner=tasks, window_s=0.1)
         await asyncio.gather(*(llm.acomplete(prompt) for prompt in prompts))
 
     run(together())
-    llm = ReuseLLM(inner=threads, window_s=0.4, strategy="none")
+    llm = ReuseLLM(inner=threads, window_s=0.1, strategy="none")
     with ThreadPoolExecutor(len(prompts)) as pool:
         list(pool.map(lambda prompt: copy_context().run(llm.complete, prompt), prompts))
     return {

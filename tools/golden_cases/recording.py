@@ -15,12 +15,25 @@ _RUN = re.compile(r"(.)\1{19,}")
 
 
 class Cases(dict[str, Case]):
-    """The cases of an area by their names; an instance decorates them."""
+    """The cases of an area by their names; an instance decorates them.
+
+    Attributes:
+        slow: The names of those that `--quick` leaves out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow: set[str] = set()
 
     def __call__(self, case: Case) -> Case:
         """Add a case under its function's name."""
         self[case.__name__] = case
         return case
+
+    def takes_long(self, case: Case) -> Case:
+        """Add a case that takes seconds."""
+        self.slow.add(case.__name__)
+        return self(case)
 
 
 def digest(value: Any) -> str:

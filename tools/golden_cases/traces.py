@@ -40,6 +40,7 @@ def _case(trace: str, plans: list[str]) -> Callable[[], Any]:
 CASES["quick"] = _case("xquad/trace_k5", [*_ALONE[:4], "online --dedup"])
 for _trace, _plans in _PLANS.items():
     CASES[_trace] = _case(_trace, _plans)
+    CASES.slow.add(_trace)
 
 
 def _planned(trace: str, options: str) -> dict[str, Any]:
