@@ -4,7 +4,6 @@ import gc
 import itertools
 import pickle
 import threading
-from itertools import takewhile
 from types import FunctionType, ModuleType
 
 import pytest
@@ -30,7 +29,6 @@ from ctxreuse.index.explain import (
     LoggedPrompt,
     PromptLog,
     SentPrompt,
-    explain,
 )
 
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -47,20 +45,6 @@ def prompt(request_id, letters, tokens=100, **fields):
         tokens=tuple(counts),
         **known,
     )
-
-
-def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fields):
-    """Explain a prompt called "now" behind others, given as letters and called 0, 1, ..."""
-    before = [
-        prompt(number, one) if isinstance(one, str) else one for number, one in enumerate(earlier)
-    ]
-    now = prompt("now", letters, tokens, **fields)
-    return explain(now, before, cached, across_tenants=across_tenants)
-
-
-def common_beginning(one, other):
-    pairs = zip(one, other, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 # the log

@@ -4,9 +4,6 @@ from itertools import takewhile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import (
-    STRATEGIES,
-)
 
 from ctxreuse.index.explain import (
     Cause,
@@ -14,8 +11,6 @@ from ctxreuse.index.explain import (
     SentPrompt,
     explain,
 )
-
-all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 def prompt(request_id, letters, tokens=100, **fields):
