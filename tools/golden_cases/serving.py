@@ -274,6 +274,32 @@ def pool() -> Any:
                 told[-1] += [digest(served.plan.messages()), served.completion.cached_tokens]
             return told
 
+    async def plans_and_turns() -> list[Any]:
+        engines = [EmulatedEngine(answer=_answer) for _ in range(3)]
+        planner = ReusePlanner()
+        told: list[Any] = []
+        histories: dict[int, list[dict[str, Any]]] = {}
+        async with pool_of(*engines) as engine_pool:
+            for number, request in enumerate(requests(24, seed=38)):
+                if number % 2:
+                    prompt: Any = planner.plan(request)
+                else:
+                    name = number % 6
+                    prompt = ContextRequest(
+                        request.blocks,
+                        "And?",
+                        history=histories.get(name, []),
+                        conversation_id=name,
+                    )
+                routed = engine_pool.route(prompt)
+                served = await engine_pool.complete(prompt, max_tokens=3)
+                sent = served.plan.messages()
+                told.append([routed, served.replica, digest(sent), served.completion.cached_tokens])
+                if not number % 2:
+                    answer = {"role": "assistant", "content": served.completion.text}
+                    histories[name] = [*sent, answer]
+        return told
+
     async def together() -> list[str]:
         engine = EmulatedEngine(answer=_answer)
         made = requests(20, seed=35)
@@ -285,6 +311,7 @@ def pool() -> Any:
     ways = ("reuse", "paper", "none")
     return {
         "one by one": {way: asyncio.run(one_by_one(way)) for way in ways},
+        "plans and turns": asyncio.run(plans_and_turns()),
         "together": asyncio.run(together()),
     }
 
