@@ -151,6 +151,7 @@ class BatchingEngine:
         self._max_running = checked_integer("max_running", max_running, 1)
         self._max_step_tokens = checked_integer("max_step_tokens", max_step_tokens, 1)
         self._waiting: deque[BatchedRequest] = deque()
+        self._without_room: BatchedRequest | None = None  # until a running request ends
         self._prefilling: deque[BatchedRequest] = deque()
         # a heap of (step that the reader hears of, order, request)
         self._decoding: list[tuple[int, int, BatchedRequest]] = []
@@ -215,7 +216,7 @@ class BatchingEngine:
                 break
             self._decode(self._prefilling.popleft())
         while self._waiting and budget and not self._prefilling:
-            if len(self._decoding) >= self._max_running or not self._begin(self._waiting[0]):
+            if self._is_held_up() or not self._begin(self._waiting[0]):
                 break
             request = self._waiting.popleft()
             budget -= self._prefill(request, budget)
@@ -237,11 +238,16 @@ class BatchingEngine:
                 progressed.append(request)
         return BatchStep(duration_s, tuple(finished), tuple(progressed))
 
+    def _is_held_up(self) -> bool:
+        """Return whether the first in the queue must wait until a running request ends."""
+        return len(self._decoding) >= self._max_running or self._waiting[0] is self._without_room
+
     def _begin(self, request: BatchedRequest) -> bool:
         request.running = self.cache.start(
             request.tokens, request.salt, room_for=len(request.answer)
         )
         if request.running is None:
+            self._without_room = request
             return False
         request.usage = request.running.usage
         request.to_prefill = request.usage.prefilled_tokens
@@ -268,7 +274,7 @@ class BatchingEngine:
     def _leave_cache(self, request: BatchedRequest, answer: Sequence[int]) -> None:
         if request.running is not None:
             self.cache.finish(request.running, answer, uncomputed=request.to_prefill)
-            request.running = None
+            request.running = self._without_room = None
 
     # in the time of an event loop
 
@@ -344,7 +350,8 @@ class BatchingEngine:
             self._loop = None
             return
         assert self._loop is not None
-        if not self._waiting and not self._prefilling:
+        nobody_begins = not self._waiting or self._is_held_up()
+        if self._decoding and not self._prefilling and nobody_begins:
             quiet = self._decoding[0][0] - self._step - 1
             if quiet:
                 duration_s = self._rates.step_s(0, len(self._decoding)) / self._speed
