@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from anyio import CancelScope
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.runnables.config import get_config_list
 
 from chain_of_agents.agent_memory import Histories
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
@@ -27,16 +25,16 @@ from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.closing import AsyncClosing
-from ctxreuse.serving.aio.gather import all_of
-from ctxreuse.serving.dispatch import Progress
+from ctxreuse.serving.aio.runnable_bridge import RunnableBridge
 from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity, checked_bound
 
-_Result = TypeVar("_Result")
 
-
-class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
+class ChainOfAgents(
+    RunnableBridge[dict[str, Any], Answer, RunnableConfig],
+    Runnable[dict[str, Any], Answer],
+    AsyncClosing,
+):
     """Answers questions about more than one prompt holds: workers read, a manager answers.
 
     Each document goes to the agent that has read it before, and so to the engine that has it in its
@@ -50,7 +48,12 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
     The input is a dict with `question` and `documents` (best first: strings, `ContextBlock`s,
     LangChain documents, LlamaIndex nodes, or dicts with `text` and `id`), and perhaps
     `conversation_id` and `tenant`; `config={"configurable": {"thread_id": ..., "tenant": ...}}` and
-    `ctxreuse.request_context` name these, too. The output is the answer, a string with a `trace`.
+    `ctxreuse.request_context` name these, too.
+
+    The output is the answer, a string with a `trace`; of a stream, the last piece is empty and has
+    the trace. An input of the wrong kind, or a question that the model's context has no room for,
+    raises an `InvalidRequestError`; a manager that does not answer raises a `ManagerError`, whose
+    trace has the workers' notes.
 
     Args:
         llm: A LangChain chat model, a LlamaIndex LLM, an OpenAI-compatible address or several, or
@@ -148,150 +151,12 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
             workers, self._model, assignment or partial(DocumentAffinity, checked_bound(bound))
         )
         self._histories = Histories()
+        self._shares_event_loop = self._model.keeps_connections
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
         """What comes out, for schemas: a string."""
         return str
-
-    def invoke(
-        self,
-        input: dict[str, Any],  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Answer:
-        """Answer a question.
-
-        Args:
-            input: `question` and `documents`, and perhaps `conversation_id` and `tenant`.
-            config: LangChain's.
-            **kwargs: None are known.
-
-        Returns:
-            The manager's answer, with its trace.
-
-        Raises:
-            InvalidRequestError: If the input is of the wrong kind, or the model's context has no
-                room for the question.
-            ManagerError: If the manager does not answer; its trace has the notes.
-        """
-        config = ensure_config(config)
-        work = partial(self.ainvoke, input, config, **kwargs)
-        return sync_bridge.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
-
-    async def ainvoke(
-        self,
-        input: dict[str, Any],  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Answer:
-        """Answer a question, as `invoke` does."""
-        return await self._acall_with_config(self._answer, input, config, **kwargs)
-
-    def batch(
-        self,
-        inputs: list[dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        progress: Progress | None = None,
-        **kwargs: Any,
-    ) -> list[Answer]:
-        """Answer questions together; the answers come in the order of the questions.
-
-        Args:
-            inputs: As for `invoke`.
-            config: LangChain's, one or one for each; `max_concurrency` bounds the questions under
-                way, and so how many calls can be planned together.
-            return_exceptions: Whether an error takes the place of its answer; else the first one
-                ends the batch, and what is still under way is cancelled.
-            progress: Called whenever a question has ended; `ctxreuse.serving.progress_bar()` makes
-                one.
-            **kwargs: None are known.
-        """
-        configs = get_config_list(config, len(inputs))
-        work = partial(
-            self.abatch,
-            inputs,
-            configs,
-            return_exceptions=return_exceptions,
-            progress=progress,
-            **kwargs,
-        )
-        return sync_bridge.run(self._then_disconnect(work), lasting=self._model.keeps_connections)
-
-    async def abatch(
-        self,
-        inputs: list[dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        progress: Progress | None = None,
-        **kwargs: Any,
-    ) -> list[Answer]:
-        """Answer questions together, as `batch` does."""
-        configs = get_config_list(config, len(inputs))
-        limit = configs[0].get("max_concurrency") if configs else None
-        places = asyncio.Semaphore(limit or max(1, len(inputs)))
-        ended = 0
-
-        async def answer(question: dict[str, Any], config: RunnableConfig) -> Answer:
-            nonlocal ended
-            async with places:
-                try:
-                    return await self.ainvoke(question, config, **kwargs)
-                except Exception as error:
-                    if not return_exceptions:
-                        raise
-                    return error  # type: ignore[return-value]  # as LangChain does
-                finally:
-                    ended += 1
-                    if progress is not None:
-                        progress(ended, len(inputs))
-
-        jobs = zip(inputs, configs, strict=True)
-        return await all_of(answer(question, one) for question, one in jobs)
-
-    def stream(
-        self,
-        input: dict[str, Any],  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Iterator[Answer]:
-        """Yield the pieces of the manager's answer; the last one is empty and has the trace.
-
-        Args:
-            input: As for `invoke`.
-            config: LangChain's.
-            **kwargs: None are known.
-        """
-        config = ensure_config(config)
-
-        async def pieces() -> AsyncIterator[Answer]:
-            try:
-                async for piece in self.astream(input, config, **kwargs):
-                    yield piece
-            finally:
-                with CancelScope(shield=True):  # connections are closed even if it is cancelled
-                    await self._model.disconnect()
-
-        yield from sync_bridge.iterate(pieces, lasting=self._model.keeps_connections)
-
-    async def astream(
-        self,
-        input: dict[str, Any],  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[Answer]:
-        """Yield the pieces of the manager's answer, as `stream` does."""
-
-        async def inputs() -> AsyncIterator[dict[str, Any]]:
-            yield input
-
-        pieces: Any = self._atransform_stream_with_config(inputs(), self._pieces, config, **kwargs)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what the agents have said in a conversation; return whether it was known."""
@@ -301,6 +166,14 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""
         await self._model.aclose()
+
+    def _configs(
+        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
+    ) -> list[RunnableConfig]:
+        return get_config_list(config, count)
+
+    async def _disconnect(self) -> None:
+        await self._model.disconnect()
 
     async def _answer(
         self,
@@ -338,20 +211,6 @@ class ChainOfAgents(Runnable[dict[str, Any], Answer], AsyncClosing):
             self._histories,
             LangChainObserver(run_manager, config),
         )
-
-    def _then_disconnect(
-        self, work: Callable[[], Coroutine[Any, Any, _Result]]
-    ) -> Callable[[], Coroutine[Any, Any, _Result]]:
-        """Return work that closes the connections of the event loop that it was run in."""
-
-        async def both() -> _Result:
-            try:
-                return await work()
-            finally:
-                with CancelScope(shield=True):  # connections are closed even if it is cancelled
-                    await self._model.disconnect()
-
-        return both
 
 
 async def _streamed(run: ChainRun) -> AsyncGenerator[Answer]:
