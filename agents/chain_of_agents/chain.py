@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,12 @@ from langchain_core.runnables.config import get_config_list
 from chain_of_agents.agent_memory import Histories
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
 from chain_of_agents.answer import Answer
-from chain_of_agents.callbacks import LangChainObserver
-from chain_of_agents.inputs import conversation_name, question_of
 from chain_of_agents.models.choose_model import as_model
-from chain_of_agents.one_task import in_one_task
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
-from chain_of_agents.question import Mode, Settings
+from chain_of_agents.question import Mode, Settings, conversation_name, question_of
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.closing import AsyncClosing
@@ -121,17 +119,18 @@ class ChainOfAgents(
         clock: Callable[[], float] = time.perf_counter,
         **client: Any,
     ) -> None:
-        if planner is None:
-            planner = ReusePlanner(annotate=False)
-        if not isinstance(planner, ReusePlanner):
-            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
+        planner = checked_kind(
+            "planner",
+            ReusePlanner(annotate=False) if planner is None else planner,
+            ReusePlanner,
+            "a ReusePlanner",
+        )
+        checked_kind("params", {} if params is None else params, Mapping, "a dict")
         if assignment is not None and not callable(assignment):
             raise InvalidRequestError(
                 f"assignment must be a function that makes what assigns documents, not "
                 f"{describe(assignment)}"
             )
-        if params is not None and not isinstance(params, Mapping):
-            raise InvalidRequestError(f"params must be a dict, not {describe(params)}")
         self._settings = Settings(
             workers=workers,
             mode=mode,
@@ -141,15 +140,13 @@ class ChainOfAgents(
             answer_tokens=answer_tokens,
             segment_tokens=segment_tokens,
             context_window=context_window,
-            is_counted=planner.counts_tokens,
             timeout_s=timeout_s,
             clock=clock,
         )
         self._planner = planner
         self._model = as_model(llm, planner, concurrency, params or {}, client)
-        self._desk = AgentPlacement(
-            workers, self._model, assignment or partial(DocumentAffinity, checked_bound(bound))
-        )
+        assignment = assignment or partial(DocumentAffinity, checked_bound(bound))
+        self._placement = AgentPlacement(workers, self._model.engines, assignment)
         self._histories = Histories()
         self._shares_event_loop = self._model.keeps_connections
 
@@ -190,11 +187,25 @@ class ChainOfAgents(
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncIterator[Answer]:
-        async for question in inputs:
-            pieces = in_one_task(_streamed(self._run(question, run_manager, config)))
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    yield piece
+        """Yield what a task of its own answers, so that timeouts hold.
+
+        Timeouts bind to the task that they begin in, and frameworks take each piece in another one.
+        """
+        [question] = [one async for one in inputs]
+        run = self._run(question, run_manager, config)
+        queue: asyncio.Queue[Answer | None] = asyncio.Queue()
+        answering = asyncio.create_task(
+            run.answer(lambda piece: queue.put_nowait(Answer(piece, run.trace)))
+        )
+        answering.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (piece := await queue.get()) is not None:
+                yield piece
+            await answering
+        finally:
+            answering.cancel()
+            await asyncio.wait([answering])
+        yield Answer("", run.trace)
 
     def _run(
         self,
@@ -207,15 +218,8 @@ class ChainOfAgents(
             self._settings,
             self._model,
             self._planner,
-            self._desk,
+            self._placement,
             self._histories,
-            LangChainObserver(run_manager, config),
+            run_manager,
+            config,
         )
-
-
-async def _streamed(run: ChainRun) -> AsyncGenerator[Answer]:
-    pieces = run.stream()
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield Answer(piece, run.trace)
-    yield Answer("", run.trace)

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, TypeAlias
 
-from chain_of_agents.trace.steps import Step, Trace
+from chain_of_agents.trace.steps import Step
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.errors import MissingExtraError
 
@@ -136,31 +136,32 @@ class Total:
     untold: int
 
 
-def render(trace: Trace) -> str:
-    """Return a trace as a page of HTML.
+def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
+    """Return the page of a chain's trace.
 
     Args:
-        trace: What a chain did with a question.
-
-    Returns:
-        A document that needs no network and no script. Texts past 20,000 characters are cut, and
-        the page says so.
+        question: The question.
+        mode: "sequential" or "parallel".
+        steps: The calls; texts past 20,000 characters are cut, and the page says so.
+        duration_s: Seconds from the beginning to the end of the last call.
 
     Raises:
-        MissingExtraError: If jinja2 is not installed.
+        MissingExtraError: jinja2 is not installed.
     """
-    calls = _calls(trace)
+    calls = _calls(mode, steps)
     return _template().render(
-        trace=trace,
+        question=question,
+        mode=mode,
+        duration_s=duration_s,
         calls=calls,
         workers=[call for call in calls if call.step.role == "worker"],
         managers=[call for call in calls if call.step.role == "manager"],
         failures=[call for call in calls if call.has_failed],
-        prompt=_total([step.prompt_tokens for step in trace.steps]),
-        cached=_total([step.cached_tokens for step in trace.steps]),
-        cached_share=_share_of_all(trace.steps),
-        lanes=_lanes(calls, trace.duration_s),
-        ticks=_ticks(trace.duration_s),
+        prompt=_total([step.prompt_tokens for step in steps]),
+        cached=_total([step.cached_tokens for step in steps]),
+        cached_share=_share_of_all(steps),
+        lanes=_lanes(calls, duration_s),
+        ticks=_ticks(duration_s),
     )
 
 
@@ -237,11 +238,11 @@ def _finalized(value: object) -> object:
     return legible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _calls(trace: Trace) -> list[Call]:
+def _calls(mode: str, steps: Sequence[Step]) -> list[Call]:
     calls = []
     notes: tuple[int, ...] = ()
-    for number, step in enumerate(trace.steps, start=1):
-        is_sequential = trace.mode == "sequential"
+    is_sequential = mode == "sequential"
+    for number, step in enumerate(steps, start=1):
         given = notes if is_sequential or step.role == "manager" else ()
         calls.append(_call(number, step, given))
         if step.outcome == "answered":
