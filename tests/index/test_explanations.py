@@ -1,9 +1,9 @@
 import copy
 import dataclasses
 import gc
+import itertools
 import pickle
 import threading
-from collections import deque
 from itertools import takewhile
 from types import FunctionType, ModuleType
 
@@ -24,7 +24,14 @@ from planning_helpers import (
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.templates import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.index.explain import Cause, Explanation, PromptLog, SentPrompt, explain
+from ctxreuse.index.explain import (
+    Cause,
+    Explanation,
+    LoggedPrompt,
+    PromptLog,
+    SentPrompt,
+    explain,
+)
 
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -564,13 +571,18 @@ def test_nothing_given_is_changed_and_any_iterable_will_do(named):
 # the log
 
 
+def note(log, time, one):
+    log.append((time, one))
+    return LoggedPrompt(one, log, time)
+
+
 @given(st.integers(1, 5), st.integers(0, 12))
 def test_a_log_knows_what_was_planned_before_each_prompt_within_its_bound(size, number):
     log = PromptLog(size)
     everything = [prompt(n, "a") for n in range(number)]
     logged = []
     for count, one in enumerate(everything, start=1):
-        logged.append(log.add(one))
+        logged.append(note(log, count, one))
         for place, entry in enumerate(logged):
             remembered = range(max(0, count - size), place)
             assert entry.earlier() == [everything[n] for n in remembered]
@@ -578,51 +590,43 @@ def test_a_log_knows_what_was_planned_before_each_prompt_within_its_bound(size, 
     assert log.before(10**6) == everything[-size:] if number else log.before(10**6) == []
 
 
-class Interrupted(deque):
-    """Prompts in whose middle another thread plans, if nothing holds it up."""
-
-    def __init__(self, log, other):
-        super().__init__(log._prompts, log._prompts.maxlen)
-        self._log, self._other = log, other
-        self.thread = None
-
-    def interrupt(self):
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._log.add, args=(self._other,))
-            self.thread.start()
-            self.thread.join(timeout=0.01)
-
-    def append(self, one):
-        super().append(one)
-        self.interrupt()
-
-    def __iter__(self):
-        self.interrupt()
-        return super().__iter__()
-
-
 @pytest.mark.parametrize("size", [2, 10])
 def test_a_prompt_is_not_among_those_before_it_while_another_thread_plans(size):
     log = PromptLog(size)
     first, own, other = (prompt(name, "ab") for name in ("first", "own", "other"))
-    log.add(first)
-    logged = log.add(own)
-    log._prompts = Interrupted(log, other)
-    assert logged.earlier() == [first]
-    log._prompts.thread.join()
-    assert log.before(2) == [first, own][-size + 1 :]
-    assert log.before(3) == [first, own, other][-size:]
+    note(log, 1, first)
+    logged = note(log, 2, own)
+    stop = threading.Event()
+
+    def plan_on():
+        for time in itertools.count(3):
+            note(log, time, other)
+            if stop.is_set():
+                return
+
+    thread = threading.Thread(target=plan_on)
+    thread.start()
+    seen = [logged.earlier() for _ in range(2_000)]
+    stop.set()
+    thread.join()
+    assert all(earlier in ([first], []) for earlier in seen), "the bound may have pushed it out"
+    assert log.before(10**9) == [other] * size
 
 
 def test_prompts_of_two_threads_each_have_their_own_place():
-    log = PromptLog()
-    first, own, other = (prompt(name, "ab") for name in ("first", "own", "other"))
-    log.add(first)
-    log._prompts = Interrupted(log, other)
-    logged = log.add(own)
-    log._prompts.thread.join()
-    assert (logged.number, logged.earlier()) == (1, [first])
-    assert log.before(3) == [first, own, other]
+    planner = ReusePlanner()
+    plans = []
+
+    def serve():
+        plans.extend([planner.plan(big_request((n,)), "none") for n in range(50)])
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    places = sorted(len(plan.logged.earlier()) for plan in plans)
+    assert places == list(range(100))
 
 
 # plans
@@ -889,10 +893,10 @@ def test_a_copied_plan_is_explained_as_the_original():
         assert copied.explain() == plan.explain()
         assert copied.logged.log is plan.logged.log
     fields = dataclasses.asdict(plan)
-    assert (fields["request_id"], fields["logged"]["number"]) == (plan.request_id, 1)
+    assert (fields["request_id"], fields["logged"]["time"]) == (plan.request_id, 2)
     assert fields["logged"]["prompt"]["ids"] == (2, 1)
     planner.plan(big_request((3,)))  # the log goes on
-    assert [one.request_id for one in plan.logged.log.before(3)] == ["a", "request-0", "request-1"]
+    assert [one.request_id for one in plan.logged.log.before(4)] == ["a", "request-0", "request-1"]
 
 
 def test_an_unpickled_plan_takes_no_other_prompt_along():
