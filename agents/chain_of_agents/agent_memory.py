@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.lru_map import LRUMap
@@ -13,8 +13,14 @@ from ctxreuse.context.lru_map import LRUMap
 MANAGER = -1
 """The manager's number among the agents."""
 
-ConversationKey: TypeAlias = tuple[str, type, str | int]
-"""Tenant, kind of the id, id: the string "1" is not the integer 1."""
+
+class ConversationKey(NamedTuple):
+    """A conversation of a tenant; the id's type keeps the string "1" and the integer 1 apart."""
+
+    tenant: str
+    id_type: type
+    id: str | int
+
 
 _Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 

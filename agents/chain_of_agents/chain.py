@@ -12,7 +12,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from chain_of_agents.agent_memory import Histories
+from chain_of_agents.agent_memory import ConversationKey, Histories
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
 from chain_of_agents.answer import Answer
 from chain_of_agents.models.choose_model import as_model
@@ -131,7 +131,7 @@ class ChainOfAgents(
                 f"assignment must be a function that makes what assigns documents, not "
                 f"{describe(assignment)}"
             )
-        self._settings = Settings(
+        settings = Settings(
             workers=workers,
             mode=mode,
             packing=packing,
@@ -143,11 +143,13 @@ class ChainOfAgents(
             timeout_s=timeout_s,
             clock=clock,
         )
-        self._planner = planner
         self._model = as_model(llm, planner, concurrency, params or {}, client)
         assignment = assignment or partial(DocumentAffinity, checked_bound(bound))
-        self._placement = AgentPlacement(workers, self._model.engines, assignment)
+        placement = AgentPlacement(workers, self._model.engines, assignment)
         self._histories = Histories()
+        self._new_run = partial(
+            ChainRun, settings, self._model, planner, placement, self._histories
+        )
         self._shares_event_loop = self._model.keeps_connections
 
     @property
@@ -158,7 +160,7 @@ class ChainOfAgents(
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what the agents have said in a conversation; return whether it was known."""
         name = conversation_name(conversation_id)
-        return self._histories.forget((str(tenant), type(name), name))
+        return self._histories.forget(ConversationKey(str(tenant), type(name), name))
 
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""
@@ -178,7 +180,7 @@ class ChainOfAgents(
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> Answer:
-        run = self._run(input, run_manager, config)
+        run = self._new_run(question_of(input, config), run_manager, config)
         return Answer(await run.answer(), run.trace)
 
     async def _pieces(
@@ -192,7 +194,7 @@ class ChainOfAgents(
         Timeouts bind to the task that they begin in, and frameworks take each piece in another one.
         """
         [question] = [one async for one in inputs]
-        run = self._run(question, run_manager, config)
+        run = self._new_run(question_of(question, config), run_manager, config)
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()
         answering = asyncio.create_task(
             run.answer(lambda piece: queue.put_nowait(Answer(piece, run.trace)))
@@ -206,20 +208,3 @@ class ChainOfAgents(
             answering.cancel()
             await asyncio.wait([answering])
         yield Answer("", run.trace)
-
-    def _run(
-        self,
-        input: object,  # noqa: A002
-        run_manager: AsyncCallbackManagerForChainRun,
-        config: RunnableConfig,
-    ) -> ChainRun:
-        return ChainRun(
-            question_of(input, config),
-            self._settings,
-            self._model,
-            self._planner,
-            self._placement,
-            self._histories,
-            run_manager,
-            config,
-        )

@@ -70,24 +70,17 @@ class ChainQuestion:
         text: The question.
         documents: What there is to read, best first.
         tenant: Whose question it is.
-        conversation_id: The conversation that it is a turn of.
+        conversation: The conversation that it is a turn of.
     """
 
     text: str
     documents: Sequence[ContextBlock]
     tenant: str = ""
-    conversation_id: str | int | None = None
-
-    @property
-    def conversation(self) -> ConversationKey | None:
-        """The key of the agents' histories."""
-        if self.conversation_id is None:
-            return None
-        return self.tenant, type(self.conversation_id), self.conversation_id
+    conversation: ConversationKey | None = None
 
 
 def conversation_name(given: object) -> str | int:
-    """Return a conversation's id as it is kept: UUIDs and the like as strings."""
+    """Return a conversation's id as it is kept: UUIDs and the like become strings."""
     return given if isinstance(given, int) else str(given)
 
 
@@ -119,9 +112,12 @@ def question_of(given: object, config: RunnableConfig | None = None) -> ChainQue
         None if tenant is None else str(tenant),
         None if conversation is None else conversation_name(conversation),
     )
+    name = scope.conversation_id
     return ChainQuestion(
         text=text,
         documents=as_blocks(given["documents"]),
         tenant=scope.tenant or "",
-        conversation_id=scope.conversation_id,
+        conversation=None
+        if name is None
+        else ConversationKey(scope.tenant or "", type(name), name),
     )

@@ -100,8 +100,8 @@ class AgentRequests:
         if history and history_tokens(history, count_tokens) + count_tokens(query) > budget.notes:
             history, remark = (), "the conversation was left out to fit the model's context"
         session_id = None  # outside a conversation any engine may answer
-        if question.conversation_id is not None:
-            session_id = conversation_session(question.tenant, question.conversation_id)
+        if question.conversation is not None:
+            session_id = conversation_session(question.tenant, question.conversation.id)
         request = AgentRequest(
             context=self._context("manager", (), query, settings.prompts.manager, history),
             session_id=session_id,
@@ -123,13 +123,12 @@ class AgentRequests:
         system: str,
         history: Sequence[Mapping[str, Any]],
     ) -> ContextRequest:
-        question = self._question
-        in_conversation = question.conversation_id is not None
+        conversation = self._question.conversation
         return ContextRequest(
             blocks,
             query,
             system=system,
-            history=history if in_conversation else None,
-            conversation_id=f"{question.conversation_id!r}, {agent}" if in_conversation else None,
-            tenant=question.tenant,
+            history=None if conversation is None else history,
+            conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
+            tenant=self._question.tenant,
         )

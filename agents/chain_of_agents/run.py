@@ -29,33 +29,33 @@ class ChainRun:
     """One question: the workers read, then the manager answers.
 
     Args:
-        question: The question.
         settings: The chain's.
         model: Answers the agents' requests.
         planner: Counts tokens.
         placement: Says which agent reads what.
         histories: What the agents have answered in conversations.
+        question: The question.
         run_manager: LangChain's, of the chain's run; each call is a run inside it.
         config: LangChain's.
     """
 
     def __init__(
         self,
-        question: ChainQuestion,
         settings: Settings,
         model: AgentModel,
         planner: ReusePlanner,
         placement: AgentPlacement,
         histories: Histories,
+        question: ChainQuestion,
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> None:
-        self._question = question
         self._settings = settings
         self._model = model
         self._planner = planner
         self._placement = placement
         self._histories = histories
+        self._question = question
         self._run_manager = run_manager
         self._config = config
         self._began = settings.clock()
@@ -84,13 +84,12 @@ class ChainRun:
         notes = await self._read(self._segments(requests), requests)
         request, remark = requests.manager(notes)
         step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
-        step, reply = await self._ask(step, request, on_piece)
+        step, reply = await self._ask(step, request, on_piece=on_piece)
         self._steps += (step,)
         if isinstance(reply, Exception):
             raise self._manager_error(step.error) from reply
         if step.outcome == "empty" or reply.text is None:
             raise self._manager_error("it said nothing")
-        self._note_turn(step, request, reply)
         self._histories.record(self._question.conversation, self._turns)
         return reply.text
 
@@ -106,7 +105,7 @@ class ChainRun:
         one_each = settings.packing == "single" or (
             settings.packing == "auto" and len(pieces) <= settings.workers
         )
-        if question.conversation_id is not None:
+        if question.conversation is not None:
             one_each = False  # an agent's history continues with one turn a question
         agents = self._placement.assign(
             [
@@ -152,15 +151,22 @@ class ChainRun:
             remark=remark,
             began_s=began,
         )
-        step, reply = await self._ask(step, request)
-        if isinstance(reply, AgentReply) and segment.is_first_of_agent:
-            self._note_turn(step, request, reply)
+        step, _ = await self._ask(step, request, keeps_turn=segment.is_first_of_agent)
         return step
 
     async def _ask(
-        self, step: Step, request: AgentRequest, on_piece: OnPiece | None = None
+        self,
+        step: Step,
+        request: AgentRequest,
+        *,
+        keeps_turn: bool = True,
+        on_piece: OnPiece | None = None,
     ) -> tuple[Step, AgentReply | Exception]:
-        """Send a request; return the step at its end, and the reply or what went wrong."""
+        """Send a request; return the step at its end, and the reply or what went wrong.
+
+        An answered turn is kept until the manager has answered; then it belongs to the agent's
+        history.
+        """
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:
@@ -178,6 +184,10 @@ class ChainRun:
             completion_tokens=reply.completion_tokens,
             ended_s=self._now(),
         )
+        if keeps_turn and self._question.conversation is not None and step.outcome == "answered":
+            before, shown = request.context.history or (), (one.key for one in reply.plan.blocks)
+            turn = AgentTurn(step.agent, before, reply.plan.content, step.note, tuple(shown))
+            self._turns.append(turn)
         return step, reply
 
     async def _reply(
@@ -195,15 +205,6 @@ class ChainRun:
             raise
         await run.on_chain_end({"note": reply.text})
         return reply
-
-    def _note_turn(self, step: Step, request: AgentRequest, reply: AgentReply) -> None:
-        """Keep what the agent's history will have once the manager has answered."""
-        if self._question.conversation_id is None or step.outcome != "answered":
-            return
-        shown = tuple(block.key for block in reply.plan.blocks)
-        before = request.context.history or ()
-        turn = AgentTurn(step.agent, before, reply.plan.content, reply.text or "", shown)
-        self._turns.append(turn)
 
     def _manager_error(self, reason: str) -> ManagerError:
         notes = sum(one.outcome == "answered" for one in self._steps)

@@ -14,7 +14,7 @@ from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
-from chain_of_agents.agent_memory import MANAGER, AgentTurn, Histories
+from chain_of_agents.agent_memory import MANAGER, AgentTurn, ConversationKey, Histories
 from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
@@ -337,7 +337,7 @@ class TestPlacement:
         assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
 
 
-KEY = ("", str, "c")
+KEY = ConversationKey("", str, "c")
 A, B = (ContextBlock(id=name, text=name).key for name in "ab")
 
 
@@ -356,7 +356,7 @@ class TestHistories:
         assert histories.of(KEY, MANAGER) == turn("m1", "n1")
         assert histories.shown(KEY) == {A: 2, B: 2}
         assert histories.of(KEY, 0) == histories.of(None, 2) == ()
-        assert histories.shown(None) == histories.shown(("", int, 1)) == {}
+        assert histories.shown(None) == histories.shown(ConversationKey("", int, 1)) == {}
 
     def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self) -> None:
         histories = Histories()
@@ -377,14 +377,11 @@ class TestHistories:
 
     def test_the_least_recently_used_conversation_is_forgotten(self) -> None:
         histories = Histories(max_conversations=2)
-        for name in ("c1", "c2", "c1", "c3"):
-            histories.record(("", str, name), [AgentTurn(0, (), name, "a", (A,))])
-        assert histories.of(("", str, "c2"), 0) == ()
-        assert [histories.forget(("", str, name)) for name in ("c1", "c2", "c3")] == [
-            True,
-            False,
-            True,
-        ]
+        first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))
+        for key in (first, second, first, third):
+            histories.record(key, [AgentTurn(0, (), "p", "a", (A,))])
+        assert histories.of(second, 0) == ()
+        assert [histories.forget(key) for key in (first, second, third)] == [True, False, True]
 
 
 class TestAnswersAndErrors:

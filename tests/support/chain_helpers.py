@@ -154,12 +154,12 @@ class Agents:
         self.model.plans.clear()
         self.model.requests.clear()
         run = ChainRun(
-            question_of({"question": question, "documents": documents, **more}),
             self.settings,
             self.model,
             self.planner,
             self.placement,
             self.histories,
+            question_of({"question": question, "documents": documents, **more}),
             AsyncCallbackManagerForChainRun.get_noop_manager(),
             RunnableConfig(),
         )
