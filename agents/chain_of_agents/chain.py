@@ -33,23 +33,23 @@ class ChainOfAgents(
     Runnable[dict[str, Any], Answer],
     AsyncClosing,
 ):
-    """Answers questions about more than one prompt holds: workers read, a manager answers.
+    """Answers questions about more documents than one prompt holds.
 
-    Each document goes to the agent that has read it before, and so to the engine that has it in its
-    prefix cache; prompts begin with what repeats. Where many questions are asked at a time, as in
-    `batch`, calls that wait for an engine are planned together, so that those that read the same
-    run back to back (Chain-of-Agents, Zhang et al., 2024; ContextPilot section 7.2).
+    Workers read the documents, and a manager answers from their notes. Each document goes to the
+    agent that has read it before, and so to the engine that has it in its prefix cache; prompts
+    begin with what repeats. Calls that wait for an engine are planned together, so that those that
+    read the same run back to back (Chain-of-Agents, Zhang et al., 2024; ContextPilot section 7.2).
 
-    In a conversation, what an agent has been shown is not sent to it again but pointed to, and its
-    own history is replayed as it was sent.
+    In a conversation, prompts point to the documents that their agent has been shown instead of
+    sending them again, and replay the agent's own history as it was sent.
 
     The input is a dict with `question` and `documents` (best first: strings, `ContextBlock`s,
     LangChain documents, LlamaIndex nodes, or dicts with `text` and `id`), and perhaps
     `conversation_id` and `tenant`; `config={"configurable": {"thread_id": ..., "tenant": ...}}` and
     `ctxreuse.request_context` name these, too.
 
-    The output is the answer, a string with a `trace`; of a stream, the last piece is empty and has
-    the trace. An input of the wrong kind, or a question that the model's context has no room for,
+    The output is the answer, a string with a `trace`; the last piece of a stream is empty and has
+    the trace. An input of the wrong type, or a question that the model's context has no room for,
     raises an `InvalidRequestError`; a manager that does not answer raises a `ManagerError`, whose
     trace has the workers' notes.
 
@@ -57,34 +57,35 @@ class ChainOfAgents(
         llm: A LangChain chat model, a LlamaIndex LLM, an OpenAI-compatible address or several, or
             an `EnginePool`. One address is enough where a router stands before the engines: each
             agent's calls carry a session id, `X-Session-ID`.
-        workers: How many agents there are to read.
-        planner: Plans the prompts; for several engines its settings are taken for each. None makes
-            one without order annotations.
+        workers: The number of agents that read.
+        planner: Plans the prompts; each of several engines gets a planner with its settings. None
+            makes one without order annotations.
         mode: "sequential": each worker reads its segment and the note of the one before, and the
             manager reads the last note. "parallel": all read at the same time, and the manager
             reads all notes.
-        packing: "single": one document a call. "packed": as many as an agent has. "auto": one
-            where there are no more documents than workers. In a conversation an agent's documents
-            are always packed, for its history goes on with one call a question.
-        prompts: The words around everything.
-        note_tokens: The longest note of a worker. Addresses are sent it as `max_tokens`; a model
-            object has its own settings, and longer notes are cut.
+        packing: "single": one document a call. "packed": all that an agent has. "auto": one where
+            there are no more documents than workers. In a conversation an agent's documents are
+            always packed, because its history continues with one call a question.
+        prompts: The texts around documents, notes and questions.
+        note_tokens: The longest note of a worker, sent to engines as `max_tokens`. A model object
+            has its own settings; longer notes are cut.
         answer_tokens: The longest answer of the manager, as for `note_tokens`.
         segment_tokens: The longest segment; None takes what the model has room for.
-        context_window: What the model holds; None asks it, and takes 8,192 if it does not say.
+        context_window: The model's, in tokens; None asks the model, and takes 8,192 if it does not
+            say.
         timeout_s: Seconds after which a call that was sent has failed; None waits.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
-        assignment: Makes another way to assign documents, one for each tenant; None takes
+        assignment: Makes another assigner of documents for each tenant; None takes
             `ctxreuse.serving.pool.placement.DocumentAffinity` with the bound.
-        concurrency: Calls under way at an engine; more wait, to be planned together.
-        params: For addresses: what each call sends besides, such as `temperature`.
+        concurrency: Calls that run at a time on an engine; more wait and are planned together.
+        params: For addresses: further parameters of each call, such as `temperature`.
         clock: Seconds from any start.
         **client: For addresses: further arguments of `EnginePool`, such as `model`, `api_key` and
             `http_client`.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
-        MissingExtraError: If addresses are given and `openai` is not installed.
+        InvalidRequestError: wrong type or out of range.
+        MissingExtraError: Addresses are given and `openai` is not installed.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
@@ -154,11 +155,11 @@ class ChainOfAgents(
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """What comes out, for schemas: a string."""
+        """The output's type, for schemas: a string."""
         return str
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
-        """Forget what the agents have said in a conversation; return whether it was known."""
+        """Forget the agents' histories of a conversation; return whether it was known."""
         name = conversation_name(conversation_id)
         return self._histories.forget(ConversationKey(str(tenant), type(name), name))
 

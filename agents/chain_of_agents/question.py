@@ -112,12 +112,12 @@ def question_of(given: object, config: RunnableConfig | None = None) -> ChainQue
         None if tenant is None else str(tenant),
         None if conversation is None else conversation_name(conversation),
     )
-    name = scope.conversation_id
+    key, conversation_id = None, scope.conversation_id
+    if conversation_id is not None:
+        key = ConversationKey(scope.tenant or "", type(conversation_id), conversation_id)
     return ChainQuestion(
         text=text,
         documents=as_blocks(given["documents"]),
         tenant=scope.tenant or "",
-        conversation=None
-        if name is None
-        else ConversationKey(scope.tenant or "", type(name), name),
+        conversation=key,
     )
