@@ -45,12 +45,12 @@ class AgentTurn:
 
 
 @dataclass(slots=True)
-class _Conversation:
+class _AgentHistories:
     histories: dict[int, _Messages] = field(default_factory=dict)
     shown_to: dict[BlockKey, int] = field(default_factory=dict)
 
 
-class Histories:
+class AgentMemory:
     """The agents' histories in each conversation; the least recently used are forgotten.
 
     Forgetting one costs reuse, never content: documents are then sent again.
@@ -60,10 +60,10 @@ class Histories:
     """
 
     def __init__(self, max_conversations: int = 1_000) -> None:
-        self._conversations = LRUMap[ConversationKey, _Conversation](max_conversations)
+        self._conversations = LRUMap[ConversationKey, _AgentHistories](max_conversations)
         self._lock = Lock()
 
-    def of(self, key: ConversationKey | None, agent: int) -> _Messages:
+    def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""
         with self._lock:
             conversation = None if key is None else self._conversations.peek(key)
@@ -85,7 +85,7 @@ class Histories:
         if key is None:
             return
         with self._lock:
-            conversation = self._conversations.get_or_make(key, _Conversation)
+            conversation = self._conversations.get_or_make(key, _AgentHistories)
             for turn in turns:
                 now = conversation.histories.get(turn.agent, ())
                 if turn.before not in (now, ()):

@@ -12,7 +12,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from chain_of_agents.agent_memory import ConversationKey, Histories
+from chain_of_agents.agent_memory import AgentMemory, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
 from chain_of_agents.answer import Answer
 from chain_of_agents.models.choose_model import as_model
@@ -147,10 +147,8 @@ class ChainOfAgents(
         self._model = as_model(llm, planner, concurrency, params or {}, client)
         assignment = assignment or partial(DocumentAffinity, checked_bound(bound))
         placement = AgentPlacement(workers, self._model.engines, assignment)
-        self._histories = Histories()
-        self._new_run = partial(
-            ChainRun, settings, self._model, planner, placement, self._histories
-        )
+        self._memory = AgentMemory()
+        self._new_run = partial(ChainRun, settings, self._model, planner, placement, self._memory)
         self._shares_event_loop = self._model.keeps_connections
 
     @property
@@ -159,9 +157,9 @@ class ChainOfAgents(
         return str
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
-        """Forget the agents' histories of a conversation; return whether it was known."""
+        """Forget the agents' memory of a conversation; return whether it was known."""
         name = conversation_name(conversation_id)
-        return self._histories.forget(ConversationKey(str(tenant), type(name), name))
+        return self._memory.forget(ConversationKey(str(tenant), type(name), name))
 
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""

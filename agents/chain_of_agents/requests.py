@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chain_of_agents.agent_memory import MANAGER, Histories
+from chain_of_agents.agent_memory import MANAGER, AgentMemory
 from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.models.agent_model import AgentRequest
 from chain_of_agents.question import ChainQuestion, Settings
@@ -26,7 +26,7 @@ class AgentRequests:
         question: The question.
         settings: The chain's.
         planner: Counts tokens.
-        histories: What the agents have answered in the conversation so far.
+        memory: What the agents have answered in the conversation so far.
         window: The model's context window; None if unknown.
 
     Raises:
@@ -38,13 +38,13 @@ class AgentRequests:
         question: ChainQuestion,
         settings: Settings,
         planner: ReusePlanner,
-        histories: Histories,
+        memory: AgentMemory,
         window: int | None,
     ) -> None:
         self._question = question
         self._settings = settings
         self._planner = planner
-        self._histories = histories
+        self._memory = memory
         self.budget = budget_of(question.text, window, settings, planner)
 
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
@@ -59,7 +59,7 @@ class AgentRequests:
         history: Sequence[Mapping[str, Any]] = ()
         remark = ""
         if segment.is_first_of_agent:
-            history = self._histories.of(self._question.conversation, segment.agent)
+            history = self._memory.history(self._question.conversation, segment.agent)
         if history:
             size = history_tokens(history, count_tokens) + sum(
                 max(self._planner.block_tokens([block]) + self.budget.label, self.budget.location)
@@ -96,7 +96,7 @@ class AgentRequests:
         shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
         remark = "" if shown == notes else "notes were cut to fit the model's context"
         query = settings.prompts.manager_query(question.text, shown)
-        history = self._histories.of(question.conversation, MANAGER)
+        history = self._memory.history(question.conversation, MANAGER)
         if history and history_tokens(history, count_tokens) + count_tokens(query) > budget.notes:
             history, remark = (), "the conversation was left out to fit the model's context"
         session_id = None  # outside a conversation any engine may answer

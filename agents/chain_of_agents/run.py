@@ -10,7 +10,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import patch_config
 
-from chain_of_agents.agent_memory import MANAGER, AgentTurn, Histories
+from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.answer import ManagerError, Trace
 from chain_of_agents.models.agent_model import AgentModel, AgentReply, AgentRequest, OnPiece
@@ -33,7 +33,7 @@ class ChainRun:
         model: Answers the agents' requests.
         planner: Counts tokens.
         placement: Says which agent reads what.
-        histories: What the agents have answered in conversations.
+        memory: What the agents have answered in conversations.
         question: The question.
         run_manager: LangChain's, of the chain's run; each call is a run inside it.
         config: LangChain's.
@@ -45,7 +45,7 @@ class ChainRun:
         model: AgentModel,
         planner: ReusePlanner,
         placement: AgentPlacement,
-        histories: Histories,
+        memory: AgentMemory,
         question: ChainQuestion,
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
@@ -54,7 +54,7 @@ class ChainRun:
         self._model = model
         self._planner = planner
         self._placement = placement
-        self._histories = histories
+        self._memory = memory
         self._question = question
         self._run_manager = run_manager
         self._config = config
@@ -79,7 +79,7 @@ class ChainRun:
         """
         window = self._settings.context_window or await self._model.context_window()
         requests = AgentRequests(
-            self._question, self._settings, self._planner, self._histories, window
+            self._question, self._settings, self._planner, self._memory, window
         )
         notes = await self._read(self._segments(requests), requests)
         request, remark = requests.manager(notes)
@@ -90,7 +90,7 @@ class ChainRun:
             raise self._manager_error(step.error) from reply
         if step.outcome == "empty" or reply.text is None:
             raise self._manager_error("it said nothing")
-        self._histories.record(self._question.conversation, self._turns)
+        self._memory.record(self._question.conversation, self._turns)
         return reply.text
 
     def _segments(self, requests: AgentRequests) -> list[Segment]:
@@ -113,7 +113,7 @@ class ChainRun:
                 for piece, length in zip(pieces, tokens, strict=True)
             ],
             question.tenant,
-            self._histories.shown(question.conversation),
+            self._memory.shown(question.conversation),
         )
         return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
 

@@ -1,4 +1,4 @@
-"""The parts of a chain: segments, budgets, outcomes, prompts, placement, histories."""
+"""The parts of a chain: segments, budgets, outcomes, prompts, placement, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
-from chain_of_agents.agent_memory import MANAGER, AgentTurn, ConversationKey, Histories
+from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
@@ -347,41 +347,37 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 
 class TestHistories:
     def test_a_turn_is_appended_as_it_was_sent_and_answered(self) -> None:
-        histories = Histories()
-        histories.record(
-            KEY, [AgentTurn(2, (), "p1", "a1", (A,)), AgentTurn(MANAGER, (), "m1", "n1")]
-        )
-        histories.record(KEY, [AgentTurn(2, turn("p1", "a1"), "p2", "a2", (B,))])
-        assert histories.of(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
-        assert histories.of(KEY, MANAGER) == turn("m1", "n1")
-        assert histories.shown(KEY) == {A: 2, B: 2}
-        assert histories.of(KEY, 0) == histories.of(None, 2) == ()
-        assert histories.shown(None) == histories.shown(ConversationKey("", int, 1)) == {}
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(2, (), "p1", "a1", (A,)), AgentTurn(MANAGER, (), "m1", "n1")])
+        memory.record(KEY, [AgentTurn(2, turn("p1", "a1"), "p2", "a2", (B,))])
+        assert memory.history(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
+        assert memory.history(KEY, MANAGER) == turn("m1", "n1")
+        assert memory.shown(KEY) == {A: 2, B: 2}
+        assert memory.history(KEY, 0) == memory.history(None, 2) == ()
+        assert memory.shown(None) == memory.shown(ConversationKey("", int, 1)) == {}
 
     def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self) -> None:
-        histories = Histories()
-        histories.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])
-        histories.record(KEY, [AgentTurn(0, turn("p1", "a1"), "p2", "a2")])
-        histories.record(KEY, [AgentTurn(0, turn("p1", "a1"), "late", "late", (B,))])
-        assert histories.of(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
-        assert histories.shown(KEY) == {A: 0}
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])
+        memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "p2", "a2")])
+        memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "late", "late", (B,))])
+        assert memory.history(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
+        assert memory.shown(KEY) == {A: 0}
 
     def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self) -> None:
-        histories = Histories()
-        histories.record(
-            KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))]
-        )
-        histories.record(KEY, [AgentTurn(0, (), "p2", "a2")])
-        assert histories.of(KEY, 0) == turn("p2", "a2")
-        assert histories.shown(KEY) == {B: 1}
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))])
+        memory.record(KEY, [AgentTurn(0, (), "p2", "a2")])
+        assert memory.history(KEY, 0) == turn("p2", "a2")
+        assert memory.shown(KEY) == {B: 1}
 
     def test_the_least_recently_used_conversation_is_forgotten(self) -> None:
-        histories = Histories(max_conversations=2)
+        memory = AgentMemory(max_conversations=2)
         first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))
         for key in (first, second, first, third):
-            histories.record(key, [AgentTurn(0, (), "p", "a", (A,))])
-        assert histories.of(second, 0) == ()
-        assert [histories.forget(key) for key in (first, second, third)] == [True, False, True]
+            memory.record(key, [AgentTurn(0, (), "p", "a", (A,))])
+        assert memory.history(second, 0) == ()
+        assert [memory.forget(key) for key in (first, second, third)] == [True, False, True]
 
 
 class TestAnswersAndErrors:

@@ -18,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr, SecretStr
 
 from chain_of_agents import ChainOfAgents, ChainPrompts
-from chain_of_agents.agent_memory import Histories
+from chain_of_agents.agent_memory import AgentMemory
 from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.answer import Trace
 from chain_of_agents.models.agent_model import AgentReply, AgentRequest, OnPiece
@@ -147,7 +147,7 @@ class Agents:
         }
         self.settings = Settings(**given)
         self.placement = AgentPlacement(self.settings.workers, self.model, assignment)
-        self.histories = Histories()
+        self.memory = AgentMemory()
 
     def run(self, documents: Sequence[Any], question: str = "Which?", **more: Any) -> Trace:
         """Answer a question; the prompts stand in `model.plans`, from this question on."""
@@ -158,7 +158,7 @@ class Agents:
             self.model,
             self.planner,
             self.placement,
-            self.histories,
+            self.memory,
             question_of({"question": question, "documents": documents, **more}),
             AsyncCallbackManagerForChainRun.get_noop_manager(),
             RunnableConfig(),

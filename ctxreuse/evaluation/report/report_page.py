@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
-from ctxreuse.evaluation.report.html_page import HtmlPage
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.sheets import sheets
 
