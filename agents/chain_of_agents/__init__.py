@@ -12,11 +12,7 @@ try:
     from chain_of_agents.prompts import ChainPrompts
     from chain_of_agents.trace.steps import Step
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] in (
-        "anyio",
-        "langchain_core",
-        "langchain_text_splitters",
-    ):
+    if (error.name or "").partition(".")[0] in ("langchain_core", "langchain_text_splitters"):
         raise MissingExtraError("chain_of_agents", "agents") from error
     raise
 

@@ -39,12 +39,12 @@ class Trace:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, as far as the models told."""
+        """Tokens of all prompts whose models report them."""
         return sum(step.prompt_tokens or 0 for step in self.steps)
 
     @property
     def cached_tokens(self) -> int:
-        """Those served from the prefix cache, as far as the models told."""
+        """Those served from the prefix cache, where the models report them."""
         return sum(step.cached_tokens or 0 for step in self.steps)
 
     @property

@@ -284,7 +284,7 @@ class TestPlacement:
         first = placement.assign(some("x", "y", "z"), "", {})
         assert placement.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
 
-    def test_what_a_conversation_has_shown_stays_with_its_reader(self) -> None:
+    def test_what_a_conversation_has_shown_stays_with_its_agent(self) -> None:
         placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         x, y = some("x", "y")
         [before, _] = placement.assign([x, y], "", {})

@@ -277,12 +277,12 @@ class SaysModel(FakeListChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         self._prompts.append(messages)
-        said = self.says("\n".join(str(message.content) for message in messages))
-        if asyncio.iscoroutine(said):
-            said = await said
-        if isinstance(said, BaseException):
-            raise said
-        message = AIMessage(content=said) if isinstance(said, str) else said
+        reply = self.says("\n".join(str(message.content) for message in messages))
+        if asyncio.iscoroutine(reply):
+            reply = await reply
+        if isinstance(reply, BaseException):
+            raise reply
+        message = AIMessage(content=reply) if isinstance(reply, str) else reply
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(

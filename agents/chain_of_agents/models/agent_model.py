@@ -24,7 +24,7 @@ class AgentReply:
         text: The answer; None where the model gave something other than text.
         plan: What was sent.
         replica: The engine that answered; empty where there is only one model.
-        prompt_tokens: Tokens of the prompt; None where the model does not tell.
+        prompt_tokens: Tokens of the prompt; None where the model does not report them.
         cached_tokens: Those served from the prefix cache; None is unknown.
         completion_tokens: Tokens of the answer.
     """

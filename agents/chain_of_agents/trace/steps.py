@@ -37,9 +37,9 @@ class Step:
         error: Why it was not answered, without any text of documents; empty if it was.
         remark: A remark, such as that a history was left out to fit the model.
         replica: The engine that answered; empty where there is only one model.
-        prompt_tokens: Tokens of its prompt; None where the model does not tell.
+        prompt_tokens: Tokens of its prompt; None where the model does not report them.
         cached_tokens: Those served from the prefix cache; None is unknown, not 0.
-        completion_tokens: Tokens of its answer; None where the model does not tell.
+        completion_tokens: Tokens of its answer; None where the model does not report them.
         began_s: When the call began, in seconds from the chain's beginning.
         ended_s: When it ended.
     """

@@ -67,10 +67,10 @@ class _Tick(NamedTuple):
 
 
 class _Total(NamedTuple):
-    """Tokens of all calls, as far as the models told; None where no call tells."""
+    """Tokens of the calls whose models report them; None where none does."""
 
     tokens: int | None
-    untold: int  # calls that do not tell
+    unknown: int  # calls whose tokens are unknown
 
 
 def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
@@ -210,17 +210,17 @@ def _share(part: int | None, whole: int | None) -> float | None:
 
 def _share_of_all(steps: Sequence[Step]) -> float | None:
     """Return the share of prompts served from the cache, over the steps that tell both numbers."""
-    told = [
+    known = [
         (step.cached_tokens, step.prompt_tokens)
         for step in steps
         if step.cached_tokens is not None and step.prompt_tokens is not None
     ]
-    return _share(sum(cached for cached, _ in told), sum(prompt for _, prompt in told))
+    return _share(sum(cached for cached, _ in known), sum(prompt for _, prompt in known))
 
 
 def _total(counts: Sequence[int | None]) -> _Total:
-    told = [count for count in counts if count is not None]
-    return _Total(tokens=sum(told) if told else None, untold=len(counts) - len(told))
+    known = [count for count in counts if count is not None]
+    return _Total(tokens=sum(known) if known else None, unknown=len(counts) - len(known))
 
 
 def _lanes(calls: Sequence[_ShownCall], duration_s: float) -> list[_Lane]:
