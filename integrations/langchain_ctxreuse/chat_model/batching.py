@@ -1,24 +1,138 @@
-"""Running the calls of a batch, started in the order of their turns.
+"""Running the calls of a batch so that they reach the model in the planned order.
 
 What LangChain's `Runnable.batch` and its three relatives do, for calls in an order of their own.
+The calls start in that order, but callbacks, caches and rate limiters in front of the model take
+different times. So each waits until those before it have gone on, in threads and tasks alike.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
-from contextvars import copy_context
-from functools import partial
+from contextvars import ContextVar, copy_context
 from typing import Generic, NamedTuple, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
 
-from langchain_ctxreuse.chat_model.turns import Turn
+from ctxreuse.adapters.ordered_release import (
+    OrderedQueue,
+    Slot,
+    TaskWaiter,
+    ThreadWaiter,
+    in_event_loop,
+)
+from ctxreuse.adapters.prompt_planner import PlannedPrompt
+from langchain_ctxreuse.messages import PromptTexts
 
 _Answer = TypeVar("_Answer")
+
+
+class BatchSlot:
+    """One call of a batch, and its place in the order in which the calls reach the model.
+
+    The batch enters the slot and calls `invoke` as a user would; the code that sends the call takes
+    the plan; in the end the batch closes the slot.
+
+    Args:
+        model: Whose call it is.
+        position: The position of its input among the caller's.
+        slot: Its slot in the queue: the prompt that was planned, and its plan.
+
+    """
+
+    def __init__(
+        self, model: object, position: int, slot: Slot[PromptTexts | None, PlannedPrompt]
+    ) -> None:
+        self.model = model
+        self.position = position
+        self._slot = slot
+
+    def enter(self) -> None:
+        """Give the slot to the model's call in this context."""
+        _entered.set(self)
+
+    def take(self, prompt: PromptTexts) -> PlannedPrompt | None:
+        """Wait in this thread until the slot is released, and return the plan.
+
+        Args:
+            prompt: What is about to be sent.
+
+        Returns:
+            The plan; None if it is for another prompt, or was taken before.
+        """
+        if not self._is_planned(prompt):
+            return None
+        if not in_event_loop():  # else those before it could not run while it waits
+            waiter = ThreadWaiter()
+            self._slot.attach(waiter)
+            waiter.wait()
+        return self._take()
+
+    async def atake(self, prompt: PromptTexts) -> PlannedPrompt | None:
+        """Wait in this task until the slot is released, and return the plan as `take` does."""
+        if not self._is_planned(prompt):
+            return None
+        waiter = TaskWaiter()
+        self._slot.attach(waiter)
+        await waiter.wait()
+        return self._take()
+
+    def close(self) -> None:
+        """Let the others go on; a plan that was not taken was not sent. May be repeated."""
+        self._slot.leave()
+
+    def _is_planned(self, prompt: PromptTexts) -> bool:
+        return self._slot.item is not None and self._slot.item.says_the_same_as(prompt)
+
+    def _take(self) -> PlannedPrompt | None:
+        planned = self._slot.take()
+        self._slot.leave()
+        return planned
+
+
+_entered: ContextVar[BatchSlot | None] = ContextVar("langchain_ctxreuse_batch_slot", default=None)
+
+
+def entered_slot(model: object) -> BatchSlot | None:
+    """Return the slot that a batch of the model has entered in this context."""
+    slot = _entered.get()
+    return slot if slot is not None and slot.model is model else None
+
+
+def batch_slots(
+    model: object,
+    prompts: Sequence[PromptTexts | None],
+    planned: Mapping[int, PlannedPrompt],
+    unused: Callable[[PlannedPrompt], object],
+) -> list[BatchSlot]:
+    """Return the slots of a batch, in the order in which to send its calls.
+
+    Args:
+        model: Whose calls they are.
+        prompts: The prompts in the caller's order; None for an input that was not planned.
+        planned: The plans by position, in the planned order; inputs without one go last.
+        unused: Called with a plan that was not taken.
+    """
+    queue: OrderedQueue[PromptTexts | None, PlannedPrompt] = OrderedQueue(unused=unused)
+    slots = []
+    for position in [*planned, *(one for one in range(len(prompts)) if one not in planned)]:
+        slot = queue.arrive(prompts[position])
+        if position in planned:
+            slot.set_result(planned[position])
+        slots.append(BatchSlot(model, position, slot))
+    queue.line_up(queue.take_arrived())
+    queue.release()
+    return slots
 
 
 class Answered(NamedTuple, Generic[_Answer]):
@@ -29,46 +143,46 @@ class Answered(NamedTuple, Generic[_Answer]):
 
 
 def answers(
-    turns: Sequence[Turn], send: Callable[[Turn], _Answer], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[int], _Answer], config: RunnableConfig
 ) -> list[_Answer]:
     """Return the answers in the caller's order.
 
     Args:
-        turns: The calls, in the order in which to send them.
-        send: Sends one and returns its answer. If it raises, calls that have not started are
-            given up.
+        slots: The calls, in the order in which to send them.
+        send: Sends the call at a position and returns its answer. If it raises, calls that have not
+            started are given up.
         config: Its `max_concurrency` bounds the threads.
     """
-    with _futures(turns, send, config) as futures:
+    with _futures(slots, send, config) as futures:
         by_position = dict(future.result() for future in futures)
-    return [by_position[position] for position in range(len(turns))]
+    return [by_position[position] for position in range(len(slots))]
 
 
 def answers_as_completed(
-    turns: Sequence[Turn], send: Callable[[Turn], _Answer], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[int], _Answer], config: RunnableConfig
 ) -> Iterator[Answered[_Answer]]:
     """Yield each answer when it is there; arguments as in `answers`."""
-    with _futures(turns, send, config) as futures:
+    with _futures(slots, send, config) as futures:
         for future in as_completed(futures):
             yield future.result()
 
 
 async def aanswers(
-    turns: Sequence[Turn], send: Callable[[Turn], Awaitable[_Answer]], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[int], Awaitable[_Answer]], config: RunnableConfig
 ) -> list[_Answer]:
     """Return the answers in the caller's order; as in `answers`, with tasks.
 
     If one raises the others go on, as they do in LangChain.
     """
-    by_position = dict(await asyncio.gather(*_tasks(turns, send, config)))
-    return [by_position[position] for position in range(len(turns))]
+    by_position = dict(await asyncio.gather(*_tasks(slots, send, config)))
+    return [by_position[position] for position in range(len(slots))]
 
 
 async def aanswers_as_completed(
-    turns: Sequence[Turn], send: Callable[[Turn], Awaitable[_Answer]], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[int], Awaitable[_Answer]], config: RunnableConfig
 ) -> AsyncGenerator[Answered[_Answer]]:
-    """Yield each answer when it is there; who stops listening ends the calls that still run."""
-    tasks = _tasks(turns, send, config)
+    """Yield each answer when it is there; a caller that stops listening cancels the others."""
+    tasks = _tasks(slots, send, config)
     try:
         for task in asyncio.as_completed(tasks):
             yield await task
@@ -80,58 +194,48 @@ async def aanswers_as_completed(
 
 @contextmanager
 def _futures(
-    turns: Sequence[Turn], send: Callable[[Turn], _Answer], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[int], _Answer], config: RunnableConfig
 ) -> Iterator[list[Future[Answered[_Answer]]]]:
-    """Start the calls in threads; those that wait for one are given up at the end."""
+    """Start the calls in threads; at the end, those that have not started are given up."""
 
-    def run(turn: Turn) -> Answered[_Answer]:
-        turn.hand_over()
-        return Answered(turn.position, send(turn))
-
-    if len(turns) == 1:  # no thread for a single one
-        future: Future[Answered[_Answer]] = Future()
+    def run(slot: BatchSlot) -> Answered[_Answer]:
+        slot.enter()
         try:
-            future.set_result(copy_context().run(run, turns[0]))
+            return Answered(slot.position, send(slot.position))
         finally:
-            turns[0].close()
+            slot.close()
+
+    if len(slots) == 1:  # no thread for a single one
+        future: Future[Answered[_Answer]] = Future()
+        future.set_result(copy_context().run(run, slots[0]))
         yield [future]
         return
     with get_executor_for_config(config) as executor:
-        futures = []
-        for turn in turns:
-            future = executor.submit(run, turn)
-            future.add_done_callback(partial(_close, turn))
-            futures.append(future)
+        futures = [executor.submit(run, slot) for slot in slots]
         try:
             yield futures
         finally:
-            for future in futures:
-                future.cancel()
+            for future, slot in zip(futures, slots, strict=True):
+                if future.cancel():
+                    slot.close()
 
 
 def _tasks(
-    turns: Sequence[Turn], send: Callable[[Turn], Awaitable[_Answer]], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[int], Awaitable[_Answer]], config: RunnableConfig
 ) -> list[asyncio.Task[Answered[_Answer]]]:
     """Start the calls as tasks; with a bound on them the first to wait is the first to go on."""
     bound = config.get("max_concurrency")
-    gate = asyncio.Semaphore(bound) if bound else nullcontext()
+    places = asyncio.Semaphore(bound) if bound else nullcontext()
 
-    async def run(turn: Turn) -> Answered[_Answer]:
-        try:
-            async with gate:
-                turn.hand_over()
-                return Answered(turn.position, await send(turn))
-        finally:
-            turn.close()
+    async def run(slot: BatchSlot) -> Answered[_Answer]:
+        async with places:
+            slot.enter()
+            return Answered(slot.position, await send(slot.position))
 
     tasks = []
-    for turn in turns:
-        task = asyncio.create_task(run(turn))
-        # a task that is cancelled before it starts never runs its own `finally`
-        task.add_done_callback(partial(_close, turn))
+    for slot in slots:
+        task = asyncio.create_task(run(slot))
+        # not in `run`: a task that is cancelled before it starts never runs
+        task.add_done_callback(lambda _, slot=slot: slot.close())  # type: ignore[misc]
         tasks.append(task)
     return tasks
-
-
-def _close(turn: Turn, _: object) -> None:
-    turn.close()

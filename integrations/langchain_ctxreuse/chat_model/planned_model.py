@@ -18,9 +18,9 @@ from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from langchain_ctxreuse.chat_model.batching import BatchSlot, entered_slot
 from langchain_ctxreuse.chat_model.held_scope import held_scope
 from langchain_ctxreuse.chat_model.request_options import with_cache_salt, with_session_id
-from langchain_ctxreuse.chat_model.turns import Turn, handed_over_turn
 from langchain_ctxreuse.chat_model.wrapped_model import WrappedChatModel
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import scope_from_config
@@ -35,12 +35,12 @@ class ChatPrompt:
     Attributes:
         texts: Its messages and the texts in them.
         call: What is planned.
-        turn: Its turn, if it is part of a batch.
+        slot: Its slot, if it is part of a batch.
     """
 
     texts: PromptTexts
     call: Prompt
-    turn: Turn | None = None
+    slot: BatchSlot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,33 +208,32 @@ class PlannedChatModel(WrappedChatModel):
         self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
     ) -> ChatPrompt | None:
         """Return a prompt that is about to be sent; None if a fault of ours is in the way."""
-        turn = handed_over_turn(self)
-        return self._read_prompt(messages, arguments, self._scope_here(), turn)
+        return self._read_prompt(messages, arguments, self._scope_here(), entered_slot(self))
 
     def _read_prompt(
         self,
         messages: Sequence[BaseMessage],
         arguments: Mapping[str, Any],
         scope: RequestScope,
-        turn: Turn | None = None,
+        slot: BatchSlot | None = None,
     ) -> ChatPrompt | None:
         def read() -> ChatPrompt | None:
             texts = prompt_texts(messages, arguments)
-            return ChatPrompt(texts, Prompt(texts.segments, scope), turn)
+            return ChatPrompt(texts, Prompt(texts.segments, scope), slot)
 
         return self._gate.attempt(read, lambda: None)
 
     def _planned(self, prompt: ChatPrompt | None) -> PlannedPrompt | None:
         if prompt is None:
             return None
-        planned = None if prompt.turn is None else prompt.turn.take(prompt.texts)
-        return planned or self._gate.go_through(prompt.call)
+        planned = None if prompt.slot is None else prompt.slot.take(prompt.texts)
+        return planned or self._gate.plan(prompt.call)
 
     async def _aplanned(self, prompt: ChatPrompt | None) -> PlannedPrompt | None:
         if prompt is None:
             return None
-        planned = None if prompt.turn is None else await prompt.turn.atake(prompt.texts)
-        return planned or await self._gate.ago_through(prompt.call)
+        planned = None if prompt.slot is None else await prompt.slot.atake(prompt.texts)
+        return planned or await self._gate.aplan(prompt.call)
 
     def _outgoing(
         self,

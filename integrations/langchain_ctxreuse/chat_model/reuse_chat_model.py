@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list, run_in_executor
+from langchain_core.runnables.config import get_config_list
 
+from ctxreuse.adapters.ordered_release import planned_aside
 from langchain_ctxreuse.chat_model.batching import (
+    BatchSlot,
     aanswers,
     aanswers_as_completed,
     answers,
     answers_as_completed,
+    batch_slots,
 )
 from langchain_ctxreuse.chat_model.held_scope import aheld_in_steps, held_in_steps, holding
 from langchain_ctxreuse.chat_model.planned_model import ChatPrompt, PlannedChatModel
-from langchain_ctxreuse.chat_model.turns import Line, Turn
 from langchain_ctxreuse.scope import scope_from_config
 
 if TYPE_CHECKING:
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
         AsyncChatModelStream,
         ChatModelStream,
     )
-
-_PLANNED_ON_THE_LOOP = 64
-"""Larger batches are planned in a thread, so that the event loop stays responsive."""
 
 
 class ReuseChatModel(PlannedChatModel):
@@ -135,8 +134,8 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        turns = self._line_up(inputs, configs, kwargs)
-        return answers(turns, self._sender(inputs, configs, return_exceptions, kwargs), configs[0])
+        slots = self._line_up(inputs, configs, kwargs)
+        return answers(slots, self._sender(inputs, configs, return_exceptions, kwargs), configs[0])
 
     async def abatch(
         self,
@@ -150,9 +149,9 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        turns = await self._aline_up(inputs, configs, kwargs)
+        slots = await planned_aside(lambda: self._line_up(inputs, configs, kwargs), len(inputs))
         send = self._asender(inputs, configs, return_exceptions, kwargs)
-        return await aanswers(turns, send, configs[0])
+        return await aanswers(slots, send, configs[0])
 
     def batch_as_completed(
         self,
@@ -166,9 +165,9 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return
         configs = get_config_list(config, len(inputs))
-        turns = self._line_up(inputs, configs, kwargs)
+        slots = self._line_up(inputs, configs, kwargs)
         send = self._sender(inputs, configs, return_exceptions, kwargs)
-        yield from answers_as_completed(turns, send, configs[0])
+        yield from answers_as_completed(slots, send, configs[0])
 
     async def abatch_as_completed(
         self,
@@ -182,9 +181,9 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return
         configs = get_config_list(config, len(inputs))
-        turns = await self._aline_up(inputs, configs, kwargs)
+        slots = await planned_aside(lambda: self._line_up(inputs, configs, kwargs), len(inputs))
         send = self._asender(inputs, configs, return_exceptions, kwargs)
-        async with aclosing(aanswers_as_completed(turns, send, configs[0])) as completed:
+        async with aclosing(aanswers_as_completed(slots, send, configs[0])) as completed:
             async for answered in completed:
                 yield answered
 
@@ -219,8 +218,8 @@ class ReuseChatModel(PlannedChatModel):
         inputs: Sequence[LanguageModelInput],
         configs: Sequence[RunnableConfig],
         arguments: Mapping[str, Any],
-    ) -> list[Turn]:
-        """Return the turns of a batch's inputs, planned together, in the order to send them."""
+    ) -> list[BatchSlot]:
+        """Return the slots of a batch's inputs, planned together, in the order to send them."""
         prompts: dict[int, ChatPrompt] = {}
         for position, (value, config) in enumerate(zip(inputs, configs, strict=True)):
             messages = self._messages_of(value)
@@ -234,30 +233,8 @@ class ReuseChatModel(PlannedChatModel):
             positions[one.position]: one
             for one in self._gate.plan_batch([prompt.call for prompt in prompts.values()])
         }
-        order = [*planned, *(one for one in range(len(inputs)) if one not in planned)]
-        line = Line(len(order))
-        return [
-            Turn(
-                self,
-                position,
-                place,
-                line,
-                prompts[position].texts if position in prompts else None,
-                planned.get(position),
-                unsent=self._gate.forget,
-            )
-            for place, position in enumerate(order)
-        ]
-
-    async def _aline_up(
-        self,
-        inputs: Sequence[LanguageModelInput],
-        configs: Sequence[RunnableConfig],
-        arguments: Mapping[str, Any],
-    ) -> list[Turn]:
-        if len(inputs) <= _PLANNED_ON_THE_LOOP:
-            return self._line_up(inputs, configs, arguments)
-        return await run_in_executor(None, self._line_up, inputs, configs, arguments)
+        texts = [prompts[one].texts if one in prompts else None for one in range(len(inputs))]
+        return batch_slots(self, texts, planned, self._gate.evict)
 
     def _messages_of(self, value: LanguageModelInput) -> list[BaseMessage] | None:
         """Return an input's messages, or None for what is no prompt; `invoke` will refuse that."""
@@ -272,12 +249,12 @@ class ReuseChatModel(PlannedChatModel):
         configs: Sequence[RunnableConfig],
         return_exceptions: bool,
         arguments: Mapping[str, Any],
-    ) -> Callable[[Turn], Any]:
-        """Return what calls the model with a turn's input and returns its answer, or exception."""
+    ) -> Callable[[int], Any]:
+        """Return what calls the model with an input and returns its answer, or exception."""
 
-        def send(turn: Turn) -> Any:
+        def send(position: int) -> Any:
             try:
-                return self.invoke(inputs[turn.position], configs[turn.position], **arguments)
+                return self.invoke(inputs[position], configs[position], **arguments)
             except Exception as error:
                 if return_exceptions:
                     return error
@@ -291,11 +268,10 @@ class ReuseChatModel(PlannedChatModel):
         configs: Sequence[RunnableConfig],
         return_exceptions: bool,
         arguments: Mapping[str, Any],
-    ) -> Callable[[Turn], Awaitable[Any]]:
-        async def send(turn: Turn) -> Any:
-            place = turn.position
+    ) -> Callable[[int], Awaitable[Any]]:
+        async def send(position: int) -> Any:
             try:
-                return await self.ainvoke(inputs[place], configs[place], **arguments)
+                return await self.ainvoke(inputs[position], configs[position], **arguments)
             except Exception as error:
                 if return_exceptions:
                     return error
