@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -36,7 +35,7 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.delegating_llm import WrappedLLM
 from llamaindex_ctxreuse.llm.engine_request import EngineExtras
-from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, run_in_order
+from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, send_in_order
 from llamaindex_ctxreuse.llm.planned_prompts import (
     call_of_messages,
     call_of_text,
@@ -45,8 +44,6 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     planned_prompt,
 )
 
-_PLANNED_ON_THE_LOOP = 64
-_Answer = TypeVar("_Answer")
 _Piece = TypeVar("_Piece")
 
 
@@ -282,12 +279,13 @@ class ReuseLLM(WrappedLLM):
         """
         given = [list(messages) for messages in batch]
         options = self._options(kwargs)
-        return await self._send_batch(
+        return await send_in_order(
+            self._gate,
             [self._chat(messages) for messages in given],
             lambda planned: self._model.achat(_sent(given[planned.position], planned), **options),
-            checked_workers(workers),
-            "Chatting" if show_progress else None,
-            return_exceptions,
+            workers=checked_workers(workers),
+            progress="Chatting" if show_progress else None,
+            return_exceptions=return_exceptions,
         )
 
     async def acomplete_batch(
@@ -302,14 +300,15 @@ class ReuseLLM(WrappedLLM):
         """Return the completions of many prompts, as `achat_batch` does for chats."""
         given = list(prompts)
         options = self._options(kwargs)
-        return await self._send_batch(
+        return await send_in_order(
+            self._gate,
             [self._completion(prompt) for prompt in given],
             lambda planned: self._model.acomplete(
                 _sent_text(given[planned.position], planned), **options
             ),
-            checked_workers(workers),
-            "Completing" if show_progress else None,
-            return_exceptions,
+            workers=checked_workers(workers),
+            progress="Completing" if show_progress else None,
+            return_exceptions=return_exceptions,
         )
 
     def chat_batch(
@@ -365,38 +364,6 @@ class ReuseLLM(WrappedLLM):
         async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
             async for step in steps:
                 yield step
-
-    async def _send_batch(
-        self,
-        calls: Sequence[Prompt],
-        send: Callable[[PlannedPrompt], Awaitable[_Answer]],
-        workers: int,
-        progress: str | None,
-        return_exceptions: bool,
-    ) -> list[_Answer]:
-        if len(calls) > _PLANNED_ON_THE_LOOP:
-            planned = await asyncio.to_thread(self._gate.plan_batch, calls)
-        else:
-            planned = self._gate.plan_batch(calls)
-        waiting = {one.position: one for one in planned}
-
-        async def job(one: PlannedPrompt) -> _Answer:
-            del waiting[one.position]
-            with self._gate.evict_on_failure(one):
-                return await send(one)
-
-        try:
-            answers: list[Any] = await run_in_order(
-                [lambda one=one: job(one) for one in planned],  # type: ignore[misc]
-                workers,
-                progress,
-                return_exceptions,
-            )
-        finally:
-            for one in waiting.values():
-                self._gate.evict(one)
-        answer_of = {one.position: answer for one, answer in zip(planned, answers, strict=True)}
-        return [answer_of[position] for position in range(len(calls))]
 
 
 def _sent(messages: Sequence[ChatMessage], planned: PlannedPrompt) -> Sequence[ChatMessage]:
