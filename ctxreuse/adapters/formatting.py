@@ -10,14 +10,18 @@ from ctxreuse.adapters.plan_metadata import (
     left_out_words,
     positions_as_planned,
 )
-from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import ContextBlock, text_digest
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import Part, Reference, SentBlock, render_turn
 from ctxreuse.context.templates import Templates
-from ctxreuse.errors import InvalidRequestError, describe
 
 
-def format_documents(documents: Sequence[PlannedDocument], templates: Templates) -> str:
+def format_documents(
+    documents: Sequence[PlannedDocument],
+    templates: Templates,
+    registry: ContextRegistry | None = None,
+) -> str:
     """Return documents as text for a prompt: labels, blocks, annotations.
 
     Documents that one plan put into order are shown as that plan says, also where some of them were
@@ -27,20 +31,21 @@ def format_documents(documents: Sequence[PlannedDocument], templates: Templates)
     Args:
         documents: The documents, in order.
         templates: The words around them.
+        registry: Where the text is remembered; None takes the one of this process.
 
     Raises:
-        InvalidRequestError: If the templates are none.
+        InvalidRequestError: wrong type.
     """
-    if not isinstance(templates, Templates):
-        raise InvalidRequestError(f"templates must be Templates, not {describe(templates)}")
+    checked_kind("templates", templates, Templates, "Templates")
+    remembered = context_registry(registry)
     shown = [one for one in documents if not one.is_annotation]
     blocks = [one.block for one in shown]
     places = positions_as_planned(shown)
     if places is not None and _each_label_has_one_text(places, blocks):
         text = _render_as_planned(places, blocks, templates)
-        RENDERED.remember_planned(text)
+        remembered.remember_planned(text)
         return text
-    given = [RENDERED.render(blocks, templates)] if blocks else []
+    given = [remembered.render(blocks, templates)] if blocks else []
     return templates.separator.join([*given, *left_out_words(documents)])
 
 

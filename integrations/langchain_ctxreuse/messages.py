@@ -47,12 +47,12 @@ class PromptTexts:
 
     Attributes:
         messages: The messages, never changed.
-        segments: Their texts in order, at least one for each message.
+        parts: Their texts in order, at least one for each message.
         places: Where each segment stands; None for what is no text.
     """
 
     messages: tuple[BaseMessage, ...]
-    segments: tuple[PromptPart, ...]
+    parts: tuple[PromptPart, ...]
     places: tuple[_Place | None, ...]
 
     def says_the_same_as(self, other: PromptTexts) -> bool:
@@ -62,7 +62,7 @@ class PromptTexts:
         """
         return self.places == other.places and all(
             place is None or one == another
-            for place, one, another in zip(self.places, self.segments, other.segments, strict=True)
+            for place, one, another in zip(self.places, self.parts, other.parts, strict=True)
         )
 
     def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
@@ -72,8 +72,8 @@ class PromptTexts:
             texts: One text a segment, in order.
         """
         messages = list(self.messages)
-        for place, segment, text in zip(self.places, self.segments, texts, strict=True):
-            if place is not None and text != segment.text:
+        for place, part, text in zip(self.places, self.parts, texts, strict=True):
+            if place is not None and text != part.text:
                 messages[place.message] = _with_text(messages[place.message], place.part, text)
         return messages
 
@@ -85,18 +85,18 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         messages: The prompt.
         arguments: What the model is called with besides.
     """
-    segments: list[PromptPart] = []
+    parts: list[PromptPart] = []
     places: list[_Place | None] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
-        segments.append(PromptPart("system", _digest(before)))
+        parts.append(PromptPart("system", _digest(before)))
         places.append(None)
     for number, message in enumerate(messages):
         role = _role(message)
         for part, text in _texts(message):
-            segments.append(PromptPart(role, text))
+            parts.append(PromptPart(role, text))
             places.append(None if part is _NO_TEXT else _Place(number, part))
-    return PromptTexts(tuple(messages), tuple(segments), tuple(places))
+    return PromptTexts(tuple(messages), tuple(parts), tuple(places))
 
 
 _NO_TEXT = -1

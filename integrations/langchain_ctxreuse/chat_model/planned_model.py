@@ -220,7 +220,7 @@ class PlannedChatModel(WrappedChatModel):
     ) -> ChatPrompt | None:
         def read() -> ChatPrompt | None:
             texts = prompt_texts(messages, arguments)
-            return ChatPrompt(texts, Prompt(texts.segments, scope), turn)
+            return ChatPrompt(texts, Prompt(texts.parts, scope), turn)
 
         return self._gate.attempt(read, lambda: None)
 
