@@ -16,7 +16,7 @@ from langchain_core.runnables.config import ensure_config
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope, current_scope
-from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.messages import text_parts
 
 _fail_open = FailOpen(
     "langchain_ctxreuse",

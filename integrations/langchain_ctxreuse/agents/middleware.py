@@ -31,7 +31,7 @@ from langchain_ctxreuse.agents.planned_messages import (
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
 from langchain_ctxreuse.documents.document_plans import document_block, labelled_copy, without_plan
 from langchain_ctxreuse.formatting import format_context
-from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.messages import text_parts
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config
 
 try:

@@ -26,7 +26,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Reference, SentBlock, render_block, render_turn
 from ctxreuse.context.templates import Templates
 from ctxreuse.planning.plan import Plan
-from langchain_ctxreuse.message_content import TextPart, text_parts, with_text
+from langchain_ctxreuse.messages import TextPart, text_parts, with_text
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
