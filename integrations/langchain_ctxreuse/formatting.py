@@ -10,7 +10,7 @@ from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
-from langchain_ctxreuse.documents.document_plans import marked_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 
 def format_context(
@@ -38,7 +38,7 @@ def format_context(
         '[Doc_1] first text\n\n[Doc_2] second text'
     """
     return format_documents(
-        [marked_document(one) for one in _checked(documents)], templates, registry
+        [planned_document(one) for one in _checked(documents)], templates, registry
     )
 
 
