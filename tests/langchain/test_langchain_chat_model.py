@@ -45,10 +45,8 @@ from pydantic import BaseModel, ValidationError
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.adapters.prompt_planner import PromptPart
-from ctxreuse.context.scope import RequestScope
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
-from langchain_ctxreuse.chat_model.held_scope import held_scope, holding
 from langchain_ctxreuse.messages import prompt_texts
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -421,16 +419,30 @@ class TestScope:
         next(steps)
         asteps = wrapper.astream("Hello", configured(tenant="one"))
         await anext(asteps)  # type: ignore[arg-type]
-        values = {variable.name: value for variable, value in copy_context().items()}
-        assert values.get("langchain_ctxreuse_scope") is None
+        assert "tenant='one'" not in repr(list(copy_context().items()))
         steps.close()  # type: ignore[attr-defined]
         await asteps.aclose()  # type: ignore[attr-defined]
 
-    def test_a_call_may_be_ended_from_another_context(self) -> None:
-        held = holding(RequestScope(tenant="one"))
-        copy_context().run(held.__enter__)  # as when a coroutine is closed by its collection
-        held.__exit__(None, None, None)
-        assert held_scope() is None
+    async def test_a_stream_may_be_ended_from_another_context(self) -> None:
+        wrapper = model(StreamingModel())
+        steps = wrapper.stream(question("abc"), configured(tenant="one"))
+        copy_context().run(next, steps)
+        steps.close()  # type: ignore[attr-defined]
+        asteps = wrapper.astream(question("abc"), configured(tenant="one"))
+        await asyncio.create_task(anext(asteps))  # type: ignore[arg-type]
+        await asteps.aclose()  # type: ignore[attr-defined]
+        assert letters_in(str(wrapper.invoke(question("cab")).content)) == ""
+        assert wrapper.planner.statistics().requests == 3
+
+    def test_a_wrapper_in_a_wrapper_serves_the_same_tenant(self) -> None:
+        inner = RecordingModel()
+        outer = model(model(inner), strategy="none")
+        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
+            outer.invoke(question(letters), configured(tenant=tenant))
+        outer.batch([question("bac")], configured(tenant="one"))
+        list(outer.stream(question("bac"), configured(tenant="two")))
+        sent = [letters_in(call.text) for call in inner.calls]
+        assert sent == ["abc", "cab", "abc", "abc", "cab"]
 
 
 class TestCallbacks:

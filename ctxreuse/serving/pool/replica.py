@@ -201,7 +201,7 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether it has no request, waiting or under way."""
-        return not (self._room.inside or self._room.waiting)
+        return not (self._room.running or self._room.waiting)
 
     @property
     def is_available(self) -> bool:
@@ -216,7 +216,7 @@ class Replica:
         return ReplicaStatus(
             name=self.name,
             state="draining" if self.is_draining else _STATES[circuit],
-            running=self._room.inside,
+            running=self._room.running,
             waiting=self._room.waiting,
             queued_tokens=self.queued_tokens,
             answered=self._answered,
@@ -257,7 +257,7 @@ class Replica:
             self.queued_tokens += to_compute
             generation = self.generation
         try:
-            async with self._room.turn(prompt) as plan:
+            async with self._room.slot(prompt) as plan:
                 try:
                     yield InFlightRequest(plan, generation, self.name, limit_s)
                     await self._learn_capacity()

@@ -127,14 +127,14 @@ class ReuseLLM(WrappedLLM):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
-        planned = self._gate.go_through(self._chat(messages))
+        planned = self._gate.plan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return self._model.chat(_sent(messages, planned), **options)
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = self._gate.go_through(self._completion(prompt))
+        planned = self._gate.plan(self._completion(prompt))
         with self._gate.evict_on_failure(planned):
             return self._model.complete(_sent_text(prompt, planned), **options)
 
@@ -159,7 +159,7 @@ class ReuseLLM(WrappedLLM):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
-        planned = await self._gate.ago_through(self._chat(messages))
+        planned = await self._gate.aplan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return await self._model.achat(_sent(messages, planned), **options)
 
@@ -168,7 +168,7 @@ class ReuseLLM(WrappedLLM):
     ) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = await self._gate.ago_through(self._completion(prompt))
+        planned = await self._gate.aplan(self._completion(prompt))
         with self._gate.evict_on_failure(planned):
             return await self._model.acomplete(_sent_text(prompt, planned), **options)
 
@@ -202,7 +202,7 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's structured answer to the prompt."""
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
-        planned = self._gate.go_through(self._chat(messages))
+        planned = self._gate.plan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return self._model.structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
@@ -218,7 +218,7 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's structured answer to the prompt."""
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
-        planned = await self._gate.ago_through(self._chat(messages))
+        planned = await self._gate.aplan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return await self._model.astructured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
@@ -352,14 +352,14 @@ class ReuseLLM(WrappedLLM):
         self, call: Prompt, start: Callable[[PlannedPrompt], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
         """Yield what the model streams; nothing is planned before somebody asks for a piece."""
-        planned = self._gate.go_through(call)
+        planned = self._gate.plan(call)
         yield from self._gate.stream(planned, lambda: start(planned))
 
     async def _astreamed(
         self, call: Prompt, start: Callable[[PlannedPrompt], Awaitable[AsyncIterator[_Piece]]]
     ) -> AsyncGenerator[_Piece, None]:
         """Yield what the model streams, as `_streamed` does."""
-        planned = await self._gate.ago_through(call)
+        planned = await self._gate.aplan(call)
         with self._gate.evict_on_failure(planned):
             pieces = await start(planned)
         async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
@@ -394,7 +394,7 @@ class ReuseLLM(WrappedLLM):
             )
         finally:
             for one in waiting.values():
-                self._gate.forget(one)
+                self._gate.evict(one)
         answer_of = {one.position: answer for one, answer in zip(planned, answers, strict=True)}
         return [answer_of[position] for position in range(len(calls))]
 
