@@ -114,11 +114,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     @field_validator("inner", mode="before")
     @classmethod
     def _check_inner(cls, inner: object) -> BaseChatModel:
-        words = (
-            "a LangChain chat model; pass one such as ChatOpenAI(base_url=...), and bind tools or "
-            "config to the wrapper instead"
-        )
-        return checked_kind("inner", inner, BaseChatModel, words)
+        remedy = "pass one such as ChatOpenAI(...), and bind tools or config to the wrapper instead"
+        return checked_kind("inner", inner, BaseChatModel, f"a LangChain chat model; {remedy}")
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -346,9 +343,10 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         slot: BatchSlot,
     ) -> Any:
         """Return the answer, or the exception, to one input of a batch."""
+        call, position = self.model_copy(), slot.item.position
+        call._slot = slot
         try:
-            position = slot.item.position
-            return self._in_slot(slot).invoke(inputs[position], configs[position], **arguments)
+            return call.invoke(inputs[position], configs[position], **arguments)
         except Exception as error:
             if return_exceptions:
                 return error
@@ -363,19 +361,14 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         slot: BatchSlot,
     ) -> Any:
         """Return the answer, or the exception, to one input of a batch."""
+        call, position = self.model_copy(), slot.item.position
+        call._slot = slot
         try:
-            call, position = self._in_slot(slot), slot.item.position
             return await call.ainvoke(inputs[position], configs[position], **arguments)
         except Exception as error:
             if return_exceptions:
                 return error
             raise
-
-    def _in_slot(self, slot: BatchSlot) -> Self:
-        """Return a copy for one call of a batch."""
-        call = self.model_copy()
-        call._slot = slot
-        return call
 
     # The private methods send what LangChain hands to them: planned, in the planned order.
 
@@ -502,18 +495,21 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         planned: PlannedPrompt | None,
     ) -> tuple[list[BaseMessage], dict[str, Any]]:
         """Return what to call the inner model with: planned texts, and the request options."""
+        return self._gate.attempt(
+            lambda: (
+                messages if texts is None or planned is None else texts.with_texts(planned.texts),
+                self._with_options(arguments),
+            ),
+            lambda: (messages, dict(arguments)),
+        )
 
-        def outgoing() -> tuple[list[BaseMessage], dict[str, Any]]:
-            sent, more = messages, dict(arguments)
-            if texts is not None and planned is not None:
-                sent = texts.with_texts(planned.texts)
-            if self.send_cache_salt:
-                more = with_cache_salt(more, self.inner, self._carried.scope, self.salt_key)
-            if self.send_session_id:
-                more = with_session_id(more, self.inner, self._carried.scope, self.salt_key)
-            return sent, more
-
-        return self._gate.attempt(outgoing, lambda: (messages, dict(arguments)))
+    def _with_options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        more, scope = dict(arguments), self._carried.scope
+        if self.send_cache_salt:
+            more = with_cache_salt(more, self.inner, scope, self.salt_key)
+        if self.send_session_id:
+            more = with_session_id(more, self.inner, scope, self.salt_key)
+        return more
 
     # Passthrough: what the inner model says of itself, for traces and for LangChain's cache.
 
