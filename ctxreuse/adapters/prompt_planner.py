@@ -96,7 +96,7 @@ class PromptPlanner:
         strategy: Strategy = "reuse",
         registry: ContextRegistry | None = None,
     ) -> None:
-        self._planner = checked_planner(planner)
+        self._planner = planner_or_new(planner)
         check_strategy(strategy)
         self._strategy: Strategy = strategy
         self._registry = context_registry(registry)
@@ -178,19 +178,22 @@ def as_given(prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
 
 
 def checked_planner(planner: object) -> ReusePlanner:
-    """Return the planner; None makes one.
+    """Return the planner that was given.
 
     Raises:
         InvalidRequestError: wrong type.
     """
-    if planner is None:
-        return ReusePlanner()
-    return checked_kind(
-        "planner",
-        planner,
-        ReusePlanner,
-        "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out",
-    )
+    remedy = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
+    return checked_kind("planner", planner, ReusePlanner, remedy)
+
+
+def planner_or_new(planner: object) -> ReusePlanner:
+    """Return the planner that was given, or a new one for None.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    return ReusePlanner() if planner is None else checked_planner(planner)
 
 
 class _PlacedPiece(NamedTuple):

@@ -14,6 +14,7 @@ from ctxreuse.adapters.prompt_planner import (
     PromptPlanner,
     as_given,
     checked_planner,
+    planner_or_new,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.scope import RequestScope
@@ -364,16 +365,21 @@ def test_calls_as_given_keep_order_and_texts() -> None:
     assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 
-def test_without_a_planner_one_is_made() -> None:
-    assert isinstance(checked_planner(None), ReusePlanner)
-
-
 @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
 def test_a_planner_of_another_type_is_refused(planner: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
         checked_planner(planner)
     with pytest.raises(InvalidRequestError, match=r"leave it out"):
         PromptPlanner(planner)  # type: ignore[arg-type]
+
+
+def test_without_a_planner_there_is_a_new_one() -> None:
+    planner = ReusePlanner()
+    assert planner_or_new(planner) is planner
+    assert isinstance(planner_or_new(None), ReusePlanner)
+    assert planner_or_new(None) is not planner_or_new(None)
+    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+        planner_or_new("planner")
 
 
 def test_a_registry_of_another_type_is_refused() -> None:

@@ -12,7 +12,7 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
 from ctxreuse.context.fail_open import FailOpen
@@ -97,7 +97,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         registry: ContextRegistry | None = None,
     ) -> None:
         super().__init__()
-        self._planner = checked_planner(planner)
+        self._planner = planner_or_new(planner)
         self._registry = context_registry(registry)
         self._retriever = _checked_retriever(retriever)
         self._split_tools = _tool_names(tools)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_valid
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import planned_aside
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
@@ -108,7 +108,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     _gate: ModelGateway = PrivateAttr()
     _slot: BatchSlot | None = PrivateAttr(default=None)
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
 
     @field_validator("inner", mode="before")

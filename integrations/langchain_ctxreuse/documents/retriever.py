@@ -16,7 +16,7 @@ from langchain_core.runnables.config import get_config_list, patch_config, run_i
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
@@ -78,7 +78,7 @@ class ReuseRetriever(RequestCarrier, BaseRetriever):
     _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
 
     def model_post_init(self, context: Any, /) -> None:
