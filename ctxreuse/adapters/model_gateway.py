@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPlanner, as_given
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner, Strategy
 
@@ -33,6 +34,7 @@ class ModelGateway:
         strategy: "reuse", "paper" or "none".
         window_s: Seconds for which a single prompt waits for others; 0 plans each on its own.
         component: The model wrapper's name, for the log.
+        registry: Where rendered contexts are remembered; None takes the one of this process.
 
     Attributes:
         plan: Waits in this thread until a prompt is released; returns it planned.
@@ -45,9 +47,14 @@ class ModelGateway:
     """
 
     def __init__(
-        self, planner: ReusePlanner, strategy: Strategy, window_s: float, component: str
+        self,
+        planner: ReusePlanner,
+        strategy: Strategy,
+        window_s: float,
+        component: str,
+        registry: ContextRegistry | None = None,
     ) -> None:
-        self._planner = PromptPlanner(planner, strategy)
+        self._planner = PromptPlanner(planner, strategy, registry)
         self._fail_open = FailOpen(component, "prompts are sent as given")
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
         self.attempt = self._fail_open.attempt

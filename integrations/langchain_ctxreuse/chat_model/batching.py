@@ -1,8 +1,8 @@
 """Running the calls of a batch so that they reach the model in the planned order.
 
-What LangChain's `Runnable.batch` and its three relatives do, for calls in an order of their own.
-The calls start in that order, but callbacks, caches and rate limiters in front of the model take
-different times. So each waits until those before it have gone on, in threads and tasks alike.
+What LangChain's `Runnable.batch` and its three relatives do, for calls in another order. The calls
+start in that order, but callbacks, caches and rate limiters in front of the model take different
+times. So each waits until those before it have gone on, in threads and tasks alike.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar, copy_context
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
@@ -37,80 +36,23 @@ from langchain_ctxreuse.messages import PromptTexts
 _Answer = TypeVar("_Answer")
 
 
-class BatchSlot:
-    """One call of a batch, and its place in the order in which the calls reach the model.
+class BatchedPrompt(NamedTuple):
+    """One input of a batch.
 
-    The batch enters the slot and calls `invoke` as a user would; the code that sends the call takes
-    the plan; in the end the batch closes the slot.
-
-    Args:
-        model: Whose call it is.
-        position: The position of its input among the caller's.
-        slot: Its slot in the queue: the prompt that was planned, and its plan.
-
+    Attributes:
+        position: Its position among the caller's inputs.
+        texts: The prompt that was planned; None for an input that was not.
     """
 
-    def __init__(
-        self, model: object, position: int, slot: Slot[PromptTexts | None, PlannedPrompt]
-    ) -> None:
-        self.model = model
-        self.position = position
-        self._slot = slot
-
-    def enter(self) -> None:
-        """Give the slot to the model's call in this context."""
-        _entered.set(self)
-
-    def take(self, prompt: PromptTexts) -> PlannedPrompt | None:
-        """Wait in this thread until the slot is released, and return the plan.
-
-        Args:
-            prompt: What is about to be sent.
-
-        Returns:
-            The plan; None if it is for another prompt, or was taken before.
-        """
-        if not self._is_planned(prompt):
-            return None
-        if not in_event_loop():  # else those before it could not run while it waits
-            waiter = ThreadWaiter()
-            self._slot.attach(waiter)
-            waiter.wait()
-        return self._take()
-
-    async def atake(self, prompt: PromptTexts) -> PlannedPrompt | None:
-        """Wait in this task until the slot is released, and return the plan as `take` does."""
-        if not self._is_planned(prompt):
-            return None
-        waiter = TaskWaiter()
-        self._slot.attach(waiter)
-        await waiter.wait()
-        return self._take()
-
-    def close(self) -> None:
-        """Let the others go on; a plan that was not taken was not sent. May be repeated."""
-        self._slot.leave()
-
-    def _is_planned(self, prompt: PromptTexts) -> bool:
-        return self._slot.item is not None and self._slot.item.says_the_same_as(prompt)
-
-    def _take(self) -> PlannedPrompt | None:
-        planned = self._slot.take()
-        self._slot.leave()
-        return planned
+    position: int
+    texts: PromptTexts | None
 
 
-_entered: ContextVar[BatchSlot | None] = ContextVar("langchain_ctxreuse_batch_slot", default=None)
-
-
-def entered_slot(model: object) -> BatchSlot | None:
-    """Return the slot that a batch of the model has entered in this context."""
-    slot = _entered.get()
-    return slot if slot is not None and slot.model is model else None
+BatchSlot: TypeAlias = Slot[BatchedPrompt, PlannedPrompt]
+"""One call of a batch, its plan, and its place in the order in which the calls are sent."""
 
 
 def batch_slots(
-    model: object,
     prompts: Sequence[PromptTexts | None],
     planned: Mapping[int, PlannedPrompt],
     unused: Callable[[PlannedPrompt], object],
@@ -118,21 +60,52 @@ def batch_slots(
     """Return the slots of a batch, in the order in which to send its calls.
 
     Args:
-        model: Whose calls they are.
         prompts: The prompts in the caller's order; None for an input that was not planned.
         planned: The plans by position, in the planned order; inputs without one go last.
         unused: Called with a plan that was not taken.
     """
-    queue: OrderedQueue[PromptTexts | None, PlannedPrompt] = OrderedQueue(unused=unused)
-    slots = []
+    queue: OrderedQueue[BatchedPrompt, PlannedPrompt] = OrderedQueue(unused=unused)
     for position in [*planned, *(one for one in range(len(prompts)) if one not in planned)]:
-        slot = queue.arrive(prompts[position])
+        slot = queue.arrive(BatchedPrompt(position, prompts[position]))
         if position in planned:
             slot.set_result(planned[position])
-        slots.append(BatchSlot(model, position, slot))
-    queue.line_up(queue.take_arrived())
+    slots = queue.take_arrived()
+    queue.line_up(slots)
     queue.release()
     return slots
+
+
+def taken_plan(slot: BatchSlot, prompt: PromptTexts) -> PlannedPrompt | None:
+    """Wait in this thread until a slot is released, and return its plan.
+
+    Args:
+        slot: The slot.
+        prompt: The prompt that is about to be sent.
+
+    Returns:
+        The plan; None if it is for another prompt, or was taken before.
+    """
+    if slot.item.texts is None or not slot.item.texts.says_the_same_as(prompt):
+        return None
+    if not in_event_loop():  # else those before it could not run while it waits
+        waiter = ThreadWaiter()
+        slot.attach(waiter)
+        waiter.wait()
+    planned = slot.take()
+    slot.leave()
+    return planned
+
+
+async def ataken_plan(slot: BatchSlot, prompt: PromptTexts) -> PlannedPrompt | None:
+    """Wait in this task until a slot is released, and return its plan as `taken_plan` does."""
+    if slot.item.texts is None or not slot.item.texts.says_the_same_as(prompt):
+        return None
+    waiter = TaskWaiter()
+    slot.attach(waiter)
+    await waiter.wait()
+    planned = slot.take()
+    slot.leave()
+    return planned
 
 
 class Answered(NamedTuple, Generic[_Answer]):
@@ -143,14 +116,14 @@ class Answered(NamedTuple, Generic[_Answer]):
 
 
 def answers(
-    slots: Sequence[BatchSlot], send: Callable[[int], _Answer], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[BatchSlot], _Answer], config: RunnableConfig
 ) -> list[_Answer]:
     """Return the answers in the caller's order.
 
     Args:
         slots: The calls, in the order in which to send them.
-        send: Sends the call at a position and returns its answer. If it raises, calls that have not
-            started are given up.
+        send: Sends one and returns its answer. If it raises, calls that have not started are given
+            up.
         config: Its `max_concurrency` bounds the threads.
     """
     with _futures(slots, send, config) as futures:
@@ -159,7 +132,7 @@ def answers(
 
 
 def answers_as_completed(
-    slots: Sequence[BatchSlot], send: Callable[[int], _Answer], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[BatchSlot], _Answer], config: RunnableConfig
 ) -> Iterator[Answered[_Answer]]:
     """Yield each answer when it is there; arguments as in `answers`."""
     with _futures(slots, send, config) as futures:
@@ -168,7 +141,9 @@ def answers_as_completed(
 
 
 async def aanswers(
-    slots: Sequence[BatchSlot], send: Callable[[int], Awaitable[_Answer]], config: RunnableConfig
+    slots: Sequence[BatchSlot],
+    send: Callable[[BatchSlot], Awaitable[_Answer]],
+    config: RunnableConfig,
 ) -> list[_Answer]:
     """Return the answers in the caller's order; as in `answers`, with tasks.
 
@@ -179,7 +154,9 @@ async def aanswers(
 
 
 async def aanswers_as_completed(
-    slots: Sequence[BatchSlot], send: Callable[[int], Awaitable[_Answer]], config: RunnableConfig
+    slots: Sequence[BatchSlot],
+    send: Callable[[BatchSlot], Awaitable[_Answer]],
+    config: RunnableConfig,
 ) -> AsyncGenerator[Answered[_Answer]]:
     """Yield each answer when it is there; a caller that stops listening cancels the others."""
     tasks = _tasks(slots, send, config)
@@ -194,20 +171,19 @@ async def aanswers_as_completed(
 
 @contextmanager
 def _futures(
-    slots: Sequence[BatchSlot], send: Callable[[int], _Answer], config: RunnableConfig
+    slots: Sequence[BatchSlot], send: Callable[[BatchSlot], _Answer], config: RunnableConfig
 ) -> Iterator[list[Future[Answered[_Answer]]]]:
     """Start the calls in threads; at the end, those that have not started are given up."""
 
     def run(slot: BatchSlot) -> Answered[_Answer]:
-        slot.enter()
         try:
-            return Answered(slot.position, send(slot.position))
+            return Answered(slot.item.position, send(slot))
         finally:
-            slot.close()
+            slot.leave()
 
     if len(slots) == 1:  # no thread for a single one
         future: Future[Answered[_Answer]] = Future()
-        future.set_result(copy_context().run(run, slots[0]))
+        future.set_result(run(slots[0]))
         yield [future]
         return
     with get_executor_for_config(config) as executor:
@@ -217,11 +193,13 @@ def _futures(
         finally:
             for future, slot in zip(futures, slots, strict=True):
                 if future.cancel():
-                    slot.close()
+                    slot.leave()
 
 
 def _tasks(
-    slots: Sequence[BatchSlot], send: Callable[[int], Awaitable[_Answer]], config: RunnableConfig
+    slots: Sequence[BatchSlot],
+    send: Callable[[BatchSlot], Awaitable[_Answer]],
+    config: RunnableConfig,
 ) -> list[asyncio.Task[Answered[_Answer]]]:
     """Start the calls as tasks; with a bound on them the first to wait is the first to go on."""
     bound = config.get("max_concurrency")
@@ -229,13 +207,12 @@ def _tasks(
 
     async def run(slot: BatchSlot) -> Answered[_Answer]:
         async with places:
-            slot.enter()
-            return Answered(slot.position, await send(slot.position))
+            return Answered(slot.item.position, await send(slot))
 
     tasks = []
     for slot in slots:
         task = asyncio.create_task(run(slot))
         # not in `run`: a task that is cancelled before it starts never runs
-        task.add_done_callback(lambda _, slot=slot: slot.close())  # type: ignore[misc]
+        task.add_done_callback(lambda _, slot=slot: slot.leave())  # type: ignore[misc]
         tasks.append(task)
     return tasks

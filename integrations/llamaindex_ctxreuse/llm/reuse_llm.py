@@ -30,7 +30,7 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, planner_or_new
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.delegating_llm import WrappedLLM
@@ -91,7 +91,7 @@ class ReuseLLM(WrappedLLM):
     _gate: ModelGateway = PrivateAttr()
     _extras: EngineExtras = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
 
     @field_validator("strategy", mode="before")
