@@ -153,7 +153,7 @@ class _Batch:
     ) -> None:
         self._client = client
         self._queue: OrderedQueue[int, None] = OrderedQueue(concurrency)
-        self._slots = [self._queue.arrive(position) for position in range(len(plans))]
+        self._slots = [Slot(self._queue, position) for position in range(len(plans))]
         self._plans = plans
         self._progress = progress
         self._params = params
@@ -191,7 +191,6 @@ class _Batch:
         """Let the requests start that follow a leader, once."""
         for position in self._followers.pop(leader, ()):
             self._queue.line_up([self._slots[position]], first=position)
-        self._queue.release()
 
 
 def _check(client: object, plans: object, concurrency: object) -> None:

@@ -43,9 +43,7 @@ async def all_in_order(
     """
 
     async def run(slot: _AnySlot) -> _Result:
-        waiter = TaskWaiter()
-        slot.attach(waiter)
-        await waiter.wait()
+        await TaskWaiter(slot).wait()
         result = await work(slot)
         slot.leave()  # not if it fails: that would let another one start
         return result

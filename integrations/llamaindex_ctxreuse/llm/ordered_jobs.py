@@ -36,11 +36,8 @@ async def send_in_order(
     """
     planned = await planned_aside(lambda: gateway.plan_batch(prompts), len(prompts))
     queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=gateway.evict)
-    for one in planned:
-        queue.arrive(one.position).set_result(one)
-    slots = queue.take_arrived()
+    slots = [Slot(queue, one.position, one) for one in planned]
     queue.line_up(slots)
-    queue.release()
     with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 
         async def answer(slot: Slot[int, PlannedPrompt]) -> Any:
