@@ -13,8 +13,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.cache import EngineBlocks, KVEventSync, block_ends
+from ctxreuse.cache.kv_events.event_sync import Arrival, EventSequence
 from ctxreuse.cache.kv_events.held_requests import HeldRequests
-from ctxreuse.cache.kv_events.sequence import Arrival, EventSequence
 from ctxreuse.cache.kv_events.wire_format import (
     BlocksRemoved,
     BlocksStored,

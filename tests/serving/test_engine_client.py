@@ -19,7 +19,7 @@ from ctxreuse.cache import CapacityTracker, EngineBlocks, PrefixCacheMetrics
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
 from ctxreuse.index.radix_tree import IndexStatistics
 from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
-from ctxreuse.serving.client.model_name import ModelName
+from ctxreuse.serving.client.connection import ModelName
 from ctxreuse.serving.client.transient_errors import waiting
 
 MESSAGES = [{"role": "user", "content": "Where is Paris?"}]
