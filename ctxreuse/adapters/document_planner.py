@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
@@ -96,7 +96,7 @@ class DocumentPlanner(Generic[_Thing]):
         annotation: AnnotationMode,
         component: str,
     ) -> None:
-        self._planner = checked_planner(planner)
+        self._planner = planner_or_new(planner)
         self._annotation = checked_annotation(annotation)
         self._block_of = block_of
         self._fail_open = FailOpen(component)

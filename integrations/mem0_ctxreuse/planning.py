@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope, current_scope
@@ -55,7 +55,7 @@ class MemoryPlanner:
     """
 
     def __init__(self, planner: ReusePlanner, tenant: str | None, component: str) -> None:
-        self.planner = checked_planner(planner)
+        self.planner = planner_or_new(planner)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
         self._fail_open = FailOpen(component, "memories go through as retrieved")
 

@@ -53,7 +53,7 @@ class SingleEngineModel:
     @asynccontextmanager
     async def _sending(self, request: AgentRequest) -> AsyncIterator[Plan]:
         """Wait for admission; the planner forgets a request that was not answered."""
-        async with self._queue.turn(request.context) as plan:
+        async with self._queue.slot(request.context) as plan:
             try:
                 async with asyncio.timeout(request.limit_s):
                     yield plan

@@ -235,7 +235,7 @@ def _marked(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     label_of = plan.label_of
     return [
         NodeWithScore(
-            node=marked_copy(one.node, marks.place(rank, label_of[block.key])), score=one.score
+            node=marked_copy(one.node, marks.position(rank, label_of[block.key])), score=one.score
         )
         for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.planner import ReusePlanner
 
 
@@ -23,4 +23,4 @@ def given_or_own(planner: object) -> ReusePlanner:
     Raises:
         InvalidRequestError: If something else was given.
     """
-    return ReusePlanner() if planner is OWN_PLANNER else checked_planner(planner)
+    return ReusePlanner() if planner is OWN_PLANNER else planner_or_new(planner)

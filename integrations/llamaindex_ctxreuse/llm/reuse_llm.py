@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -31,12 +30,12 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, planner_or_new
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.delegating_llm import WrappedLLM
 from llamaindex_ctxreuse.llm.engine_request import EngineExtras
-from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, run_in_order
+from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, send_in_order
 from llamaindex_ctxreuse.llm.planned_prompts import (
     call_of_messages,
     call_of_text,
@@ -45,8 +44,6 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     planned_prompt,
 )
 
-_PLANNED_ON_THE_LOOP = 64
-_Answer = TypeVar("_Answer")
 _Piece = TypeVar("_Piece")
 
 
@@ -94,7 +91,7 @@ class ReuseLLM(WrappedLLM):
     _gate: ModelGateway = PrivateAttr()
     _extras: EngineExtras = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
 
     @field_validator("strategy", mode="before")
@@ -127,14 +124,14 @@ class ReuseLLM(WrappedLLM):
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
-        planned = self._gate.go_through(self._chat(messages))
+        planned = self._gate.plan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return self._model.chat(_sent(messages, planned), **options)
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = self._gate.go_through(self._completion(prompt))
+        planned = self._gate.plan(self._completion(prompt))
         with self._gate.evict_on_failure(planned):
             return self._model.complete(_sent_text(prompt, planned), **options)
 
@@ -159,7 +156,7 @@ class ReuseLLM(WrappedLLM):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
         options = self._options(kwargs)
-        planned = await self._gate.ago_through(self._chat(messages))
+        planned = await self._gate.aplan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return await self._model.achat(_sent(messages, planned), **options)
 
@@ -168,7 +165,7 @@ class ReuseLLM(WrappedLLM):
     ) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = await self._gate.ago_through(self._completion(prompt))
+        planned = await self._gate.aplan(self._completion(prompt))
         with self._gate.evict_on_failure(planned):
             return await self._model.acomplete(_sent_text(prompt, planned), **options)
 
@@ -202,7 +199,7 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's structured answer to the prompt."""
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
-        planned = self._gate.go_through(self._chat(messages))
+        planned = self._gate.plan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return self._model.structured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
@@ -218,7 +215,7 @@ class ReuseLLM(WrappedLLM):
         """Return the inner model's structured answer to the prompt."""
         messages = messages_of(prompt, self.inner, prompt_args)
         options = self._options(llm_kwargs or {})
-        planned = await self._gate.ago_through(self._chat(messages))
+        planned = await self._gate.aplan(self._chat(messages))
         with self._gate.evict_on_failure(planned):
             return await self._model.astructured_predict(
                 output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
@@ -282,12 +279,13 @@ class ReuseLLM(WrappedLLM):
         """
         given = [list(messages) for messages in batch]
         options = self._options(kwargs)
-        return await self._send_batch(
+        return await send_in_order(
+            self._gate,
             [self._chat(messages) for messages in given],
             lambda planned: self._model.achat(_sent(given[planned.position], planned), **options),
-            checked_workers(workers),
-            "Chatting" if show_progress else None,
-            return_exceptions,
+            workers=checked_workers(workers),
+            progress="Chatting" if show_progress else None,
+            return_exceptions=return_exceptions,
         )
 
     async def acomplete_batch(
@@ -302,14 +300,15 @@ class ReuseLLM(WrappedLLM):
         """Return the completions of many prompts, as `achat_batch` does for chats."""
         given = list(prompts)
         options = self._options(kwargs)
-        return await self._send_batch(
+        return await send_in_order(
+            self._gate,
             [self._completion(prompt) for prompt in given],
             lambda planned: self._model.acomplete(
                 _sent_text(given[planned.position], planned), **options
             ),
-            checked_workers(workers),
-            "Completing" if show_progress else None,
-            return_exceptions,
+            workers=checked_workers(workers),
+            progress="Completing" if show_progress else None,
+            return_exceptions=return_exceptions,
         )
 
     def chat_batch(
@@ -352,51 +351,19 @@ class ReuseLLM(WrappedLLM):
         self, call: Prompt, start: Callable[[PlannedPrompt], Iterator[_Piece]]
     ) -> Generator[_Piece, None, None]:
         """Yield what the model streams; nothing is planned before somebody asks for a piece."""
-        planned = self._gate.go_through(call)
+        planned = self._gate.plan(call)
         yield from self._gate.stream(planned, lambda: start(planned))
 
     async def _astreamed(
         self, call: Prompt, start: Callable[[PlannedPrompt], Awaitable[AsyncIterator[_Piece]]]
     ) -> AsyncGenerator[_Piece, None]:
         """Yield what the model streams, as `_streamed` does."""
-        planned = await self._gate.ago_through(call)
+        planned = await self._gate.aplan(call)
         with self._gate.evict_on_failure(planned):
             pieces = await start(planned)
         async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
             async for step in steps:
                 yield step
-
-    async def _send_batch(
-        self,
-        calls: Sequence[Prompt],
-        send: Callable[[PlannedPrompt], Awaitable[_Answer]],
-        workers: int,
-        progress: str | None,
-        return_exceptions: bool,
-    ) -> list[_Answer]:
-        if len(calls) > _PLANNED_ON_THE_LOOP:
-            planned = await asyncio.to_thread(self._gate.plan_batch, calls)
-        else:
-            planned = self._gate.plan_batch(calls)
-        waiting = {one.position: one for one in planned}
-
-        async def job(one: PlannedPrompt) -> _Answer:
-            del waiting[one.position]
-            with self._gate.evict_on_failure(one):
-                return await send(one)
-
-        try:
-            answers: list[Any] = await run_in_order(
-                [lambda one=one: job(one) for one in planned],  # type: ignore[misc]
-                workers,
-                progress,
-                return_exceptions,
-            )
-        finally:
-            for one in waiting.values():
-                self._gate.forget(one)
-        answer_of = {one.position: answer for one, answer in zip(planned, answers, strict=True)}
-        return [answer_of[position] for position in range(len(calls))]
 
 
 def _sent(messages: Sequence[ChatMessage], planned: PlannedPrompt) -> Sequence[ChatMessage]:

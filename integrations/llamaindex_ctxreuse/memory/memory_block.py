@@ -14,7 +14,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, fie
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.schema import MetadataMode
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextRequest, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import render_turn
@@ -93,7 +93,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _contents: OrderedDict[_Key, _Content] = PrivateAttr(default_factory=OrderedDict)
     _lock: Lock = PrivateAttr(default_factory=Lock)
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
     def model_post_init(self, context: Any, /) -> None:

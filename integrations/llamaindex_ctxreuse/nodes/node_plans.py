@@ -112,7 +112,7 @@ class NodePlanner:
         marks = document_metadata(plan, with_order=self._annotation != "off")
         nodes = [
             NodeWithScore(
-                node=marked_copy(one.thing.node, marks.place(one.rank, one.label or "")),
+                node=marked_copy(one.thing.node, marks.position(one.rank, one.label or "")),
                 score=one.thing.score,
             )
             for one in arranged.placed

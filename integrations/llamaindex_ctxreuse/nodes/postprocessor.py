@@ -10,7 +10,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.pickling import state_without
@@ -56,7 +56,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
     metadata_mode: MetadataMode = MetadataMode.LLM
     _arranger: NodePlanner = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
