@@ -166,6 +166,25 @@ class ReusePlanner:
             turn = self._open_turn(request, deduplicate)
             return self._send(turn, self._order(turn, strategy))
 
+    def preview(self, request: ContextRequest, *, deduplicate: bool | None = None) -> Plan:
+        """Return what `plan` would return now, without recording it as sent.
+
+        Its request id is "", and no tokens are expected in the cache.
+
+        Args:
+            request: What the application may send.
+            deduplicate: As in `plan`.
+
+        Raises:
+            InvalidRequestError: `request` is not a ContextRequest.
+        """
+        _check_request(request)
+        with self._lock:
+            turn = self._open_turn(request, deduplicate)
+            if self._shadow is not None:
+                return self._send(replace(turn, shown={}), list(turn.blocks), preview=True)
+            return self._send(turn, self._order(turn, "reuse", preview=True), preview=True)
+
     def plan_batch(
         self,
         requests: Iterable[ContextRequest],
@@ -353,7 +372,7 @@ class ReusePlanner:
             shown = {}
         return _Turn(request, state, blocks, self._weights(blocks), history, shown)
 
-    def _order(self, turn: _Turn, strategy: Strategy) -> list[BlockKey]:
+    def _order(self, turn: _Turn, strategy: Strategy, *, preview: bool = False) -> list[BlockKey]:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return list(turn.blocks)
@@ -361,7 +380,8 @@ class ReusePlanner:
         if strategy == "paper":
             return paper_order(turn.weights, root, self._alpha)
         order = turn.state.online.order(turn.weights, root)
-        turn.state.online.learn(turn.weights, turn.request.system)
+        if not preview:
+            turn.state.online.learn(turn.weights, turn.request.system)
         return order
 
     def _send_in_order(
@@ -392,8 +412,8 @@ class ReusePlanner:
                 cached = match.path
         return BatchContext(request, weights, cached)
 
-    def _send(self, turn: _Turn, order: list[BlockKey]) -> Plan:
-        """Make the plan for an order, and record that it is sent."""
+    def _send(self, turn: _Turn, order: list[BlockKey], *, preview: bool = False) -> Plan:
+        """Make the plan for an order, and record that it is sent unless it is a preview."""
         request, templates, index = turn.request, self._templates, turn.state.index
         shown = turn.shown
         sent = [key for key in order if key not in shown]
@@ -404,7 +424,7 @@ class ReusePlanner:
         annotation = None
         if self._annotate and not request.history and order != list(turn.blocks):
             annotation = templates.order_annotation([label_of[key] for key in turn.blocks])
-        request_id = request.request_id
+        request_id = "" if preview else request.request_id
         while request_id is None or (request.request_id is None and index.knows(request_id)):
             request_id = f"request-{next(self._request_number)}"
         parts: list[Part] = []
@@ -419,7 +439,9 @@ class ReusePlanner:
                 labels[label] = block.id
         if self._trim_overlaps and self._shadow is None:
             parts = replace_overlaps(parts, turn.history.texts)
-        logged, cached = self._record(turn, request_id, parts, ordinals)
+        logged, cached = None, 0
+        if not preview:
+            logged, cached = self._record(turn, request_id, parts, ordinals)
         return Plan(
             request=request,
             request_id=request_id,
