@@ -15,9 +15,9 @@ from threading import Lock
 
 from ctxreuse.adapters.rendered_contexts import RENDERED, FoundContext, Renderings
 from ctxreuse.context.blocks import ContextRequest, Message
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.ordering.schedule import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
@@ -176,17 +176,22 @@ def as_given(calls: Sequence[Prompt]) -> list[PlannedPrompt]:
 
 
 def checked_planner(planner: object) -> ReusePlanner:
-    """Return the planner if it is one.
+    """Return the planner that was given.
 
     Raises:
-        InvalidRequestError: If it is none.
+        InvalidRequestError: wrong type.
     """
-    if not isinstance(planner, ReusePlanner):
-        raise InvalidRequestError(
-            f"planner must be a ctxreuse.ReusePlanner, not {describe(planner)}; "
-            "pass planner=ReusePlanner(), or leave it out"
-        )
-    return planner
+    remedy = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
+    return checked_kind("planner", planner, ReusePlanner, remedy)
+
+
+def planner_or_new(planner: object) -> ReusePlanner:
+    """Return the planner that was given, or a new one for None.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    return ReusePlanner() if planner is None else checked_planner(planner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from ctxreuse.adapters.prompt_planner import (
     PromptPlanner,
     as_given,
     checked_planner,
+    planner_or_new,
 )
 from ctxreuse.adapters.rendered_contexts import Renderings
 from ctxreuse.context.scope import RequestScope
@@ -370,6 +371,15 @@ def test_a_planner_that_is_none_is_refused(planner: object) -> None:
         checked_planner(planner)
     with pytest.raises(InvalidRequestError, match=r"leave it out"):
         PromptPlanner(planner)  # type: ignore[arg-type]
+
+
+def test_without_a_planner_there_is_a_new_one() -> None:
+    planner = ReusePlanner()
+    assert planner_or_new(planner) is planner
+    assert isinstance(planner_or_new(None), ReusePlanner)
+    assert planner_or_new(None) is not planner_or_new(None)
+    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+        planner_or_new("planner")
 
 
 def test_an_unknown_strategy_is_refused() -> None:

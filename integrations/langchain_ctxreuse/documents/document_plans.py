@@ -94,7 +94,7 @@ class LangChainDocumentPlanner:
             if unplanned is not None:
                 positions.append(position)
                 batch.append(RetrievedItems(unplanned, retrieval.query, retrieval.scope))
-        for position, one in zip(positions, self._arranger.arrange_batch(batch), strict=True):
+        for position, one in zip(positions, self._arranger.plan_batch(batch), strict=True):
             if one.plan is not None:
                 arranged[position] = self._marked(one, one.plan)
         return arranged
@@ -103,14 +103,13 @@ class LangChainDocumentPlanner:
         """Return copies that carry their plan, the annotation behind them."""
         marks = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _marked_copy(one.thing, marks.place(one.rank, one.label or ""))
-            for one in arranged.placed
+            _marked_copy(one.item, marks.place(one.rank, one.label or "")) for one in arranged.items
         ]
         annotation = arranged.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            shown = [one.thing for one in arranged.placed or arranged.left_out]
+            shown = [one.item for one in arranged.items or arranged.left_out]
             mark = marks.annotation(annotation)
             documents.append(_annotation_document(annotation, mark, shown))
         return documents
