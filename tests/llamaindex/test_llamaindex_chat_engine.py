@@ -481,7 +481,7 @@ class TestRetrieval:
             AnnotationNode(text="[Doc_1] > [Doc_2]"),
         ]
         if is_ours:
-            monkeypatch.setattr(chat_turn, "without_plan", fails)
+            monkeypatch.setattr(chat_turn, "retrieved_nodes", fails)
         inner, planner = RecordingLLM(), ReusePlanner()
         options: dict[str, Any] = {"planner": planner, "metadata_mode": MetadataMode.LLM}
         chat = engine(inner, retriever=Odd(), **options)
@@ -511,7 +511,7 @@ class TestMaking:
         [
             ({"llm": None}, "llm must be a LlamaIndex LLM"),
             ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
-            ({"planner": None}, r"planner must be a ctxreuse\.ReusePlanner"),
+            ({"planner": "mine"}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"system_prompt": 3}, "system must be str"),
             ({"node_postprocessors": ["x"]}, "node_postprocessors holds str"),
             ({"metadata_mode": MetadataMode.ALL}, "shows the model the plan"),

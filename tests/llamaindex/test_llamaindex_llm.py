@@ -602,7 +602,7 @@ class TestTheInnerModel:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"planner": None}, r"planner must be a ctxreuse\.ReusePlanner"),
+            ({"planner": "mine"}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"window_s": -1}, "micro-batch window"),
             ({"window_s": "soon"}, "micro-batch window"),
             ({"strategy": "best"}, "no strategy 'best'"),

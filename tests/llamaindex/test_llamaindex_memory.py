@@ -410,7 +410,7 @@ class TestReuseMemoryBlock:
             ({"memory": "mem0"}, "memory must be"),
             ({"memory": SimpleVectorStore()}, "does not store the texts"),
             ({"memory": LetterRetriever(), "filters": {"a": 1}}, "filters are Mem0's"),
-            ({"memory": FakeMemory(), "planner": None}, r"planner must be a ctxreuse\."),
+            ({"memory": FakeMemory(), "planner": "mine"}, r"planner must be a ctxreuse\."),
             ({"memory": FakeMemory(), "top_k": 0}, "top_k"),
             ({"memory": FakeMemory(), "topk": 1}, "topk"),
             ({"memory": FakeMemory(), "metadata_mode": "x"}, "no metadata mode 'x'"),

@@ -22,26 +22,20 @@ from llama_index.core.vector_stores.types import (
 )
 
 from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, left_out_words
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
-from llamaindex_ctxreuse.nodes.node_plans import (
-    AnnotationNode,
-    marked_documents,
-    node_block,
-    without_plan,
-)
+from llamaindex_ctxreuse.nodes.node_plans import node_block, retrieved_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMemories:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         blocks: The memories, best first.
-        left_out: Where further ones stand, in words, as an earlier plan of ours says that left them
-            out.
+        left_out: Words of an earlier plan that say where the memories stand that it left out.
     """
 
     blocks: tuple[ContextBlock, ...]
@@ -49,10 +43,10 @@ class FoundMemories:
 
 
 class MemorySource(Protocol):
-    """Something that remembers.
+    """Searches and stores memories.
 
     Attributes:
-        tenant: Whose memories these are; "" where it does not know.
+        tenant: The owner of the memories; "" if it is not known.
     """
 
     tenant: str
@@ -74,7 +68,7 @@ def memory_source(
     embed_model: BaseEmbedding | None,
     metadata_mode: MetadataMode,
 ) -> MemorySource:
-    """Return what reads from, and writes to, whatever users have as memory.
+    """Return the source that reads from and writes to a user's memory.
 
     Args:
         memory: Mem0 (anything with `search(query, filters=..., top_k=...)`), a vector store that
@@ -85,7 +79,7 @@ def memory_source(
         metadata_mode: Which metadata is part of a node's text.
 
     Raises:
-        InvalidRequestError: If it is none of these, or an argument is not for it.
+        InvalidRequestError: none of these, or an argument that it does not take.
     """
     if filters is not None and isinstance(
         memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever)
@@ -98,7 +92,7 @@ def memory_source(
         return VectorStoreSource(memory, top_k, embed_model, metadata_mode)
     if isinstance(memory, BaseIndex):
         return RetrieverSource(
-            # a new one for each search, for one knows the nodes of its birth only
+            # a new one for each search, because a retriever knows only the nodes of its creation
             lambda: memory.as_retriever(similarity_top_k=top_k),
             metadata_mode,
             memory.ainsert_nodes,
@@ -114,7 +108,7 @@ def memory_source(
 
 
 class Mem0Source:
-    """Mem0's memories: `Memory`, `AsyncMemory`, their hosted clients, or what looks like them."""
+    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods."""
 
     def __init__(self, memory: Any, top_k: int, filters: Mapping[str, Any] | None) -> None:
         self._memory = memory
@@ -128,10 +122,7 @@ class Mem0Source:
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
         return FoundMemories(
-            tuple(
-                ContextBlock(id=str(memory["id"]), text=memory["memory"])
-                for memory in _as_ranked(found)
-            )
+            tuple(ContextBlock(id=str(one["id"]), text=one["memory"]) for one in _as_ranked(found))
         )
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
@@ -147,7 +138,7 @@ class Mem0Source:
 
 
 class RetrieverSource:
-    """The nodes of a retriever; messages are kept if there is a function that inserts them."""
+    """The nodes of a retriever; messages are stored if there is a function that inserts them."""
 
     tenant: str = ""
 
@@ -219,16 +210,8 @@ class VectorStoreSource:
 
 
 def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> FoundMemories:
-    unplanned = without_plan(nodes)
-    words: list[str] = []
-    if unplanned is None:
-        unplanned, words = nodes, left_out_words(marked_documents(nodes))
-    blocks = (
-        node_block(one.node, metadata_mode)
-        for one in unplanned
-        if not isinstance(one.node, AnnotationNode)
-    )
-    return FoundMemories(tuple(blocks), tuple(words))
+    found, words = retrieved_nodes(nodes)
+    return FoundMemories(tuple(node_block(one.node, metadata_mode) for one in found), tuple(words))
 
 
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
@@ -244,7 +227,7 @@ def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> T
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a method returns, be it asynchronous or not; the latter may take its time."""
+    """Return the result of a method, asynchronous or not; the latter runs in a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*args, **kwargs)
     result = await asyncio.to_thread(method, *args, **kwargs)
@@ -252,7 +235,7 @@ async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_ranked(found: Any) -> list[Mapping[str, Any]]:
-    """Return memories best first, also where they come in the order of an earlier plan of ours."""
+    """Return memories best first, even if an earlier plan has put them into another order."""
     memories = list(found["results"] if isinstance(found, Mapping) else found)
     plan = found.get(METADATA_KEY) if isinstance(found, Mapping) else None
     if not isinstance(plan, Mapping):
