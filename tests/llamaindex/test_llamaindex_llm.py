@@ -582,6 +582,12 @@ class TestTheInnerModel:
         opening = "<system>Be brief.</>" if is_chat_model else "Be brief.\n\n"
         assert all(one.startswith(opening) for one in inner.prompts)
 
+    def test_without_a_planner_each_model_makes_its_own(self) -> None:
+        inner = RecordingLLM()
+        for word in ("abc", "cba"):
+            ReuseLLM(inner=inner, planner=None, window_s=0).chat(question(word))
+        assert sent_words(inner) == ["abc", "cba"]
+
     def test_it_has_a_stable_name(self) -> None:
         assert ReuseLLM.class_name() == "ReuseLLM"
         assert ReuseLLM(inner=MockLLM()).to_dict()["inner"]["class_name"] == "MockLLM"
@@ -892,6 +898,13 @@ class TestWhatTheEngineIsTold:
             llm.chat(question("a"), extra_body=mine)
         assert inner.options == [{"extra_body": {"cache_salt": "mine", "top_k": 5}}]
         assert mine == {"cache_salt": "mine", "top_k": 5}
+
+    def test_a_session_that_the_user_names_stays_however_the_header_is_written(self) -> None:
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0, send_session_id=True)
+        with request_context(conversation_id="c"):
+            llm.chat(question("a"), extra_headers={"x-session-id": "mine"})
+        assert inner.options == [{"extra_headers": {"x-session-id": "mine"}}]
 
     async def test_what_cannot_be_added_to_is_sent_as_given(self) -> None:
         inner, planner = RecordingLLM(), ReusePlanner()

@@ -26,6 +26,7 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
 from llamaindex_helpers import (
+    CountingPlanner,
     LetterRetriever,
     ListChatStore,
     RecordingLLM,
@@ -356,6 +357,23 @@ class TestReuseMemoryBlock:
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=Faulty())
         assert await block.aget([user("ba")]) == f"{letter_text('b')}\n\n{letter_text('a')}"
         assert block.faults == 1
+
+    async def test_truncating_plans_once(self) -> None:
+        planner = CountingPlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
+        content = await block.aget([user("abcdef")])
+        assert (planner.plans, planner.evictions) == (1, 0)
+        shorter = await block.atruncate(content, 350)
+        assert shorter == labelled("ab")
+        assert (planner.plans, planner.evictions) == (2, 1)
+        assert await block.atruncate(shorter, 5_000) is None
+        assert (planner.plans, planner.evictions) == (2, 2)
+        assert planner.statistics().requests == 0
+
+    async def test_without_a_planner_each_block_makes_its_own(self) -> None:
+        for word in ("abc", "cba"):
+            block = ReuseMemoryBlock(memory=LetterMemory(), planner=None)
+            assert await block.aget([user(word)]) == labelled(word)
 
     async def test_truncating_takes_the_lowest_ranked_away(self) -> None:
         planner = ReusePlanner()

@@ -190,6 +190,12 @@ class TestPlannedNodes:
         for mode in (MetadataMode.LLM, MetadataMode.EMBED):
             assert annotation.node.get_content(mode) == annotation.text
 
+    def test_without_a_planner_each_makes_its_own(self) -> None:
+        for word in ("abc", "cba"):
+            planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
+            assert letters(planned) == word
+            assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == word
+
     def test_a_copy_in_another_process_has_a_planner_of_its_own(self) -> None:
         postprocessor = ReusePostprocessor(annotation="metadata")
         again = ReusePostprocessor.__new__(ReusePostprocessor)
