@@ -132,12 +132,9 @@ class ReuseMemory(MemoryWrapper):
             The system message if there is a `system` text, the history as given, and one user
             message: memories, annotation, question. Without memories it is the question alone.
         """
-        turn: dict[str, Any] = {
-            "system": system,
-            "history": history,
-            "conversation_id": conversation_id,
-        }
-        return self.context(query, *args, **turn, **kwargs).messages()
+        return self.context(
+            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
+        ).messages()
 
     def __enter__(self) -> ReuseMemory:
         self._special("__enter__")()
@@ -204,12 +201,10 @@ class AsyncReuseMemory(MemoryWrapper):
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
         """Do what `ReuseMemory.messages` does."""
-        turn: dict[str, Any] = {
-            "system": system,
-            "history": history,
-            "conversation_id": conversation_id,
-        }
-        return (await self.context(query, *args, **turn, **kwargs)).messages()
+        context = await self.context(
+            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
+        )
+        return context.messages()
 
     async def __aenter__(self) -> AsyncReuseMemory:
         await self._special("__aenter__")()

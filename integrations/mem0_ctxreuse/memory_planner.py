@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -12,7 +12,7 @@ from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import distinct_texts
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import current_scope
 from mem0_ctxreuse.memory_results import (
     MemoryContext,
     found_memories,
@@ -120,15 +120,9 @@ class MemoryPlanner:
 
     def _context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
         blocks = [memory_block(memory) for memory in found_memories(result)]
-        request = ContextRequest(
-            # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
-            distinct_texts(blocks),
-            asked.query,
-            system=asked.system,
-            history=asked.history,
-            conversation_id=asked.conversation_id,
-            tenant=self._tenant_of(search),
-        )
+        # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
+        unique = tuple(distinct_texts(blocks))
+        request = replace(asked, blocks=unique, tenant=self._tenant_of(search))
         return planned_context(self.planner.plan(request))
 
     def _tenant_of(self, search: MemorySearch) -> str:
@@ -154,11 +148,5 @@ def asked(
     given = ContextRequest(
         (), query, system=system, history=history, conversation_id=conversation_id
     )
-    scope: RequestScope = current_scope().inside(None, conversation_id, given.history)
-    return ContextRequest(
-        (),
-        query,
-        system=system,
-        history=scope.history,
-        conversation_id=scope.conversation_id,
-    )
+    scope = current_scope().inside(None, conversation_id, given.history)
+    return replace(given, history=scope.history, conversation_id=scope.conversation_id)

@@ -280,35 +280,29 @@ class ReuseChatEngine(BaseChatEngine):
         )
 
     def _recorded_stream(self, turn: ChatTurn, pieces: ChatResponseGen) -> ChatResponseGen:
-        answer = _StreamedAnswer()
+        answer = ""
         with self._taking_back(turn):
             for piece in pieces:
-                answer.add(piece)
+                answer = _grown(answer, piece)
                 yield piece
-        self._record(turn, answer.text)
+        self._record(turn, answer)
 
     async def _arecorded_stream(
         self, turn: ChatTurn, pieces: ChatResponseAsyncGen
     ) -> ChatResponseAsyncGen:
-        answer = _StreamedAnswer()
+        answer = ""
         with self._taking_back(turn):
             async for piece in pieces:
-                answer.add(piece)
+                answer = _grown(answer, piece)
                 yield piece
-        self._record(turn, answer.text)
+        self._record(turn, answer)
 
 
-class _StreamedAnswer:
-    """Puts an answer together from its pieces, byte for byte."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def add(self, piece: ChatResponse) -> None:
-        if piece.delta is None:  # the piece holds the whole answer so far
-            self.text = piece.message.content or self.text
-        else:
-            self.text += piece.delta
+def _grown(answer: str, piece: ChatResponse) -> str:
+    """Return an answer with its next piece, byte for byte."""
+    if piece.delta is None:  # the piece holds the whole answer so far
+        return piece.message.content or answer
+    return answer + piece.delta
 
 
 class _NoMemory:

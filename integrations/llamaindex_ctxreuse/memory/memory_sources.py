@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -42,73 +42,11 @@ class FoundMemories:
     left_out: tuple[str, ...] = ()
 
 
-class MemorySource(Protocol):
-    """Searches and stores memories.
-
-    Attributes:
-        tenant: The owner of the memories; "" if it is not known.
-    """
-
-    tenant: str
-
-    async def search(self, query: str, session_id: str | None) -> FoundMemories:
-        """Return what is remembered about a query."""
-        ...
-
-    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
-        """Remember messages."""
-        ...
-
-
-def memory_source(
-    memory: object,
-    *,
-    top_k: int,
-    filters: Mapping[str, Any] | None,
-    embed_model: BaseEmbedding | None,
-    metadata_mode: MetadataMode,
-) -> MemorySource:
-    """Return the source that reads from and writes to a user's memory.
-
-    Args:
-        memory: Mem0 (anything with `search(query, filters=..., top_k=...)`), a vector store that
-            stores texts, an index, or a retriever.
-        top_k: How many memories to ask for; a retriever asks for its own number.
-        filters: Mem0's filters, such as `{"user_id": "alice"}`.
-        embed_model: For a vector store; None is that of LlamaIndex's Settings.
-        metadata_mode: Which metadata is part of a node's text.
-
-    Raises:
-        InvalidRequestError: none of these, or an argument that it does not take.
-    """
-    if filters is not None and isinstance(
-        memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever)
-    ):
-        raise InvalidRequestError(
-            "filters are Mem0's; for an index pass a retriever that has them: "
-            "index.as_retriever(filters=...)"
-        )
-    if isinstance(memory, BasePydanticVectorStore):
-        return VectorStoreSource(memory, top_k, embed_model, metadata_mode)
-    if isinstance(memory, BaseIndex):
-        return RetrieverSource(
-            # a new one for each search, because a retriever knows only the nodes of its creation
-            lambda: memory.as_retriever(similarity_top_k=top_k),
-            metadata_mode,
-            memory.ainsert_nodes,
-        )
-    if isinstance(memory, BaseRetriever):
-        return RetrieverSource(lambda: memory, metadata_mode)
-    if callable(getattr(memory, "search", None)):
-        return Mem0Source(memory, top_k, filters)
-    raise InvalidRequestError(
-        f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
-        f"{type(memory).__name__}"
-    )
-
-
 class Mem0Source:
-    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods."""
+    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods.
+
+    Their owner is the tenant.
+    """
 
     def __init__(self, memory: Any, top_k: int, filters: Mapping[str, Any] | None) -> None:
         self._memory = memory
@@ -129,9 +67,9 @@ class Mem0Source:
         """Let Mem0 remember what it finds worth remembering in the messages."""
         entities = {name: self._filters[name] for name in ENTITIES if name in self._filters}
         said = [
-            {"role": openai_role(message.role), "content": message_text(message)}
+            {"role": openai_role(message.role), "content": text}
             for message in messages
-            if message_text(message)
+            if (text := message_text(message))
         ]
         if said:
             await _called(self._memory.add, said, **entities)
@@ -209,6 +147,57 @@ class VectorStoreSource:
             await self._store.async_add([node])
 
 
+MemorySource: TypeAlias = Mem0Source | RetrieverSource | VectorStoreSource
+"""Searches and stores memories; its `tenant` is their owner, "" if that is not known."""
+
+
+def memory_source(
+    memory: object,
+    *,
+    top_k: int,
+    filters: Mapping[str, Any] | None,
+    embed_model: BaseEmbedding | None,
+    metadata_mode: MetadataMode,
+) -> MemorySource:
+    """Return the source that reads from and writes to a user's memory.
+
+    Args:
+        memory: Mem0 (anything with `search(query, filters=..., top_k=...)`), a vector store that
+            stores texts, an index, or a retriever.
+        top_k: How many memories to ask for; a retriever asks for its own number.
+        filters: Mem0's filters, such as `{"user_id": "alice"}`.
+        embed_model: For a vector store; None is that of LlamaIndex's Settings.
+        metadata_mode: Which metadata is part of a node's text.
+
+    Raises:
+        InvalidRequestError: none of these, or an argument that it does not take.
+    """
+    if filters is not None and isinstance(
+        memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever)
+    ):
+        raise InvalidRequestError(
+            "filters are Mem0's; for an index pass a retriever that has them: "
+            "index.as_retriever(filters=...)"
+        )
+    if isinstance(memory, BasePydanticVectorStore):
+        return VectorStoreSource(memory, top_k, embed_model, metadata_mode)
+    if isinstance(memory, BaseIndex):
+        return RetrieverSource(
+            # a new one for each search, because a retriever knows only the nodes of its creation
+            lambda: memory.as_retriever(similarity_top_k=top_k),
+            metadata_mode,
+            memory.ainsert_nodes,
+        )
+    if isinstance(memory, BaseRetriever):
+        return RetrieverSource(lambda: memory, metadata_mode)
+    if callable(getattr(memory, "search", None)):
+        return Mem0Source(memory, top_k, filters)
+    raise InvalidRequestError(
+        f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
+        f"{type(memory).__name__}"
+    )
+
+
 def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> FoundMemories:
     found, words = retrieved_nodes(nodes)
     return FoundMemories(tuple(node_block(one.node, metadata_mode) for one in found), tuple(words))
@@ -217,9 +206,9 @@ def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> Fou
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
     """Return messages as one node, written as LlamaIndex's VectorMemoryBlock writes them."""
     texts = [
-        f"<message role='{message.role.value}'>{message_text(message)}</message>"
+        f"<message role='{message.role.value}'>{text}</message>"
         for message in messages
-        if message_text(message)
+        if (text := message_text(message))
     ]
     if not texts:
         return None

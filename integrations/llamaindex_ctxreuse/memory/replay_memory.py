@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
@@ -17,12 +16,8 @@ from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
 from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai, message_text
 
-
-@dataclass(frozen=True, slots=True)
-class _InsertedMemories:
-    """What the memory blocks added to the prompt for one turn; may be nothing."""
-
-    blocks: tuple[ContentBlock, ...]
+_Insertions: TypeAlias = Mapping[bytes, tuple[ContentBlock, ...]]
+"""By place, what the memory blocks added to the prompt for a turn; may be nothing."""
 
 
 class ReplayMemory(Memory):
@@ -42,7 +37,7 @@ class ReplayMemory(Memory):
     """
 
     insert_method: InsertMethod = Field(default=InsertMethod.USER)
-    _inserted: dict[bytes, _InsertedMemories] = PrivateAttr(default_factory=dict)
+    _inserted: _Insertions = PrivateAttr(default_factory=dict)
 
     @field_validator("insert_method", mode="before")
     @classmethod
@@ -79,7 +74,9 @@ class ReplayMemory(Memory):
         """
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
         turns = _Turns(stored, input)
-        known = {one: self._inserted[one] for one in turns.places if one in self._inserted}
+        known: _Insertions = {
+            one: self._inserted[one] for one in turns.places if one in self._inserted
+        }
         if turns.asked is not None and not turns.is_served(known):
             known = await self._with_new_content(turns, known, input, block_kwargs)
         self._inserted = known
@@ -88,10 +85,10 @@ class ReplayMemory(Memory):
     async def _with_new_content(
         self,
         turns: _Turns,
-        known: dict[bytes, _InsertedMemories],
+        known: _Insertions,
         question: str | ChatMessage | None,
         block_kwargs: dict[str, Any],
-    ) -> dict[bytes, _InsertedMemories]:
+    ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
         assert turns.asked is not None
         content = await self._content(turns, known, question, block_kwargs)
@@ -109,12 +106,12 @@ class ReplayMemory(Memory):
         if data:
             rendered = self.memory_blocks_template.format_messages(memory_blocks=data)
             blocks += rendered[0].blocks if rendered else []
-        return {**known, turns.asked: _InsertedMemories(tuple(blocks))}
+        return {**known, turns.asked: tuple(blocks)}
 
     async def _content(
         self,
         turns: _Turns,
-        known: dict[bytes, _InsertedMemories],
+        known: _Insertions,
         question: str | ChatMessage | None,
         block_kwargs: dict[str, Any],
     ) -> dict[str, Any]:
@@ -191,26 +188,24 @@ class _Turns:
             self._place_before(number) for number in numbers
         ]
 
-    def is_served(self, known: Mapping[bytes, _InsertedMemories]) -> bool:
+    def is_served(self, known: _Insertions) -> bool:
         """Return whether memories were inserted for the current turn, in either place."""
         last = len(self._messages) - 1
         return self._place(last) in known or self._place_before(last) in known
 
-    def before_the_question(self, known: Mapping[bytes, _InsertedMemories]) -> list[ChatMessage]:
+    def before_the_question(self, known: _Insertions) -> list[ChatMessage]:
         """Return the messages, as sent, before the memories of the current turn."""
         return self.as_sent(known, len(self._messages) - 1)
 
-    def as_sent(
-        self, known: Mapping[bytes, _InsertedMemories], end: int | None = None
-    ) -> list[ChatMessage]:
+    def as_sent(self, known: _Insertions, end: int | None = None) -> list[ChatMessage]:
         """Return copies of the stored messages, up to the `end`-th, with their memories."""
         sent: list[ChatMessage] = []
         for number, message in enumerate(self._messages[:end]):
-            before, within = known.get(self._place_before(number)), known.get(self._place(number))
-            if before is not None and before.blocks:
-                sent.append(ChatMessage(role=MessageRole.USER, blocks=_copies(before.blocks)))
+            before = known.get(self._place_before(number))
+            if before:
+                sent.append(ChatMessage(role=MessageRole.USER, blocks=_copies(before)))
             if number < len(self.stored):
-                blocks = [*(within.blocks if within else ()), *message.blocks]
+                blocks = [*known.get(self._place(number), ()), *message.blocks]
                 sent.append(message.model_copy(update={"blocks": _copies(blocks)}))
         return sent
 
