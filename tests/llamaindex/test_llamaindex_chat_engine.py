@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_socket
 from adapter_conformance import FaultyPlanner
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
@@ -27,13 +26,6 @@ from ctxreuse.serving.emulation.emulated_engine import word_tokens
 from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.chat import chat_turn
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
-
-
-@pytest.fixture(autouse=True)
-def _without_network() -> Iterator[None]:
-    pytest_socket.disable_socket(allow_unix_socket=True)
-    yield
-    pytest_socket.enable_socket()
 
 
 def engine(llm: Any = None, **options: Any) -> ReuseChatEngine:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from threading import Thread, current_thread
 from typing import Any
 
 import pytest
-import pytest_socket
 from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
@@ -27,13 +26,6 @@ from ctxreuse import ReusePlanner, Templates, request_context
 from ctxreuse.adapters.rendered_contexts import RENDERED
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
-
-
-@pytest.fixture(autouse=True)
-def _without_network() -> Iterator[None]:
-    pytest_socket.disable_socket(allow_unix_socket=True)
-    yield
-    pytest_socket.enable_socket()
 
 
 def letters(nodes: Sequence[NodeWithScore]) -> str:
