@@ -97,7 +97,7 @@ class ReuseLLM(DelegatingLLM):
     send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
     send_session_id: bool = Field(default=False, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
-    _gate: ModelGateway = PrivateAttr()
+    _gateway: ModelGateway = PrivateAttr()
     _model: LLM = PrivateAttr()
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
@@ -114,7 +114,7 @@ class ReuseLLM(DelegatingLLM):
         """Build what holds the state of a run."""
         super().model_post_init(context)
         planner = planner_or_new(self.planner)
-        self._gate = ModelGateway(planner, self.strategy, self.window_s, type(self).__name__)
+        self._gateway = ModelGateway(planner, self.strategy, self.window_s, type(self).__name__)
         self._model, self._always_sent = self.inner, {}
         if self.send_cache_salt or self.send_session_id:
             self._model, self._always_sent = _without_engine_options(self.inner)
@@ -127,7 +127,7 @@ class ReuseLLM(DelegatingLLM):
     @property
     def faults(self) -> int:
         """How often planning has failed and prompts went through as given."""
-        return self._gate.faults
+        return self._gateway.faults
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
@@ -304,7 +304,7 @@ class ReuseLLM(DelegatingLLM):
     def _completion(
         self, method: Callable[..., Any], text: str, options: Mapping[str, Any]
     ) -> _ModelCall:
-        prompt = self._gate.attempt(
+        prompt = self._gateway.attempt(
             lambda: Prompt((PromptPart("user", text),), current_scope()), lambda: Prompt(())
         )
         return _ModelCall(
@@ -330,13 +330,13 @@ class ReuseLLM(DelegatingLLM):
         return _ModelCall(self._prompt(messages), send)
 
     def _prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
-        return self._gate.attempt(
+        return self._gateway.attempt(
             lambda: prompt_of_messages(messages, current_scope()), lambda: Prompt(())
         )
 
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
-        return self._gate.attempt(
+        return self._gateway.attempt(
             lambda: self._with_engine_options(given), lambda: {**given, **self._always_sent}
         )
 
@@ -351,26 +351,26 @@ class ReuseLLM(DelegatingLLM):
         return {**given, **{name: value for name, value in sent if value}}
 
     def _answer(self, call: _ModelCall) -> Any:
-        planned = self._gate.go_through(call.prompt)
-        with self._gate.evict_on_failure(planned):
+        planned = self._gateway.go_through(call.prompt)
+        with self._gateway.evict_on_failure(planned):
             return call.send(planned)
 
     async def _aanswer(self, call: _ModelCall) -> Any:
-        planned = await self._gate.ago_through(call.prompt)
-        with self._gate.evict_on_failure(planned):
+        planned = await self._gateway.ago_through(call.prompt)
+        with self._gateway.evict_on_failure(planned):
             return await call.send(planned)
 
     def _stream(self, call: _ModelCall) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
-        planned = self._gate.go_through(call.prompt)
-        yield from self._gate.stream(planned, lambda: call.send(planned))
+        planned = self._gateway.go_through(call.prompt)
+        yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
-        planned = await self._gate.ago_through(call.prompt)
-        with self._gate.evict_on_failure(planned):
+        planned = await self._gateway.ago_through(call.prompt)
+        with self._gateway.evict_on_failure(planned):
             pieces = await call.send(planned)
-        async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
+        async with aclosing(self._gateway.astream(planned, lambda: pieces)) as steps:
             async for step in steps:
                 yield step
 
@@ -383,14 +383,14 @@ class ReuseLLM(DelegatingLLM):
     ) -> list[Any]:
         prompts = [call.prompt for call in calls]
         if len(prompts) > _PLANNED_ON_THE_LOOP:
-            planned = await asyncio.to_thread(self._gate.plan_batch, prompts)
+            planned = await asyncio.to_thread(self._gateway.plan_batch, prompts)
         else:
-            planned = self._gate.plan_batch(prompts)
+            planned = self._gateway.plan_batch(prompts)
         waiting = {one.position: one for one in planned}
 
         async def job(one: PlannedPrompt) -> Any:
             del waiting[one.position]
-            with self._gate.evict_on_failure(one):
+            with self._gateway.evict_on_failure(one):
                 return await calls[one.position].send(one)
 
         try:
@@ -402,7 +402,7 @@ class ReuseLLM(DelegatingLLM):
             )
         finally:
             for one in waiting.values():
-                self._gate.forget(one)
+                self._gateway.forget(one)
         answer_of = {one.position: answer for one, answer in zip(planned, answers, strict=True)}
         return [answer_of[position] for position in range(len(calls))]
 
