@@ -15,7 +15,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
-from langchain_ctxreuse.documents.document_plans import marked_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 
@@ -79,7 +79,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         if asked is None:
             return
         query, scope = asked
-        found = [marked_document(document) for document in documents]
+        found = [planned_document(document) for document in documents]
         self._recorder.record(
             [one.block for one in found if not one.is_annotation],
             query,

@@ -368,7 +368,7 @@ def test_an_annotation_mode_is_given_back(mode):
         ("loud", "'loud' (str)"),
         ("Append", "'Append' (str)"),
         ("", "'' (str)"),
-        (None, "None (NoneType)"),
+        (3, "3 (int)"),
         (True, "True (bool)"),
         (["append"], "['append'] (list)"),
     ],
@@ -396,7 +396,7 @@ def test_without_a_planner_it_makes_its_own():
         (ReusePlanner, "<class 'ctxreuse.planner.ReusePlanner'> (type)"),
     ],
 )
-def test_something_else_than_a_planner_is_refused_at_construction(planner, named):
+def test_a_planner_of_another_type_is_refused_at_construction(planner, named):
     with pytest.raises(InvalidRequestError) as caught:
         DocumentPlanner(planner, block_of, "append", "ReuseRetriever")
     assert str(caught.value) == (

@@ -45,10 +45,8 @@ from pydantic import BaseModel, ValidationError
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.adapters.prompt_planner import PromptPart
-from ctxreuse.context.scope import RequestScope
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
-from langchain_ctxreuse.chat_model.held_scope import held_scope, holding
 from langchain_ctxreuse.messages import prompt_texts
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -237,7 +235,7 @@ class TestMessageTexts:
             FunctionMessage("f", name="f"),
             ChatMessage("o", role="critic"),
         ]
-        assert list(prompt_texts(messages, {}).segments) == [
+        assert list(prompt_texts(messages, {}).parts) == [
             PromptPart("system", "s"),
             PromptPart("user", "u"),
             PromptPart("assistant", "a"),
@@ -249,7 +247,7 @@ class TestMessageTexts:
 
     def test_what_is_no_text_stands_for_itself(self) -> None:
         def segments(*parts: Any) -> list[PromptPart]:
-            return list(prompt_texts([HumanMessage(list(parts))], {}).segments)
+            return list(prompt_texts([HumanMessage(list(parts))], {}).parts)
 
         [first, image, last] = segments("a", PIXEL, {"type": "text", "text": "b"})
         assert (first, last) == (PromptPart("user", "a"), PromptPart("user", "b"))
@@ -262,21 +260,21 @@ class TestMessageTexts:
     def test_tool_calls_count(self) -> None:
         one = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 1}, "id": "1"}])
         other = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 2}, "id": "1"}])
-        assert prompt_texts([one], {}).segments != prompt_texts([other], {}).segments
-        assert prompt_texts([one], {}).segments[0] == PromptPart("assistant", "")
+        assert prompt_texts([one], {}).parts != prompt_texts([other], {}).parts
+        assert prompt_texts([one], {}).parts[0] == PromptPart("assistant", "")
 
     def test_an_empty_message_is_a_segment(self) -> None:
-        assert prompt_texts([AIMessage([])], {}).segments == (PromptPart("assistant", ""),)
+        assert prompt_texts([AIMessage([])], {}).parts == (PromptPart("assistant", ""),)
 
     def test_texts_are_put_back_where_they_were(self) -> None:
         messages = [SystemMessage("a"), HumanMessage(["b", PIXEL, {"type": "text", "text": "c"}])]
         texts = prompt_texts(messages, {"tools": [1]})
-        upper = texts.with_texts([segment.text.upper() for segment in texts.segments])
+        upper = texts.with_texts([segment.text.upper() for segment in texts.parts])
         assert upper == [
             SystemMessage("A"),
             HumanMessage(["B", PIXEL, {"type": "text", "text": "C"}]),
         ]
-        assert texts.with_texts([segment.text for segment in texts.segments]) == messages
+        assert texts.with_texts([segment.text for segment in texts.parts]) == messages
 
 
 class TestArguments:
@@ -421,16 +419,30 @@ class TestScope:
         next(steps)
         asteps = wrapper.astream("Hello", configured(tenant="one"))
         await anext(asteps)  # type: ignore[arg-type]
-        values = {variable.name: value for variable, value in copy_context().items()}
-        assert values.get("langchain_ctxreuse_scope") is None
+        assert "tenant='one'" not in repr(list(copy_context().items()))
         steps.close()  # type: ignore[attr-defined]
         await asteps.aclose()  # type: ignore[attr-defined]
 
-    def test_a_call_may_be_ended_from_another_context(self) -> None:
-        held = holding(RequestScope(tenant="one"))
-        copy_context().run(held.__enter__)  # as when a coroutine is closed by its collection
-        held.__exit__(None, None, None)
-        assert held_scope() is None
+    async def test_a_stream_may_be_ended_from_another_context(self) -> None:
+        wrapper = model(StreamingModel())
+        steps = wrapper.stream(question("abc"), configured(tenant="one"))
+        copy_context().run(next, steps)
+        steps.close()  # type: ignore[attr-defined]
+        asteps = wrapper.astream(question("abc"), configured(tenant="one"))
+        await asyncio.create_task(anext(asteps))  # type: ignore[arg-type]
+        await asteps.aclose()  # type: ignore[attr-defined]
+        assert letters_in(str(wrapper.invoke(question("cab")).content)) == ""
+        assert wrapper.planner.statistics().requests == 3
+
+    def test_a_wrapper_in_a_wrapper_serves_the_same_tenant(self) -> None:
+        inner = RecordingModel()
+        outer = model(model(inner), strategy="none")
+        for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
+            outer.invoke(question(letters), configured(tenant=tenant))
+        outer.batch([question("bac")], configured(tenant="one"))
+        list(outer.stream(question("bac"), configured(tenant="two")))
+        sent = [letters_in(call.text) for call in inner.calls]
+        assert sent == ["abc", "cab", "abc", "abc", "cab"]
 
 
 class TestCallbacks:
@@ -1013,8 +1025,8 @@ class TestWrongArguments:
         with pytest.raises(ValidationError, match=r"inner must be a LangChain chat model, not .*;"):
             ReuseChatModel(inner=inner)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("planner", [None, "planner", 3, ReusePlanner])
-    def test_a_planner_that_is_none_is_refused(self, planner: object) -> None:
+    @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
+    def test_a_planner_of_another_type_is_refused(self, planner: object) -> None:
         with pytest.raises(ValueError, match=r"planner must be a ctxreuse\.ReusePlanner"):
             model(planner=planner)
 

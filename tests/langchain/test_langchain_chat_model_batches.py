@@ -518,10 +518,10 @@ class TestWindow:
 
         inner = RecordingModel()
         wrapper = model(inner, planner=Watched())
-        window = wrapper._gate._window
+        window = wrapper._gate._batcher
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(wrapper.invoke, prompts())
-            while window._open is None or len(window._open.tickets) < 6:
+            while window._open is None or len(window._open.arrived) < 6:
                 time.sleep(0.001)
             window._close(window._open)  # as if its time was over
             assert contents(list(answers)) == ["q0", "q1", "q2", "q3", "q4", "q5"]
@@ -548,9 +548,9 @@ class TestWindow:
     async def test_who_is_cancelled_behind_others_is_taken_back(self) -> None:
         inner = RecordingModel()
         wrapper = model(inner)
-        window = wrapper._gate._window
+        window = wrapper._gate._batcher
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
-        while window._open is None or len(window._open.tickets) < 6:
+        while window._open is None or len(window._open.arrived) < 6:
             await asyncio.sleep(0.001)
         window._close(window._open)  # as if its time was over: planned, nobody has gone on
         assert wrapper.planner.statistics().requests == 6

@@ -19,7 +19,7 @@ from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
     RetrievedDocuments,
     document_block,
-    marked_document,
+    planned_document,
     without_plan,
 )
 
@@ -115,7 +115,7 @@ def test_a_documents_identity_is_its_id_and_text():
 
 def test_planned_documents_go_back_to_the_retrievers_order():
     found = planned("cba")
-    assert marked_document(found[-1]).is_annotation
+    assert planned_document(found[-1]).is_annotation
     assert without_plan(found) == documents("cba")
     assert without_plan(found[1:]) == documents("cb"), "also where some were taken away"
 
@@ -154,7 +154,7 @@ def test_planning_twice_gives_one_plan_and_one_annotation():
     again = arranger(planner=ReusePlanner()).arrange(RetrievedDocuments(found, "?", NO_SCOPE))
     assert letters_of(again) == "cba", "another planner, so the order as retrieved"
     assert [place.rank for place in places(again)] == [0, 1, 2]
-    assert not any(marked_document(one).is_annotation for one in again)
+    assert not any(planned_document(one).is_annotation for one in again)
 
 
 def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
@@ -177,7 +177,7 @@ def test_metadata_of_our_name_that_is_none_of_ours_is_not_taken_for_a_plan():
     for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
         found = Document("text", metadata={"ctxreuse": mark})
         assert position_of(found.metadata) is None
-        assert not marked_document(found).is_annotation
+        assert not planned_document(found).is_annotation
         assert without_plan([found]) == [Document("text")]
 
 

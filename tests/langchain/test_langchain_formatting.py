@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from helpers import contexts_in
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
@@ -12,7 +13,6 @@ from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import document, documents, letters_of, no_sockets, text_of
 
 from ctxreuse import ContextRequest, ReusePlanner, Templates
-from ctxreuse.adapters.rendered_contexts import RENDERED
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from langchain_ctxreuse import ReuseCompressor, format_context
@@ -106,7 +106,7 @@ def test_documents_that_were_sorted_again_are_shown_in_the_order_given_and_can_b
     a, b, c, note = planned("cba")
     shown = format_context([c, a, b, note])
     assert shown == f"[Doc_1] {C}\n\n[Doc_2] {A}\n\n[Doc_3] {B}"
-    [found] = RENDERED.find(f"Use this:\n{shown}\n\nWhich?")
+    [found] = contexts_in(f"Use this:\n{shown}\n\nWhich?")
     assert [block.id for block in found.blocks] == ["id-c", "id-a", "id-b"]
 
 
@@ -128,14 +128,14 @@ def test_documents_of_two_plans_are_shown_in_the_order_given():
 def test_unplanned_documents_are_shown_in_the_order_given_and_can_be_planned():
     shown = format_context(documents("ba"))
     assert shown == f"[Doc_1] {B}\n\n[Doc_2] {A}"
-    assert len(RENDERED.find(shown)) == 1
+    assert len(contexts_in(shown)) == 1
 
 
 def test_a_planned_text_is_left_alone_also_where_its_beginning_was_rendered_without_a_plan():
     assert format_context(documents("ab")) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
     text = format_context(planned("ba"))
     assert text == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\n{order(2, 1)}"
-    [found] = RENDERED.find(f"Use this:\n{text}\n\nWhich?")
+    [found] = contexts_in(f"Use this:\n{text}\n\nWhich?")
     assert found.blocks == ()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from adapter_conformance import FaultyPlanner
+from helpers import contexts_in
 from langchain.agents import create_agent
 from langchain.agents.middleware import (
     AgentMiddleware,
@@ -43,7 +44,6 @@ from langchain_document_helpers import (
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxreuse import ReusePlanner
-from ctxreuse.adapters.rendered_contexts import RENDERED
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
 
 __all__ = ["no_sockets"]
@@ -614,7 +614,7 @@ def test_a_chat_model_that_plans_contexts_leaves_planned_messages_alone():
     assert result == f"[Doc_1] {P}\n\n[Doc_2] {R}"
     assert whole == f"[Doc_3] {Q}\n\n[Doc_1] {P}"
     for text in (question, result, whole):
-        assert [found.blocks for found in RENDERED.find(text)] == [()]
+        assert [found.blocks for found in contexts_in(text)] == [()]
 
 
 def test_an_agents_wrapped_model_sends_what_the_middleware_planned():
@@ -770,7 +770,7 @@ async def test_many_threads_of_one_agent_do_not_mix():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"planner": None}, r"planner must be a ctxreuse\.ReusePlanner, not None"),
+        ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner, not 3"),
         ({"retriever": "docs"}, "retriever must be a LangChain retriever, not 'docs'"),
         ({"tools": "search"}, "tools must be a list of tools or of their names, not 'search'"),
         ({"tools": [3]}, "tools must be a list of tools or of their names"),

@@ -537,7 +537,7 @@ class TestMaking:
         [
             ({"llm": None}, "llm must be a LlamaIndex LLM"),
             ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
-            ({"planner": "mine"}, r"planner must be a ctxreuse\.ReusePlanner"),
+            ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"system_prompt": 3}, "system must be a string"),
             ({"node_postprocessors": ["x"]}, "node_postprocessors holds str"),
             ({"metadata_mode": MetadataMode.ALL}, "shows the model the plan"),

@@ -375,7 +375,7 @@ class TestTheInnerModel:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"planner": "mine"}, r"planner must be a ctxreuse\.ReusePlanner"),
+            ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"window_s": -1}, "micro-batch window"),
             ({"window_s": "soon"}, "micro-batch window"),
             ({"strategy": "best"}, "no strategy 'best'"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
+from helpers import contexts_in
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.postprocessor import LongContextReorder, SimilarityPostprocessor
@@ -23,7 +24,6 @@ from llama_index.core.schema import (
 from llamaindex_helpers import LetterRetriever, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner, Templates, request_context
-from ctxreuse.adapters.rendered_contexts import RENDERED
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
 
@@ -422,7 +422,7 @@ class TestFormatContext:
     def test_nodes_that_nobody_planned_are_labelled_from_1_and_remembered(self) -> None:
         text = format_context(letter_nodes("ab"), MetadataMode.NONE)
         assert text == f"[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}"
-        [found] = RENDERED.find(f"Context:\n{text}\nQuestion?")
+        [found] = contexts_in(f"Context:\n{text}\nQuestion?")
         assert [block.id for block in found.blocks] == ["id-a", "id-b"]
 
     def test_metadata_is_shown_as_the_mode_says(self) -> None:
@@ -441,7 +441,7 @@ class TestFormatContext:
             "Please read the context in the following priority order: "
             "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
         )
-        assert [found.blocks for found in RENDERED.find(text)] == [()], "it is not planned again"
+        assert [found.blocks for found in contexts_in(text)] == [()], "it is not planned again"
 
     def test_without_annotation_the_order_is_not_told(self) -> None:
         postprocessor = ReusePostprocessor(annotation="off")

@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import Field, PrivateAttr
 
 from ctxreuse import ContextBlock
-from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.adapters.rendered_contexts import context_registry
 
 
 def block(letter: str) -> ContextBlock:
@@ -23,7 +23,7 @@ def block(letter: str) -> ContextBlock:
 
 def context(letters: str) -> str:
     """Return a context of one block a letter, as `format_context` renders it."""
-    return RENDERED.render([block(letter) for letter in letters])
+    return context_registry().render([block(letter) for letter in letters])
 
 
 def question(letters: str, asked: str = "Which?") -> str:

@@ -42,7 +42,7 @@ class SingleEngineModel:
     @asynccontextmanager
     async def _sending(self, ask: AgentRequest) -> AsyncIterator[Plan]:
         """Wait for a place and hold it; the planner hears of a call that was not answered."""
-        async with self._room.turn(ask.request) as plan:
+        async with self._room.slot(ask.request) as plan:
             try:
                 async with asyncio.timeout(ask.limit_s):
                     yield plan

@@ -12,7 +12,8 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
@@ -30,7 +31,7 @@ from langchain_ctxreuse.agents.planned_messages import (
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
 from langchain_ctxreuse.documents.document_plans import document_block, labelled_copy, without_plan
 from langchain_ctxreuse.formatting import format_context
-from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.messages import text_parts
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config
 
 try:
@@ -39,8 +40,6 @@ try:
     from langgraph.runtime import Runtime
 except ImportError as error:
     raise MissingExtraError("ReuseMiddleware", "langchain") from error
-
-_OWN_PLANNER: Any = object()
 
 
 class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
@@ -63,16 +62,18 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     `config["configurable"]` name the conversation and whose it is.
 
     Args:
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes one.
         retriever: Retrieves context for each new user message: any retriever, or any runnable from
             a string to documents. The message becomes blocks, annotation, question; its mark
             `additional_kwargs["ctxreuse"]["question"]` holds the user's words. Its errors are not
             caught.
         tools: Tools, or their names, whose plain text is blocks with `document_separator` between.
         document_separator: What stands between two documents in a tool result.
+        registry: Where planned texts are remembered, for a `ReuseChatModel` that has the same
+            registry; None takes the one of this process.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type.
 
     Example:
         >>> from langchain.agents import create_agent
@@ -89,13 +90,15 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     def __init__(
         self,
         *,
-        planner: ReusePlanner = _OWN_PLANNER,
+        planner: ReusePlanner | None = None,
         retriever: RetrieverLike | None = None,
         tools: Iterable[str | BaseTool] | None = None,
         document_separator: str = "\n\n",
+        registry: ContextRegistry | None = None,
     ) -> None:
         super().__init__()
-        self._planner = checked_planner(ReusePlanner() if planner is _OWN_PLANNER else planner)
+        self._planner = planner_or_new(planner)
+        self._registry = context_registry(registry)
         self._retriever = _checked_retriever(retriever)
         self._split_tools = _tool_names(tools)
         if not isinstance(document_separator, str) or not document_separator:
@@ -184,10 +187,13 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     ) -> HumanMessage:
         unplanned = without_plan(documents)
         if unplanned is None:  # an earlier plan left something out and says where it stands
-            return question.behind([format_context(documents, self._words)], self._words)
+            return question.behind(
+                [format_context(documents, self._words, self._registry)], self._words
+            )
         blocks = [document_block(document) for document in unplanned]
         history = self._history(messages[: question.position])
-        return question.planned(self._plan(blocks, question.words, history, _scope(messages)))
+        plan = self._plan(blocks, question.words, history, _scope(messages))
+        return question.planned(plan, self._registry)
 
     def _planned_results(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         """Return the new tool results that hold blocks, planned, by position."""
@@ -234,7 +240,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     ) -> ToolMessage:
         plan = self._plan(found.blocks, "", history, scope)
         [old] = text_parts(message)
-        planned = planned_result(message, old, plan, found.before, found.after)
+        planned = planned_result(message, old, plan, found.before, found.after, self._registry)
         if not found.documents:
             return planned
         label_of = plan.label_of
@@ -265,11 +271,11 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
         """Return messages as the model will see them."""
-        return history_as_openai(made_whole(messages, self._words) or messages)
+        return history_as_openai(made_whole(messages, self._words, self._registry) or messages)
 
     def _made_whole(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
         whole = self._fail_open.attempt(
-            lambda: made_whole(request.messages, self._words), lambda: None
+            lambda: made_whole(request.messages, self._words, self._registry), lambda: None
         )
         return request if whole is None else request.override(messages=whole)
 

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Reference, SentBlock, render_block, render_turn
 from ctxreuse.context.templates import Templates
 from ctxreuse.planning.plan import Plan
-from langchain_ctxreuse.message_content import TextPart, text_parts, with_text
+from langchain_ctxreuse.messages import TextPart, text_parts, with_text
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -58,9 +58,9 @@ class UserQuestion:
         pieces = [*texts, self.words] if self.words else texts
         return self.rewritten(templates.separator.join(pieces), {"labels": {}, "left_out": []})
 
-    def planned(self, plan: Plan) -> HumanMessage:
+    def planned(self, plan: Plan, registry: ContextRegistry) -> HumanMessage:
         """Return the message as a plan for it says; `words` was the plan's query."""
-        _remember(plan)
+        _remember(plan, registry)
         return self.rewritten(plan.content, planned_mark(plan))
 
     def rewritten(self, text: str, mark: Mapping[str, Any]) -> HumanMessage:
@@ -105,7 +105,12 @@ def is_planned(message: BaseMessage) -> bool:
 
 
 def planned_result(
-    message: ToolMessage, old: TextPart, plan: Plan, before: str, after: str
+    message: ToolMessage,
+    old: TextPart,
+    plan: Plan,
+    before: str,
+    after: str,
+    registry: ContextRegistry,
 ) -> ToolMessage:
     """Return a tool's message with its text as a plan says.
 
@@ -115,8 +120,9 @@ def planned_result(
         plan: The plan.
         before: What the text says before its blocks.
         after: What it says behind them.
+        registry: Where the text is remembered.
     """
-    _remember(plan)
+    _remember(plan, registry)
     new = with_text(message, TextPart(before + plan.content + after, old.part))
     return _marked(new, {**planned_mark(plan, len(before)), "part": old.part})
 
@@ -136,7 +142,9 @@ def planned_mark(plan: Plan, offset: int = 0) -> dict[str, Any]:
     return {"labels": labels, "left_out": left_out}
 
 
-def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[AnyMessage] | None:
+def made_whole(
+    messages: Sequence[AnyMessage], templates: Templates, registry: ContextRegistry
+) -> list[AnyMessage] | None:
     """Return messages so that every location annotation in them points to something.
 
     What a message left out because an earlier one showed it comes back, under its label, where the
@@ -145,6 +153,7 @@ def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[Any
     Args:
         messages: What is about to be sent.
         templates: The words around blocks.
+        registry: Where the texts are remembered.
 
     Returns:
         The messages, or None if nothing is missing.
@@ -154,14 +163,16 @@ def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[Any
     whole: list[AnyMessage] = []
     shown: list[str] = []
     for message in messages:
-        one = _made_whole(message, shown, templates)
+        one = _made_whole(message, shown, templates, registry)
         whole.append(one)
         shown += [text for text, _ in text_parts(one)]
     changed = any(new is not old for new, old in zip(whole, messages, strict=True))
     return whole if changed else None
 
 
-def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates) -> AnyMessage:
+def _made_whole(
+    message: AnyMessage, shown: Sequence[str], templates: Templates, registry: ContextRegistry
+) -> AnyMessage:
     left_out = _left_out(message)
     if not left_out:
         return message
@@ -177,7 +188,7 @@ def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates)
             new = new[:start] + block + new[start + len(words) :]
     if new == old:
         return message
-    RENDERED.remember_planned(new)
+    registry.remember_planned(new)
     return with_text(message, TextPart(new, part))
 
 
@@ -193,7 +204,7 @@ def _marked(message: _Message, mark: Mapping[str, Any]) -> _Message:
     return message.model_copy(update={"additional_kwargs": kwargs})
 
 
-def _remember(plan: Plan) -> None:
+def _remember(plan: Plan, registry: ContextRegistry) -> None:
     """Remember what a plan shows, so that nobody plans it again.
 
     Without the question where that comes last: with it, the same question asked elsewhere about
@@ -204,4 +215,4 @@ def _remember(plan: Plan) -> None:
         text = render_turn(plan.parts, plan.order_annotation, "", templates)
     else:
         text = plan.content
-    RENDERED.remember_planned(text)
+    registry.remember_planned(text)

@@ -18,7 +18,7 @@ from langchain_core.documents import Document
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, retrievers_order
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from langchain_ctxreuse.documents.document_plans import marked_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 _OF_ONE_SEARCH = ("score", "score_details")
 """What one search says of a memory and the next says otherwise; the order says it, too."""
@@ -99,7 +99,7 @@ def _document(value: Any) -> Document | None:
 
 
 def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks | None:
-    order = retrievers_order([marked_document(document) for document in documents])
+    order = retrievers_order([planned_document(document) for document in documents])
     if not order:
         return None
     found = pieces.as_blocks([document.id for document in documents], order)

@@ -10,7 +10,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
 from langchain_ctxreuse.scope import scope_from_config
@@ -48,7 +48,7 @@ class ReuseCompressor(BaseDocumentCompressor):
     annotation: AnnotationMode = "append"
     _arranger: LangChainDocumentPlanner = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
 
     def model_post_init(self, context: Any, /) -> None:

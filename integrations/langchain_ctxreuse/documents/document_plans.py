@@ -49,7 +49,7 @@ class RetrievedDocuments:
 
 
 class LangChainDocumentPlanner:
-    """Puts documents into their planned order; a fault of ours lets them through as retrieved.
+    """Puts documents into their planned order; if planning fails they go through as retrieved.
 
     Args:
         planner: Plans the contexts.
@@ -57,18 +57,18 @@ class LangChainDocumentPlanner:
         component: The adapter's name, for the log.
 
     Raises:
-        InvalidRequestError: If the planner or the annotation mode is none.
+        InvalidRequestError: wrong type, or no such annotation mode.
     """
 
     def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
-        self._arranger = DocumentPlanner(planner, document_block, annotation, component)
+        self._planner = DocumentPlanner(planner, document_block, annotation, component)
         self._annotation = annotation
         self._fail_open = FailOpen(component)
 
     @property
     def faults(self) -> int:
         """How often documents went through as retrieved."""
-        return self._arranger.faults + self._fail_open.faults
+        return self._planner.faults + self._fail_open.faults
 
     def arrange(self, retrieval: RetrievedDocuments) -> list[Document]:
         """Return what one query retrieved in its planned order."""
@@ -86,7 +86,7 @@ class LangChainDocumentPlanner:
         )
 
     def _arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
-        arranged: list[list[Document]] = [list(one.documents) for one in retrievals]
+        planned: list[list[Document]] = [list(one.documents) for one in retrievals]
         positions: list[int] = []
         batch: list[RetrievedItems[Document]] = []
         for position, retrieval in enumerate(retrievals):
@@ -94,24 +94,26 @@ class LangChainDocumentPlanner:
             if unplanned is not None:
                 positions.append(position)
                 batch.append(RetrievedItems(unplanned, retrieval.query, retrieval.scope))
-        for position, one in zip(positions, self._arranger.plan_batch(batch), strict=True):
+        for position, one in zip(positions, self._planner.plan_batch(batch), strict=True):
             if one.plan is not None:
-                arranged[position] = self._marked(one, one.plan)
-        return arranged
+                planned[position] = self._with_metadata(one, one.plan)
+        return planned
 
-    def _marked(self, arranged: PlannedItems[Document], plan: Plan) -> list[Document]:
+    def _with_metadata(self, planned: PlannedItems[Document], plan: Plan) -> list[Document]:
         """Return copies that carry their plan, the annotation behind them."""
-        marks = document_metadata(plan, with_order=self._annotation != "off")
+        metadata = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _marked_copy(one.item, marks.place(one.rank, one.label or "")) for one in arranged.items
+            _copy_with(one.item, metadata.position(one.rank, one.label or ""))
+            for one in planned.items
         ]
-        annotation = arranged.annotation
+        annotation = planned.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            shown = [one.item for one in arranged.items or arranged.left_out]
-            mark = marks.annotation(annotation)
-            documents.append(_annotation_document(annotation, mark, shown))
+            shown = [one.item for one in planned.items or planned.left_out]
+            documents.append(
+                _annotation_document(annotation, metadata.annotation(annotation), shown)
+            )
         return documents
 
 
@@ -122,44 +124,44 @@ def document_block(document: Document) -> ContextBlock:
     return ContextBlock(id=document.id, text=document.page_content)
 
 
-def marked_document(document: Document) -> PlannedDocument:
+def planned_document(document: Document) -> PlannedDocument:
     """Return a document as one that may carry a plan."""
     return PlannedDocument(document_block(document), document.metadata)
 
 
 def without_plan(documents: Sequence[Document]) -> list[Document] | None:
-    """Return documents as they were before an earlier plan of ours, so that plans never nest.
+    """Return documents as they were before an earlier plan, so that plans never nest.
 
     None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
     """
-    order = retrievers_order([marked_document(one) for one in documents])
-    return None if order is None else [_without_mark(documents[position]) for position in order]
+    order = retrievers_order([planned_document(one) for one in documents])
+    return None if order is None else [_without_metadata(documents[position]) for position in order]
 
 
 def labelled_copy(document: Document, rank: int, label: str) -> Document:
     """Return a copy that says its rank and label, without a plan of which they are a part."""
-    return _marked_copy(document, {"rank": rank, "label": label})
+    return _copy_with(document, {"rank": rank, "label": label})
 
 
 def _as_they_came(documents: Any) -> Any:
-    """Return what a retriever returned: a list of its own or, if it is no sequence, just that."""
+    """Return what a retriever returned: a copy of a list, anything else itself."""
     return list(documents) if isinstance(documents, (list, tuple)) else documents
 
 
-def _without_mark(document: Document) -> Document:
+def _without_metadata(document: Document) -> Document:
     if METADATA_KEY not in document.metadata:
         return document
     metadata = {name: one for name, one in document.metadata.items() if name != METADATA_KEY}
     return document.model_copy(update={"metadata": metadata})
 
 
-def _marked_copy(document: Document, mark: Mapping[str, Any]) -> Document:
-    metadata = copied(document.metadata) | {METADATA_KEY: mark}
+def _copy_with(document: Document, carried: Mapping[str, Any]) -> Document:
+    metadata = copied(document.metadata) | {METADATA_KEY: carried}
     return document.model_copy(update={"metadata": metadata})
 
 
 def _annotation_document(
-    text: str, mark: Mapping[str, Any], documents: Sequence[Document]
+    text: str, carried: Mapping[str, Any], documents: Sequence[Document]
 ) -> Document:
     """Return the annotation as a document.
 
@@ -170,4 +172,4 @@ def _annotation_document(
     for document in documents:
         shared &= set(document.metadata)
     metadata: dict[str, Any] = dict.fromkeys(sorted(shared), "")
-    return Document(page_content=text, metadata=metadata | {METADATA_KEY: mark})
+    return Document(page_content=text, metadata=metadata | {METADATA_KEY: carried})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -13,23 +12,15 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import (
-    ensure_config,
-    get_config_list,
-    patch_config,
-    run_in_executor,
-)
+from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
-from langchain_ctxreuse.scope import scope_from_config
-
-_CALL = "_ctxreuse_call"
-"""The keyword that carries a call's config to where the documents are retrieved."""
+from langchain_ctxreuse.scope import RequestCarrier, scope_from_config
 
 
 def checked_retriever(retriever: object) -> object:
@@ -46,15 +37,7 @@ def checked_retriever(retriever: object) -> object:
     raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """How a retriever was called: its config, and whether a batch plans the documents later."""
-
-    config: RunnableConfig
-    in_batch: bool = False
-
-
-class ReuseRetriever(BaseRetriever):
+class ReuseRetriever(RequestCarrier, BaseRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
     Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
@@ -92,9 +75,10 @@ class ReuseRetriever(BaseRetriever):
     planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
     annotation: AnnotationMode = "append"
     _arranger: LangChainDocumentPlanner = PrivateAttr()
+    _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
 
     def model_post_init(self, context: Any, /) -> None:
@@ -116,8 +100,7 @@ class ReuseRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the planned documents for a query; `kwargs` reach the retriever inside."""
-        call = _Call(ensure_config(config), in_batch=kwargs.pop(_CALL, False))
-        return super().invoke(input, config, **kwargs, **{_CALL: call})
+        return super(ReuseRetriever, self._carrying(config)).invoke(input, config, **kwargs)
 
     async def ainvoke(
         self,
@@ -126,8 +109,7 @@ class ReuseRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the planned documents for a query; `kwargs` reach the retriever inside."""
-        call = _Call(ensure_config(config), in_batch=kwargs.pop(_CALL, False))
-        return await super().ainvoke(input, config, **kwargs, **{_CALL: call})
+        return await super(ReuseRetriever, self._carrying(config)).ainvoke(input, config, **kwargs)
 
     def batch(
         self,
@@ -139,8 +121,8 @@ class ReuseRetriever(BaseRetriever):
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, planned together."""
         configs = get_config_list(config, len(inputs))
-        retrieved = super().batch(
-            inputs, configs, return_exceptions=return_exceptions, **kwargs, **{_CALL: True}
+        retrieved = super(ReuseRetriever, self._in_batch()).batch(
+            inputs, configs, return_exceptions=return_exceptions, **kwargs
         )
         return self._arranged(inputs, configs, retrieved)
 
@@ -154,8 +136,8 @@ class ReuseRetriever(BaseRetriever):
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, planned together."""
         configs = get_config_list(config, len(inputs))
-        retrieved = await super().abatch(
-            inputs, configs, return_exceptions=return_exceptions, **kwargs, **{_CALL: True}
+        retrieved = await super(ReuseRetriever, self._in_batch()).abatch(
+            inputs, configs, return_exceptions=return_exceptions, **kwargs
         )
         # a large batch takes long enough to hold up the event loop
         return await run_in_executor(None, self._arranged, inputs, configs, retrieved)
@@ -163,23 +145,25 @@ class ReuseRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = kwargs.pop(_CALL, None) or _Call(ensure_config())
-        inside = patch_config(call.config, callbacks=run_manager.get_child())
-        return self._planned(query, call, self.retriever.invoke(query, inside, **kwargs))
+        inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
+        return self._planned(query, self.retriever.invoke(query, inside, **kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = kwargs.pop(_CALL, None) or _Call(ensure_config())
-        inside = patch_config(call.config, callbacks=run_manager.get_child())
-        return self._planned(query, call, await self.retriever.ainvoke(query, inside, **kwargs))
+        inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
+        return self._planned(query, await self.retriever.ainvoke(query, inside, **kwargs))
 
-    def _planned(self, query: str, call: _Call, documents: list[Document]) -> list[Document]:
-        if call.in_batch:
+    def _in_batch(self) -> Self:
+        """Return a copy whose calls leave the planning to the batch."""
+        copy = self.model_copy()
+        copy._is_in_batch = True
+        return copy
+
+    def _planned(self, query: str, documents: list[Document]) -> list[Document]:
+        if self._is_in_batch:
             return documents
-        return self._arranger.arrange(
-            RetrievedDocuments(documents, query, scope_from_config(call.config))
-        )
+        return self._arranger.arrange(RetrievedDocuments(documents, query, self._carried.scope))
 
     def _arranged(
         self,

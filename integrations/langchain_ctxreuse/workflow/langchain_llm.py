@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.models.language_model import Piece
-from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.messages import text_parts
 
 
 class LangChainLLM:

@@ -12,24 +12,20 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field, field_validator
 
-from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.engine import WorkflowEngine
-from langchain_ctxreuse.scope import scope_from_config
+from langchain_ctxreuse.scope import RequestCarrier
 from langchain_ctxreuse.workflow.langchain_documents import (
     DocumentOf,
     as_documents,
     checked_document_of,
 )
 
-_SCOPE = "_ctxreuse_scope"
-"""The keyword that carries whose request it is to where the documents are retrieved."""
 
-
-class WorkflowRetriever(BaseRetriever):
+class WorkflowRetriever(RequestCarrier, BaseRetriever):
     """Retrieves with an engine that is shared by all requests, without a graph.
 
     Searches that go on at the same time are embedded and scanned together, however they are asked
@@ -67,8 +63,7 @@ class WorkflowRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the documents for a query, best first."""
-        config = ensure_config(config)
-        return super().invoke(input, config, **{**kwargs, _SCOPE: scope_from_config(config)})
+        return super(WorkflowRetriever, self._carrying(config)).invoke(input, config, **kwargs)
 
     async def ainvoke(
         self,
@@ -77,8 +72,8 @@ class WorkflowRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the documents for a query, best first."""
-        config = ensure_config(config)
-        return await super().ainvoke(input, config, **{**kwargs, _SCOPE: scope_from_config(config)})
+        call = self._carrying(config)
+        return await super(WorkflowRetriever, call).ainvoke(input, config, **kwargs)
 
     def batch(
         self,
@@ -103,10 +98,8 @@ class WorkflowRetriever(BaseRetriever):
     ) -> list[Document]:
         return await self._found(query, **kwargs)
 
-    async def _found(
-        self, query: str, k: int | None = None, _ctxreuse_scope: RequestScope | None = None
-    ) -> list[Document]:
-        scope = _ctxreuse_scope or current_scope()
+    async def _found(self, query: str, k: int | None = None) -> list[Document]:
+        scope = self._carried.scope
         found = await self.engine.retrieve(
             query,
             self.k if k is None else k,

@@ -254,7 +254,7 @@ def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     label_of = plan.label_of
     return [
         NodeWithScore(
-            node=planned_copy(one.node, metadata.place(rank, label_of[block.key])),
+            node=planned_copy(one.node, metadata.position(rank, label_of[block.key])),
             score=one.score,
         )
         for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))

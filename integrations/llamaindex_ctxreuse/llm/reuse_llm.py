@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,16 +28,13 @@ from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPart, 
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
-from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, run_in_order
+from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, send_in_order
 from llamaindex_ctxreuse.llm.planned_prompts import (
     filled_in,
     messages_with,
     planned_template,
     prompt_of_messages,
 )
-
-_PLANNED_ON_THE_LOOP = 64
-"""Larger batches are planned in a thread, so that the event loop stays responsive."""
 
 _ENGINE_OPTIONS = ("extra_body", "extra_headers")
 
@@ -253,7 +249,7 @@ class ReuseLLM(DelegatingLLM):
         options = self._options(kwargs)
         calls = [self._chat(self._model.achat, messages, options) for messages in batch]
         progress = "Chatting" if show_progress else None
-        return await self._send_batch(calls, checked_workers(workers), progress, return_exceptions)
+        return await self._send_batch(calls, workers, progress, return_exceptions)
 
     async def acomplete_batch(
         self,
@@ -268,7 +264,7 @@ class ReuseLLM(DelegatingLLM):
         options = self._options(kwargs)
         calls = [self._completion(self._model.acomplete, prompt, options) for prompt in prompts]
         progress = "Completing" if show_progress else None
-        return await self._send_batch(calls, checked_workers(workers), progress, return_exceptions)
+        return await self._send_batch(calls, workers, progress, return_exceptions)
 
     def chat_batch(
         self, batch: Sequence[Sequence[ChatMessage]], **kwargs: Any
@@ -351,23 +347,23 @@ class ReuseLLM(DelegatingLLM):
         return {**given, **{name: value for name, value in sent if value}}
 
     def _answer(self, call: _ModelCall) -> Any:
-        planned = self._gateway.go_through(call.prompt)
+        planned = self._gateway.plan(call.prompt)
         with self._gateway.evict_on_failure(planned):
             return call.send(planned)
 
     async def _aanswer(self, call: _ModelCall) -> Any:
-        planned = await self._gateway.ago_through(call.prompt)
+        planned = await self._gateway.aplan(call.prompt)
         with self._gateway.evict_on_failure(planned):
             return await call.send(planned)
 
     def _stream(self, call: _ModelCall) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
-        planned = self._gateway.go_through(call.prompt)
+        planned = self._gateway.plan(call.prompt)
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
-        planned = await self._gateway.ago_through(call.prompt)
+        planned = await self._gateway.aplan(call.prompt)
         with self._gateway.evict_on_failure(planned):
             pieces = await call.send(planned)
         async with aclosing(self._gateway.astream(planned, lambda: pieces)) as steps:
@@ -381,30 +377,14 @@ class ReuseLLM(DelegatingLLM):
         progress: str | None,
         return_exceptions: bool,
     ) -> list[Any]:
-        prompts = [call.prompt for call in calls]
-        if len(prompts) > _PLANNED_ON_THE_LOOP:
-            planned = await asyncio.to_thread(self._gateway.plan_batch, prompts)
-        else:
-            planned = self._gateway.plan_batch(prompts)
-        waiting = {one.position: one for one in planned}
-
-        async def job(one: PlannedPrompt) -> Any:
-            del waiting[one.position]
-            with self._gateway.evict_on_failure(one):
-                return await calls[one.position].send(one)
-
-        try:
-            answers: list[Any] = await run_in_order(
-                [lambda one=one: job(one) for one in planned],  # type: ignore[misc]
-                workers,
-                progress,
-                return_exceptions,
-            )
-        finally:
-            for one in waiting.values():
-                self._gateway.forget(one)
-        answer_of = {one.position: answer for one, answer in zip(planned, answers, strict=True)}
-        return [answer_of[position] for position in range(len(calls))]
+        return await send_in_order(
+            self._gateway,
+            [call.prompt for call in calls],
+            lambda planned: calls[planned.position].send(planned),
+            workers=checked_workers(workers),
+            progress=progress,
+            return_exceptions=return_exceptions,
+        )
 
 
 def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:

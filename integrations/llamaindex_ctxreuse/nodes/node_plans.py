@@ -127,7 +127,7 @@ class NodePlanner:
         metadata = document_metadata(plan, with_order=self._annotation != "off")
         nodes = [
             NodeWithScore(
-                node=planned_copy(one.item.node, metadata.place(one.rank, one.label or "")),
+                node=planned_copy(one.item.node, metadata.position(one.rank, one.label or "")),
                 score=one.item.score,
             )
             for one in planned.items
