@@ -94,7 +94,7 @@ class LangChainDocumentPlanner:
             if unplanned is not None:
                 positions.append(position)
                 batch.append(RetrievedItems(unplanned, retrieval.query, retrieval.scope))
-        for position, one in zip(positions, self._planner.arrange_batch(batch), strict=True):
+        for position, one in zip(positions, self._planner.plan_batch(batch), strict=True):
             if one.plan is not None:
                 planned[position] = self._with_metadata(one, one.plan)
         return planned
@@ -103,14 +103,14 @@ class LangChainDocumentPlanner:
         """Return copies that carry their plan, the annotation behind them."""
         metadata = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _copy_with(one.thing, metadata.position(one.rank, one.label or ""))
-            for one in planned.placed
+            _copy_with(one.item, metadata.position(one.rank, one.label or ""))
+            for one in planned.items
         ]
         annotation = planned.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            shown = [one.thing for one in planned.placed or planned.left_out]
+            shown = [one.item for one in planned.items or planned.left_out]
             documents.append(
                 _annotation_document(annotation, metadata.annotation(annotation), shown)
             )
