@@ -51,7 +51,7 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
             callbacks: Not used: planning calls no model.
         """
         retrieved = RetrievedDocuments(documents, query, scope_from_config(None))
-        return self._documents.plan_batch([retrieved])[0]
+        return self._documents.plan(retrieved)
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None

@@ -95,6 +95,10 @@ class LangChainDocumentPlanner:
         """How often documents went through as retrieved."""
         return self._planner.faults + self._fail_open.faults
 
+    def plan(self, retrieved: RetrievedDocuments) -> list[Document]:
+        """Return what one query retrieved in its planned order."""
+        return self.plan_batch([retrieved])[0]
+
     def plan_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
         """Return what some queries retrieved, planned together, each in its planned order.
 

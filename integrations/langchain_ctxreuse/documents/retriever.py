@@ -143,7 +143,7 @@ class ReuseRetriever(DocumentPlanningFields, RequestCarrier, BaseRetriever):
         if self._is_in_batch:
             return documents
         retrieved = RetrievedDocuments(documents, query, self._carried.scope)
-        return self._documents.plan_batch([retrieved])[0]
+        return self._documents.plan(retrieved)
 
     def _planned_batch(
         self,
