@@ -26,8 +26,7 @@ from langchain_ctxreuse.formatting import format_context
 if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
-    from langchain_ctxreuse.workflow.langchain_llm import LangChainLLM
-    from langchain_ctxreuse.workflow.retriever_stage import RetrieverStage
+    from langchain_ctxreuse.workflow.served_components import LangChainLLM, RetrieverStage
     from langchain_ctxreuse.workflow.speculative_chain import LinkedChain as LinkedChain
     from langchain_ctxreuse.workflow.speculative_chain import SpeculativeRAGChain
     from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
@@ -47,10 +46,10 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    "LangChainLLM": "workflow.langchain_llm",
+    "LangChainLLM": "workflow.served_components",
     "SpeculativeRAGChain": "workflow.speculative_chain",
     "LinkedChain": "workflow.speculative_chain",  # the former name
-    "RetrieverStage": "workflow.retriever_stage",
+    "RetrieverStage": "workflow.served_components",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",
     "WorkflowRetriever": "workflow.workflow_retriever",
