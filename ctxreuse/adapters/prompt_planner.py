@@ -132,8 +132,8 @@ class PromptPlanner:
         whole = []  # what the engine will see, for comparing prompts; tenants share nothing
         for draft in drafts:
             texts = zip(draft.prompt.parts, draft.texts, strict=True)
-            said = [f"{part.role}\n{text}\n" for part, text in texts]
-            whole.append("".join([f"{draft.prompt.scope.tenant or ''}\n", *said]))
+            shown = [f"{part.role}\n{text}\n" for part, text in texts]
+            whole.append("".join([f"{draft.prompt.scope.tenant or ''}\n", *shown]))
         return [
             PlannedPrompt(position, tuple(drafts[position].texts), tuple(drafts[position].plans))
             for position in prefix_order(whole)

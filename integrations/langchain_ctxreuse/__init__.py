@@ -1,6 +1,6 @@
 """ctxreuse for LangChain: a retriever, a compressor, a chat model and an agent middleware.
 
-Each is swapped in for, or wrapped around, what an application has already.
+Each replaces a component that an application has, or wraps it.
 
 A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever`, as `SpeculativeRAGChain`
 (retriever, prompt and model), or with a whole graph as `WorkflowRunnable`; `LangChainLLM` and
@@ -58,7 +58,7 @@ _ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs more than langchain-core, or much of it, when it is asked for."""
+    """Import on first use what needs more than langchain-core, or much of it."""
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)

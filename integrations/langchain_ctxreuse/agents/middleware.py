@@ -179,11 +179,10 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         # a tool result that ended the last run stands before the question, so it is labelled first
         planned = self._planned_results(messages)
         shown = [planned.get(position, message) for position, message in enumerate(messages)]
+        texts = [document.page_content for document in documents]
         message = self._fail_open.attempt(
             lambda: self._planned_question(shown, question, documents),
-            lambda: question.behind(
-                [document.page_content for document in documents], self._templates
-            ),
+            lambda: question.behind(texts, self._templates),
         )
         return {"messages": [*planned.values(), message]}
 
