@@ -74,13 +74,13 @@ class MicroBatcher(Generic[_Item, _Result]):
         """Wait in this thread until the item is released; return what was planned for it."""
         if not self._window_s or in_event_loop():
             return self._schedule([item])[0].result
-        waiter = ThreadWaiter()
-        batch, slot = self._join(item, waiter)
+        slot = self._join(item)
+        waiter = ThreadWaiter(slot)
         try:
             if not waiter.wait(self._window_s):
-                self._close(batch)
+                self._close(slot.queue)
             while not waiter.wait(_STALL_TIMEOUT_S):
-                batch.release_if_stalled(_STALL_TIMEOUT_S)
+                slot.queue.release_if_stalled(_STALL_TIMEOUT_S)
             return _taken(slot)
         finally:
             slot.leave()
@@ -89,38 +89,32 @@ class MicroBatcher(Generic[_Item, _Result]):
         """Wait in this task until the item is released; return what was planned for it."""
         if not self._window_s:
             return self._schedule([item])[0].result
-        waiter = TaskWaiter()
-        batch, slot = self._join(item, waiter)
+        slot = self._join(item)
+        waiter = TaskWaiter(slot)
         try:
             if not await waiter.wait(self._window_s):
-                await planned_aside(lambda: self._close(batch), len(batch.arrived))
+                await planned_aside(lambda: self._close(slot.queue), len(slot.queue.arrived))
             while not await waiter.wait(_STALL_TIMEOUT_S):
-                batch.release_if_stalled(_STALL_TIMEOUT_S)
+                slot.queue.release_if_stalled(_STALL_TIMEOUT_S)
             return _taken(slot)
         finally:
             slot.leave()
 
-    def _join(
-        self, item: _Item, waiter: ThreadWaiter | TaskWaiter
-    ) -> tuple[OrderedQueue[_Item, _Result], Slot[_Item, _Result]]:
+    def _join(self, item: _Item) -> Slot[_Item, _Result]:
         with self._lock:
             if self._open is None:
                 self._open = OrderedQueue(unused=self._dropped)
-            return self._open, self._open.arrive(item, waiter)
+            return Slot(self._open, item)
 
     def _close(self, batch: OrderedQueue[_Item, _Result]) -> None:
-        """Plan the calls that have come together, unless that is done, and release the first."""
+        """Plan the calls that have come together, unless that is done, and line them up."""
         with self._lock:
             if self._open is not batch:
                 return
             self._open = None
         slots = batch.take_arrived()
-        if not slots:
-            return
-        try:
+        if slots:
             batch.plan(slots, self._planned)
-        finally:
-            batch.release()
 
     def _planned(self, slots: list[Slot[_Item, _Result]]) -> list[Slot[_Item, _Result]]:
         scheduled = self._schedule([slot.item for slot in slots])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
 from threading import Event, RLock
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 PLANNED_ON_THE_LOOP = 64
 """More calls than these are planned in a thread, so that the event loop stays responsive."""
@@ -36,34 +37,120 @@ class SlotState(Enum):
     """It has ended, or was given up."""
 
 
-class Waiter(Protocol):
-    """Waits in a thread or a task until a slot is released."""
+class Slot(Generic[_Item, _Result]):
+    """One call in an `OrderedQueue`: it arrives, is lined up, is released, and leaves.
 
-    def wake(self) -> object:
-        """End the waiting; raise RuntimeError if nobody can wait any more."""
+    Args:
+        queue: Where it waits.
+        item: What is to be planned.
+        result: What was planned for it already.
+
+    Attributes:
+        item: What is to be planned.
+        state: How far it has come.
+        error: What its caller gets instead of a result.
+        waiter: Whom to wake; None as long as nobody waits.
+    """
+
+    def __init__(
+        self, queue: OrderedQueue[_Item, _Result], item: _Item, result: _Result | None = None
+    ) -> None:
+        self.item = item
+        self.state = SlotState.ARRIVED
+        self.error: BaseException | None = None
+        self.waiter: Waiter | None = None
+        self.queue = queue
+        self._results = [] if result is None else [result]
+        with queue.lock:
+            queue.present += 1
+            if result is None:
+                queue.arrived[self] = None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it has a result that nobody has taken."""
+        return bool(self._results)
+
+    def set_result(self, result: _Result) -> None:
+        """Keep what was planned for it."""
+        self._results = [result]
+
+    def take(self) -> _Result | None:
+        """Return what was planned, once; None if nothing was, or if it was taken or given up.
+
+        Raises:
+            BaseException: What the planning has raised.
+        """
+        if self.error is not None:
+            raise self.error
+        with self.queue.lock:
+            return self._results.pop() if self._results else None
+
+    def leave(self, release: bool = True) -> None:
+        """End, or give up waiting, and free the place. May be repeated.
+
+        Args:
+            release: Whether to release the next waiters now.
+        """
+        queue = self.queue
+        with queue.lock:
+            if self.state is not SlotState.LEFT:
+                queue.present -= 1
+                queue.running -= self.state is SlotState.RUNNING
+                self.state = SlotState.LEFT
+                queue.arrived.pop(self, None)
+                queue.moved_at = time.monotonic()
+            results, self._results = self._results, []
+        for result in results:  # without the lock, because planners have locks, too
+            queue.unused(result)
+        if release:
+            queue.release()
 
 
-class ThreadWaiter:
+class Waiter(ABC):
+    """Waits until a slot is released, or has left.
+
+    Args:
+        slot: The slot.
+    """
+
+    def __init__(self, slot: Slot[Any, Any]) -> None:
+        with slot.queue.lock:
+            slot.waiter = self
+            if slot.state in (SlotState.RUNNING, SlotState.LEFT):
+                self.wake()
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the waiting, from any thread; raise RuntimeError if nobody can wait any more."""
+
+
+class ThreadWaiter(Waiter):
     """Waits in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot: Slot[Any, Any]) -> None:
         self._woken = Event()
-        self.wake = self._woken.set
+        super().__init__(slot)
+
+    def wake(self) -> None:
+        """End the waiting."""
+        self._woken.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether the slot was released in time."""
         return self._woken.wait(timeout_s)
 
 
-class TaskWaiter:
+class TaskWaiter(Waiter):
     """Waits in a task of the running event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot: Slot[Any, Any]) -> None:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
+        super().__init__(slot)
 
     def wake(self) -> None:
-        """End the waiting, from any thread; RuntimeError says that the event loop is closed."""
+        """End the waiting; raise RuntimeError if the event loop is closed."""
         self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
@@ -76,83 +163,24 @@ class TaskWaiter:
         return True
 
 
-class Slot(Generic[_Item, _Result]):
-    """One call in an `OrderedQueue`; made by `OrderedQueue.arrive`.
-
-    Attributes:
-        item: What is planned.
-        state: How far it has come.
-        error: What its caller gets instead of a result.
-    """
-
-    def __init__(self, queue: OrderedQueue[_Item, _Result], item: _Item) -> None:
-        self.item = item
-        self.state = SlotState.ARRIVED
-        self.error: BaseException | None = None
-        self._queue = queue
-        self._results: list[_Result] = []
-        self._waiter: Waiter | None = None
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether it has a result that nobody has taken."""
-        return bool(self._results)
-
-    def set_result(self, result: _Result) -> None:
-        """Keep what was planned for it."""
-        self._results = [result]
-
-    def attach(self, waiter: Waiter) -> None:
-        """Wake the waiter when the slot is released, at once if it is or has left."""
-        with self._queue.lock:
-            self._waiter = waiter
-            if self.state in (SlotState.RUNNING, SlotState.LEFT):
-                waiter.wake()
-
-    def take(self) -> _Result | None:
-        """Return what was planned, once; None if nothing was, or if it was taken or given up.
-
-        Raises:
-            BaseException: What the planning has raised.
-        """
-        if self.error is not None:
-            raise self.error
-        with self._queue.lock:
-            return self._results.pop() if self._results else None
-
-    def leave(self) -> None:
-        """End, or give up waiting, and release the next waiters. May be repeated."""
-        self._queue.remove(self)
-        self._queue.release()
-
-    def is_woken(self) -> bool:
-        """Wake the waiter of the slot, which is released; return whether it can go on."""
-        try:
-            if self._waiter is not None:  # else it goes on when it comes
-                self._waiter.wake()
-        except RuntimeError:  # its event loop is closed
-            return False
-        return True
-
-
 class OrderedQueue(Generic[_Item, _Result]):
     """Releases calls in their order, some at a time; passes over those that have left.
 
-    Threads and tasks of any event loop may wait in one queue. Each call arrives, is lined up, is
-    released when it is its turn and a place is free, and leaves, which frees its place. A call
-    may leave at any time.
+    Threads and tasks of any event loop may wait in one queue. A call that leaves frees its place;
+    it may leave at any time. With one place, a call that leaves as soon as it has gone on hands on
+    a release token.
 
     Args:
-        places: How many calls run at a time. With one, a call that leaves as soon as it has gone
-            on hands on a release token.
+        places: How many calls run at a time.
         unused: Called with the result of a call that left without having taken it.
         lanes: How many orders there are; their calls are released by turns.
 
     Attributes:
         lock: Guards the queue; hold it to look and act in one step.
-        arrived: The calls that are not lined up, in the order of arrival.
+        arrived: The calls that wait to be planned, in the order of arrival.
         present: How many calls have come and not left.
         running: How many of these are released.
+        moved_at: When a call was lined up or left last, in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -166,12 +194,12 @@ class OrderedQueue(Generic[_Item, _Result]):
         self.arrived: dict[Slot[_Item, _Result], None] = {}
         self.present = 0
         self.running = 0
+        self.moved_at = time.monotonic()
+        self.unused = unused
         self._places: float = places
-        self._unused = unused
         self._lanes: list[list[tuple[int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
-        self._last_lane = lanes - 1
+        self._next_lane = 0
         self._numbers = count()
-        self._moved_at = time.monotonic()
 
     @property
     def has_free_place(self) -> bool:
@@ -181,25 +209,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            waiting = self._lanes[lane]
-            while waiting and waiting[0][1].state is SlotState.LEFT:
-                heappop(waiting)
-            return bool(waiting)
-
-    def arrive(self, item: _Item, waiter: Waiter | None = None) -> Slot[_Item, _Result]:
-        """Add a call that is to be lined up; return its slot.
-
-        Args:
-            item: What is to be planned.
-            waiter: Who waits; None if it is attached later.
-        """
-        slot = Slot(self, item)
-        with self.lock:
-            if waiter is not None:
-                slot.attach(waiter)
-            self.arrived[slot] = None
-            self.present += 1
-        return slot
+            return any(slot.state is SlotState.WAITING for _, slot in self._lanes[lane])
 
     def take_arrived(self) -> list[Slot[_Item, _Result]]:
         """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
@@ -236,7 +246,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def line_up(
         self, slots: Iterable[Slot[_Item, _Result]], lane: int = 0, first: int | None = None
     ) -> None:
-        """Give calls their places in the order, but release nobody yet.
+        """Give calls their places in the order, and release those that may run.
 
         Args:
             slots: The calls, in their order.
@@ -246,7 +256,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         numbers = self._numbers if first is None else count(first)
         left = []
         with self.lock:
-            self._moved_at = time.monotonic()
+            self.moved_at = time.monotonic()
             for slot in slots:
                 self.arrived.pop(slot, None)
                 if slot.state is SlotState.ARRIVED:
@@ -254,59 +264,45 @@ class OrderedQueue(Generic[_Item, _Result]):
                     heappush(self._lanes[lane], (next(numbers), slot))
                 else:
                     left.append(slot)
-        for slot in left:
-            self._give_up(slot)
+        for slot in left:  # while it was being planned
+            slot.leave(release=False)
+        self.release()
 
     def release(self) -> None:
         """Let calls go on as long as there are places."""
-        gone = []
-        with self.lock:
-            while self.has_free_place and (slot := self._next()) is not None:
+        while True:
+            with self.lock:
+                slot = self._first() if self.running < self._places else None
+                if slot is None:
+                    return
                 slot.state = SlotState.RUNNING
                 self.running += 1
-                if not slot.is_woken():
-                    gone.append(slot)
-                    self._take_out(slot)
-        for slot in gone:
-            self._give_up(slot)
+                try:
+                    if slot.waiter is not None:  # else it goes on when it comes
+                        slot.waiter.wake()
+                    continue
+                except RuntimeError:  # its event loop is closed
+                    pass
+            slot.leave(release=False)
 
     def release_if_stalled(self, timeout_s: float) -> None:
         """Let all go on if some wait, and nobody has gone on for the timeout."""
         with self.lock:
-            if self.has_waiting() and time.monotonic() - self._moved_at >= timeout_s:
+            if self.has_waiting() and time.monotonic() - self.moved_at >= timeout_s:
                 self._places = math.inf
         self.release()
 
-    def remove(self, slot: Slot[_Item, _Result]) -> None:
-        """Take a call out, wherever it is, and free its place, but release nobody yet."""
-        with self.lock:
-            self._take_out(slot)
-        self._give_up(slot)
-
-    def _next(self) -> Slot[_Item, _Result] | None:
+    def _first(self) -> Slot[_Item, _Result] | None:
         """Take the first waiting call out of its lane; the lanes take turns."""
-        for step in range(1, len(self._lanes) + 1):
-            lane = (self._last_lane + step) % len(self._lanes)
-            if self.has_waiting(lane):
-                self._last_lane = lane
-                return heappop(self._lanes[lane])[1]
+        for step in range(len(self._lanes)):
+            number = (self._next_lane + step) % len(self._lanes)
+            lane = self._lanes[number]
+            while lane:
+                _, slot = heappop(lane)
+                if slot.state is SlotState.WAITING:
+                    self._next_lane = number + 1
+                    return slot
         return None
-
-    def _take_out(self, slot: Slot[_Item, _Result]) -> None:
-        if slot.state is SlotState.LEFT:
-            return
-        self.present -= 1
-        self.running -= slot.state is SlotState.RUNNING
-        slot.state = SlotState.LEFT
-        self.arrived.pop(slot, None)
-        self._moved_at = time.monotonic()
-
-    def _give_up(self, slot: Slot[_Item, _Result]) -> None:
-        # without the lock: what is told may wait for a lock of its own
-        with self.lock:
-            results, slot._results = slot._results, []
-        for result in results:
-            self._unused(result)
 
 
 async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:

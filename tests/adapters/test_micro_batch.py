@@ -97,7 +97,7 @@ def test_threads_are_released_in_the_planned_order() -> None:
     released: list[str] = []
     assert planner.window._open is not None
     for slot in planner.window._open.arrived:
-        waiter: Any = slot._waiter
+        waiter: Any = slot.waiter
         waiter.wake = _noting(released, slot.item, waiter.wake)
     planner.close(3)
     for future in futures:

@@ -13,20 +13,23 @@ from hypothesis import strategies as st
 from ctxreuse.adapters.ordered_release import (
     PLANNED_ON_THE_LOOP,
     OrderedQueue,
+    Slot,
     SlotState,
     TaskWaiter,
     ThreadWaiter,
+    Waiter,
     in_event_loop,
     planned_aside,
 )
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
 
-class Noting:
+class Noting(Waiter):
     """A waiter that notes when it is woken; one that is gone cannot be."""
 
-    def __init__(self, name, woken, is_gone=False):
+    def __init__(self, slot, name, woken, is_gone=False):
         self.name, self.woken, self.is_gone = name, woken, is_gone
+        super().__init__(slot)
 
     def wake(self):
         if self.is_gone:
@@ -35,9 +38,9 @@ class Noting:
 
 
 def lined_up(queue, names, woken, gone=(), **where):
-    slots = [queue.arrive(name, Noting(name, woken, name in gone)) for name in names]
+    slots = [Slot(queue, name, f"plan of {name}") for name in names]
     for slot in slots:
-        slot.set_result(f"plan of {slot.item}")
+        Noting(slot, slot.item, woken, slot.item in gone)
     queue.line_up(slots, **where)
     return slots
 
@@ -45,8 +48,6 @@ def lined_up(queue, names, woken, gone=(), **where):
 def test_calls_are_released_in_their_order_one_as_another_leaves():
     queue, woken = OrderedQueue(places=2), []
     a, b, c, _ = lined_up(queue, "abcd", woken)
-    assert woken == []
-    queue.release()
     assert woken == ["a", "b"]
     assert (queue.running, queue.present) == (2, 4)
     b.leave()
@@ -62,39 +63,40 @@ def test_calls_are_released_in_their_order_one_as_another_leaves():
 def test_calls_that_left_or_whose_event_loop_is_closed_are_passed_over_and_told_once():
     unused, woken = [], []
     queue = OrderedQueue(unused=unused.append)
-    _, b, *_ = slots = lined_up(queue, "abcd", woken, gone="a")
-    b.leave()  # which lets the first one go
-    assert woken == ["c"]
+    first, a, b, *slots = lined_up(queue, "xabcd", woken, gone="a")
+    b.leave()
+    assert first.take() == "plan of x"
+    first.leave()
+    assert woken == ["x", "c"]
     assert unused == ["plan of b", "plan of a"]
-    assert slots[2].take() == "plan of c"
-    assert slots[2].take() is None, "a result is taken once"
-    slots[2].leave()
-    slots[3].leave()
-    assert woken == ["c", "d"]
+    assert [a.state, b.state] == [SlotState.LEFT] * 2
+    assert slots[0].take() == "plan of c"
+    assert slots[0].take() is None, "a result is taken once"
+    slots[0].leave()
+    slots[1].leave()
+    assert woken == ["x", "c", "d"]
     assert unused == ["plan of b", "plan of a", "plan of d"], "released, and not taken"
     assert (queue.running, queue.present) == (0, 0)
 
 
 def test_a_call_that_has_not_come_yet_holds_up_those_behind_it():
     queue, woken = OrderedQueue(), []
-    late = queue.arrive("late")
+    late = Slot(queue, "late")
     queue.line_up([late])
     lined_up(queue, "b", woken)
-    queue.release()
     assert late.state is SlotState.RUNNING
     assert woken == []
-    late.attach(Noting("late", woken))
+    Noting(late, "late", woken)
     assert woken == ["late"]
     late.leave()
     assert woken == ["late", "b"]
-    late.attach(Noting("again", woken))
+    Noting(late, "again", woken)
     assert woken == ["late", "b", "again"], "what has left waits for nobody"
 
 
 def test_lanes_take_turns():
     queue, woken = OrderedQueue(lanes=2), []
     slots = lined_up(queue, "abc", woken) + lined_up(queue, "xy", woken, lane=1)
-    queue.release()
     for _ in range(5):
         next(slot for slot in slots if slot.state is SlotState.RUNNING).leave()
     assert woken == ["a", "x", "b", "y", "c"]
@@ -104,24 +106,24 @@ def test_lanes_take_turns():
 
 def test_a_call_may_be_lined_up_before_others():
     queue, woken = OrderedQueue(), []
-    (late,) = lined_up(queue, "c", woken, first=2)
-    lined_up(queue, "a", woken, first=0)
-    lined_up(queue, "b", woken, first=1)
-    queue.release()
-    assert woken == ["a"]
-    late.leave()
-    assert woken == ["a"]
+    slots = lined_up(queue, "a", woken)
+    slots += lined_up(queue, "d", woken, first=4)
+    slots += lined_up(queue, "bc", woken, first=2)
+    for _ in range(4):
+        next(slot for slot in slots if slot.state is SlotState.RUNNING).leave()
+    assert woken == ["a", "b", "c", "d"]
 
 
 def test_what_planning_raises_reaches_each_call():
     queue, woken = OrderedQueue(places=9), []
-    slots = [queue.arrive(name, Noting(name, woken)) for name in "ab"]
+    slots = [Slot(queue, name) for name in "ab"]
+    for slot in slots:
+        Noting(slot, slot.item, woken)
 
     def fails(slots):
         raise ValueError("no plan")
 
     queue.plan(queue.take_arrived(), fails)
-    queue.release()
     assert woken == ["a", "b"]
     for slot in slots:
         with pytest.raises(ValueError, match="no plan"):
@@ -130,14 +132,14 @@ def test_what_planning_raises_reaches_each_call():
 
 def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it():
     queue, woken = OrderedQueue(places=9), []
-    (slot,) = [queue.arrive("a", Noting("a", woken))]
+    slot = Slot(queue, "a")
+    Noting(slot, "a", woken)
 
     def interrupted(slots):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         queue.plan(queue.take_arrived(), interrupted)
-    queue.release()
     assert woken == ["a"]
     with pytest.raises(RuntimeError, match="planning was interrupted"):
         slot.take()
@@ -147,7 +149,6 @@ def test_where_nobody_goes_on_all_are_released_after_the_timeout():
     queue, woken = OrderedQueue(), []
     queue.release_if_stalled(0)  # nobody waits
     lined_up(queue, "abc", woken)
-    queue.release()
     queue.release_if_stalled(1_000)
     assert woken == ["a"]
     queue.release_if_stalled(0)
@@ -155,7 +156,7 @@ def test_where_nobody_goes_on_all_are_released_after_the_timeout():
 
 
 async def test_a_waiting_task_says_whether_it_was_woken_in_time():
-    waiter = TaskWaiter()
+    waiter = TaskWaiter(Slot(OrderedQueue(), "a"))
     assert not await waiter.wait(0)
     threading.Timer(0.01, waiter.wake).start()
     assert await waiter.wait(10)
@@ -163,7 +164,7 @@ async def test_a_waiting_task_says_whether_it_was_woken_in_time():
 
 
 def test_a_waiting_thread_says_whether_it_was_woken_in_time():
-    waiter = ThreadWaiter()
+    waiter = ThreadWaiter(Slot(OrderedQueue(), "a"))
     assert not waiter.wait(0)
     waiter.wake()
     assert waiter.wait()
@@ -195,8 +196,8 @@ def test_each_call_is_released_once_in_the_planned_order_or_told(arrivals, place
 
     async def call(number, arrives, lasts, rank):
         await asyncio.sleep(arrives)
-        waiter = TaskWaiter()
-        slot = queue.arrive((rank, number), waiter)
+        slot = Slot(queue, (rank, number))
+        waiter = TaskWaiter(slot)
         try:
             await waiter.wait()
             assert queue.running <= places
@@ -214,7 +215,6 @@ def test_each_call_is_released_once_in_the_planned_order_or_told(arrivals, place
 
     def plan():
         queue.plan(queue.take_arrived(), by_rank)
-        queue.release()
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -256,8 +256,8 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
             most.append(queue.running)
 
     async def task(name, what):
-        waiter = TaskWaiter()
-        slot = queue.arrive(name, waiter)
+        slot = Slot(queue, name)
+        waiter = TaskWaiter(slot)
         try:
             if what == "leave":
                 await waiter.wait(0.001)
@@ -268,8 +268,8 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
             slot.leave()
 
     def thread(name, what):
-        waiter = ThreadWaiter()
-        slot = queue.arrive(name, waiter)
+        slot = Slot(queue, name)
+        waiter = ThreadWaiter(slot)
         try:
             if what == "leave":
                 waiter.wait(0.001)
@@ -301,7 +301,6 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
         while not all(one.done() for one in started):
             assert time.monotonic() < deadline, "somebody waits for ever"
             queue.plan(queue.take_arrived(), shuffled)
-            queue.release()
         for one in started:
             one.result()
     stayed = sorted(

@@ -106,18 +106,16 @@ class AdmissionQueue:
         """
         return AdmissionSlot(self, request)
 
-    def _arrive(self, request: Plannable, waiter: TaskWaiter) -> _Slot:
-        if self._strategy == "none" or request.blocks:
-            return self._queue.arrive(request, waiter)
-        plan = self._planned_as_it_came(request)
-        with self._queue.lock:
-            slot = self._queue.arrive(request, waiter)
-            slot.set_result(plan)
-            self._queue.line_up([slot], _PLAIN_LANE)
-        return slot
+    def _arrive(self, request: Plannable) -> _Slot:
+        is_plain = self._strategy != "none" and not request.blocks
+        plan = self._planned_as_it_came(request) if is_plain else None
+        return Slot(self._queue, request, plan)
 
-    async def _wait(self, slot: _Slot, waiter: TaskWaiter) -> Plan:
+    async def _wait(self, slot: _Slot) -> Plan:
         """Wait for others, then for a place; return what to send."""
+        waiter = TaskWaiter(slot)
+        if slot.is_planned:
+            self._queue.line_up([slot], _PLAIN_LANE)
         if slot.state is SlotState.ARRIVED:
             await waiter.wait(self._window_s)
         if slot.state is not SlotState.RUNNING:
@@ -205,7 +203,7 @@ class AdmissionQueue:
 
     def _leave(self, slot: _Slot) -> None:
         """Give up a place, or waiting for one; release others."""
-        self._queue.remove(slot)
+        slot.leave(release=False)
         with self._queue.lock:
             self._window_elapsed &= bool(self._queue.arrived)
         if len(self._queue.arrived) > PLANNED_ON_THE_LOOP:
@@ -230,10 +228,9 @@ class AdmissionSlot:
     async def __aenter__(self) -> Plan:
         """Wait for a place; return what to send."""
         assert self._slot is None, "an admission slot is for one request"
-        waiter = TaskWaiter()
-        slot = self._slot = self._queue._arrive(self._request, waiter)
+        slot = self._slot = self._queue._arrive(self._request)
         try:
-            return await self._queue._wait(slot, waiter)
+            return await self._queue._wait(slot)
         except BaseException:
             self._queue._leave(slot)
             raise

@@ -65,13 +65,9 @@ def batch_slots(
         unused: Called with a plan that was not taken.
     """
     queue: OrderedQueue[BatchedPrompt, PlannedPrompt] = OrderedQueue(unused=unused)
-    for position in [*planned, *(one for one in range(len(prompts)) if one not in planned)]:
-        slot = queue.arrive(BatchedPrompt(position, prompts[position]))
-        if position in planned:
-            slot.set_result(planned[position])
-    slots = queue.take_arrived()
+    order = [*planned, *(one for one in range(len(prompts)) if one not in planned)]
+    slots = [Slot(queue, BatchedPrompt(one, prompts[one]), planned.get(one)) for one in order]
     queue.line_up(slots)
-    queue.release()
     return slots
 
 
@@ -88,9 +84,7 @@ def taken_plan(slot: BatchSlot, prompt: PromptTexts) -> PlannedPrompt | None:
     if slot.item.texts is None or not slot.item.texts.says_the_same_as(prompt):
         return None
     if not in_event_loop():  # else those before it could not run while it waits
-        waiter = ThreadWaiter()
-        slot.attach(waiter)
-        waiter.wait()
+        ThreadWaiter(slot).wait()
     planned = slot.take()
     slot.leave()
     return planned
@@ -100,9 +94,7 @@ async def ataken_plan(slot: BatchSlot, prompt: PromptTexts) -> PlannedPrompt | N
     """Wait in this task until a slot is released, and return its plan as `taken_plan` does."""
     if slot.item.texts is None or not slot.item.texts.says_the_same_as(prompt):
         return None
-    waiter = TaskWaiter()
-    slot.attach(waiter)
-    await waiter.wait()
+    await TaskWaiter(slot).wait()
     planned = slot.take()
     slot.leave()
     return planned

@@ -7,10 +7,8 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from ctxreuse.adapters.engine_options import conversation_session, tenant_salt
+from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.context.scope import RequestScope
-
-_SESSION_HEADER = "X-Session-ID"
 
 
 def with_cache_salt(
@@ -27,11 +25,9 @@ def with_cache_salt(
         scope: Whose request it is.
         key: A secret for the hash.
     """
-    salt = tenant_salt(scope.tenant or "", key)
     body = _given("extra_body", arguments, inner)
-    if salt is None or "cache_salt" in body:
-        return dict(arguments)
-    return {**arguments, "extra_body": {**body, "cache_salt": salt}}
+    added = added_salt(body, scope, key)
+    return {**arguments, "extra_body": {**body, **added}} if added else dict(arguments)
 
 
 def with_session_id(
@@ -42,10 +38,8 @@ def with_session_id(
     As in `with_cache_salt`; without a conversation nothing is added.
     """
     headers = _given("extra_headers", arguments, inner)
-    if scope.conversation_id is None or _SESSION_HEADER.lower() in map(str.lower, headers):
-        return dict(arguments)
-    session = conversation_session(scope.tenant or "", scope.conversation_id, key)
-    return {**arguments, "extra_headers": {**headers, _SESSION_HEADER: session}}
+    added = added_session(headers, scope, key)
+    return {**arguments, "extra_headers": {**headers, **added}} if added else dict(arguments)
 
 
 def _given(name: str, arguments: Mapping[str, Any], inner: BaseChatModel) -> Mapping[str, Any]:

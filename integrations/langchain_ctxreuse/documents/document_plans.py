@@ -117,7 +117,7 @@ class LangChainDocumentPlanner:
             given = without_plan(documents)
             if given is not None:
                 unplanned[position] = RetrievedItems(given, query, scope)
-        items = self._planner.arrange_batch(list(unplanned.values()))
+        items = self._planner.plan_batch(list(unplanned.values()))
         for position, one in zip(unplanned, items, strict=True):
             if one.plan is not None:
                 planned[position] = self._with_metadata(one, one.plan)
@@ -127,14 +127,14 @@ class LangChainDocumentPlanner:
         """Return copies that carry their plan, the annotation behind them."""
         metadata = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _copy_with(one.thing, metadata.position(one.rank, one.label or ""))
-            for one in planned.placed
+            _copy_with(one.item, metadata.position(one.rank, one.label or ""))
+            for one in planned.items
         ]
         annotation = planned.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            shown = [one.thing for one in planned.placed or planned.left_out]
+            shown = [one.item for one in planned.items or planned.left_out]
             documents.append(
                 _annotation_document(annotation, metadata.annotation(annotation), shown)
             )
