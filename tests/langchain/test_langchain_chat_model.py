@@ -32,6 +32,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import ValidationError
 
 from ctxreuse import ReusePlanner, request_context
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
@@ -176,6 +177,19 @@ class TestContexts:
         wrapper.invoke(question("cab"), tools=[{"name": "other"}])
         wrapper.invoke(question("bca"), tools=[{"name": "one"}])
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
+
+    def test_a_registry_of_its_own_keeps_contexts_apart(self) -> None:
+        registry = ContextRegistry()
+        own, shared = RecordingModel(), RecordingModel()
+        models = [model(own, registry=registry), model(shared)]
+        for letters in ("klm", "mkl"):
+            found = [Document(block(letter).text, id=letter) for letter in letters]
+            for wrapper in models:
+                wrapper.invoke(f"{format_context(found, registry=registry)}\n\nWhich?")
+        assert [letters_in(call.text) for call in own.calls] == ["klm", "klm"]
+        assert [letters_in(call.text) for call in shared.calls] == ["klm", "mkl"]
+        with pytest.raises(ValueError, match="registry"):
+            model(registry="shared")
 
 
 class TestArguments:
@@ -350,7 +364,7 @@ class TestWrongArguments:
     @pytest.mark.parametrize(
         "inner", [None, "gpt", 3, RunnableLambda(lambda text: text), ChatOpenAI, model().bind()]
     )
-    def test_an_inner_model_that_is_none_is_refused(self, inner: object) -> None:
+    def test_an_inner_model_of_another_type_is_refused(self, inner: object) -> None:
         with pytest.raises(ValidationError, match=r"inner must be a LangChain chat model, not .*;"):
             ReuseChatModel(inner=inner)  # type: ignore[arg-type]
 
@@ -360,7 +374,7 @@ class TestWrongArguments:
             model(planner=planner)
 
     @pytest.mark.parametrize("window_s", [-1, float("nan"), "5 ms", None, True, 61])
-    def test_a_window_that_is_none_is_refused(self, window_s: object) -> None:
+    def test_a_window_out_of_range_is_refused(self, window_s: object) -> None:
         with pytest.raises(ValueError, match="micro-batch window"):
             model(window_s=window_s)
 

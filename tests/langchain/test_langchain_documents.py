@@ -173,7 +173,7 @@ def test_a_fault_in_replanning_leaves_the_earlier_plan():
     assert faulty.faults == 1
 
 
-def test_metadata_of_our_name_that_is_none_of_ours_is_not_taken_for_a_plan():
+def test_metadata_under_our_name_that_is_not_valid_is_not_taken_for_a_plan():
     for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
         found = Document("text", metadata={"ctxreuse": mark})
         assert position_of(found.metadata) is None
