@@ -238,7 +238,7 @@ class Waves:
             released.set()
 
 
-@CASES
+@CASES.takes_long
 def leaders() -> Any:
     """Followers wait for the first token of the request that they share most with."""
     made = requests(14, seed=36, size=4, system="Be brief.")
