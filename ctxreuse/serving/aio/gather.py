@@ -1,4 +1,4 @@
-"""Doing many things at once, all or none."""
+"""Running coroutines side by side, all or none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     """Return what coroutines return, in their order; they run side by side.
 
-    Whatever ends this early, a failure of one or a cancellation, cancels the others and waits for
-    their end. (`asyncio.gather` leaves them running, `asyncio.TaskGroup` raises a group of errors.)
+    A failure of one or a cancellation cancels the others and waits for their end.
+    (`asyncio.gather` leaves them running, `asyncio.TaskGroup` raises a group of errors.)
 
     Raises:
         Exception: What the first to fail has raised.

@@ -1,4 +1,4 @@
-"""What a wrapper adds to a call where that is asked for: vLLM's `cache_salt`, a session's name."""
+"""Request options that a wrapper adds on request: vLLM's `cache_salt`, a session's name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def with_cache_salt(
 ) -> dict[str, Any]:
     """Return a call's arguments with the tenant's salt in `extra_body`.
 
-    A salt that the user has set stays, and so does all else in `extra_body`. Without a tenant
-    nothing is added.
+    A salt that the user has set stays, and so does everything else in `extra_body`. Without a
+    tenant nothing is added.
 
     Args:
-        arguments: What the model is called with.
-        inner: The model; an argument would replace its own `extra_body`, so that is merged, too.
-        scope: Whose call it is.
+        arguments: The arguments of the call.
+        inner: The model; the call's `extra_body` replaces the model's, so both are merged.
+        scope: Whose request it is.
         key: A secret for the hash.
     """
     body = _given("extra_body", arguments, inner)
