@@ -8,8 +8,8 @@ from kv_event_helpers import encoded
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import EngineBlocks
+from ctxreuse.cache.kv_events.event_sync import Arrival, EventSequence
 from ctxreuse.cache.kv_events.held_requests import HeldRequests
-from ctxreuse.cache.kv_events.sequence import Arrival, EventSequence
 from ctxreuse.cache.kv_events.wire_format import (
     BlocksRemoved,
     BlocksStored,

@@ -12,7 +12,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.engine_options import conversation_session, is_cache_salt, tenant_salt
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient
-from ctxreuse.serving.client.model_name import ModelName
+from ctxreuse.serving.client.connection import ModelName
 
 
 async def test_the_engine_is_asked_for_its_model_once():
