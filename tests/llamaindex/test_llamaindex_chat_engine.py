@@ -16,7 +16,7 @@ from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, lett
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.cache.simulator import PrefixCacheSimulator
-from ctxreuse.serving.emulation.emulated_engine import word_tokens
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.chat import chat_turn
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
@@ -113,9 +113,9 @@ class TestPrompts:
         cached = []
         for message in ("abc one?", "cbd two?", "ab three?"):
             chat.chat(message)
-            usage = cache.serve(word_tokens(inner.prompts[-1]), "")
+            usage = cache.serve(ENGINE_TOKENIZER.ids(inner.prompts[-1]), "")
             cached.append(usage.cached_tokens)
-        lengths = [len(word_tokens(prompt)) for prompt in inner.prompts]
+        lengths = [len(ENGINE_TOKENIZER.ids(prompt)) for prompt in inner.prompts]
         assert all(one >= before - 16 for one, before in zip(cached[1:], lengths[:-1], strict=True))
 
     def test_metadata_is_shown_as_the_mode_says(self) -> None:

@@ -1,24 +1,23 @@
-"""A batching engine in the time of an event loop, here a virtual one."""
+"""The emulated engine in the time of an event loop, here a virtual one."""
 
 import asyncio
 from contextlib import aclosing
 
 import pytest
 
-from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
 from ctxreuse.serving.emulation.rates import EngineRates
-from ctxreuse.serving.emulation.timed_engine import TimedEngine
 
 RATES = EngineRates(prefill_tokens_per_s=64, decode_step_s=1.0, decode_step_per_request_s=0.25)
 
 
 def engine(capacity_tokens=1_000, speed=1.0, **bounds):
-    cache = PrefixCacheSimulator(capacity_tokens, 1)
-    batching = BatchingEngine(cache, RATES, **bounds)
-    return TimedEngine(batching, speed), batching, cache
+    """Return an engine whose requests may use `capacity_tokens`, and its cache."""
+    made = BatchingEngine(capacity_tokens + 1, 1, RATES, speed=speed, **bounds)
+    return made, made.cache
 
 
 def now():
@@ -33,7 +32,7 @@ async def served(timed, start, length, answer=1, at=0.0):
 
 
 def test_answers_come_when_the_engine_has_computed_them():
-    timed, _, _ = engine()
+    timed, _ = engine()
 
     async def main():
         return await asyncio.gather(
@@ -53,12 +52,12 @@ def test_answers_come_when_the_engine_has_computed_them():
 
 
 def test_an_engine_may_run_faster_than_its_rates():
-    timed, _, _ = engine(speed=2)
+    timed, _ = engine(speed=2)
     assert run_in_virtual_time(served(timed, 0, 64)) == (1.125, CacheUsage(64, 0))
 
 
 def test_a_request_that_comes_during_a_step_begins_with_the_next():
-    timed, _, _ = engine()
+    timed, _ = engine()
 
     async def main():
         return await asyncio.gather(served(timed, 0, 128), served(timed, 500, 64, at=1.0))
@@ -67,7 +66,7 @@ def test_a_request_that_comes_during_a_step_begins_with_the_next():
 
 
 def test_the_engine_can_be_used_again_after_it_was_idle():
-    timed, batching, _ = engine()
+    timed, _ = engine()
 
     async def main():
         first = await served(timed, 0, 64)
@@ -79,7 +78,7 @@ def test_the_engine_can_be_used_again_after_it_was_idle():
         1 / 64 + 1.25,  # another event loop, the same cache
         1 / 64 + 1.25 + 3_600 + 1 / 64 + 1.25,
     )
-    assert not batching.has_work
+    assert not timed.has_work
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_the_engine_can_be_used_again_after_it_was_idle():
     ],
 )
 def test_who_is_cancelled_aborts_the_request_and_leaves_what_was_computed(at, cached):
-    timed, batching, cache = engine(max_step_tokens=32)
+    timed, cache = engine(max_step_tokens=32)
 
     async def main():
         task = asyncio.create_task(served(timed, 0, 64, answer=5))
@@ -100,7 +99,7 @@ def test_who_is_cancelled_aborts_the_request_and_leaves_what_was_computed(at, ca
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not batching.has_work
+        assert not timed.has_work
         assert cache._users == {}
         return (await served(timed, 0, 65, at=now()))[1]
 
@@ -108,7 +107,7 @@ def test_who_is_cancelled_aborts_the_request_and_leaves_what_was_computed(at, ca
 
 
 def test_a_cancelled_request_does_not_hold_up_the_others():
-    timed, batching, _ = engine(max_running=1)
+    timed, _ = engine(max_running=1)
 
     async def main():
         tasks = [asyncio.create_task(served(timed, 100 * n, 64, answer=2)) for n in range(3)]
@@ -123,11 +122,11 @@ def test_a_cancelled_request_does_not_hold_up_the_others():
         [asyncio.CancelledError] * 2,
         (5.75, CacheUsage(64, 0)),
     )
-    assert not batching.has_work
+    assert not timed.has_work
 
 
 def test_a_time_limit_aborts_the_request():
-    timed, batching, cache = engine()
+    timed, cache = engine()
 
     async def main():
         with pytest.raises(TimeoutError):
@@ -136,12 +135,12 @@ def test_a_time_limit_aborts_the_request():
         return now()
 
     assert run_in_virtual_time(main()) == 3.0
-    assert not batching.has_work
+    assert not timed.has_work
     assert cache._users == {}
 
 
 def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
-    timed, batching, _ = engine(capacity_tokens=10)
+    timed, _ = engine(capacity_tokens=10)
 
     async def main():
         with pytest.raises(InvalidRequestError, match="larger than the cache"):
@@ -151,20 +150,20 @@ def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
         return await served(timed, 0, 8)
 
     assert run_in_virtual_time(main()) == (0.125 + 1.25, CacheUsage(8, 0))
-    assert timed._waiting == {}
-    assert not batching.has_work
+    assert timed.open_requests == 0
+    assert not timed.has_work
 
 
 @pytest.mark.parametrize(
     ("tokens", "answer"), [(["no", "tokens"], [1]), ([1, 2], ["no", "tokens"])]
 )
 def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(tokens, answer):
-    timed, batching, cache = engine()
+    timed, cache = engine()
 
     async def main():
         with pytest.raises(TypeError):
             await timed.serve(tokens, answer)
-        assert not batching.has_work
+        assert not timed.has_work
         assert cache._users == {}
         return (await served(timed, 0, 64, at=now()))[1]
 
@@ -187,7 +186,7 @@ async def followed(timed, start, length, answer=1, at=0.0, chunk_tokens=2):
 
 
 def test_an_answer_is_followed_beside_one_that_is_waited_for():
-    timed, _, _ = engine()
+    timed, _ = engine()
 
     async def main():
         return await asyncio.gather(
@@ -202,7 +201,7 @@ def test_an_answer_is_followed_beside_one_that_is_waited_for():
 
 
 def test_there_is_no_task_but_those_that_wait():
-    timed, batching, _ = engine()
+    timed, _ = engine()
 
     async def main():
         asking = [
@@ -210,11 +209,11 @@ def test_there_is_no_task_but_those_that_wait():
             asyncio.create_task(followed(timed, 100, 64, answer=9)),
         ]
         await asyncio.sleep(3)
-        assert (timed.requests, asyncio.all_tasks()) == (2, {asyncio.current_task(), *asking})
+        assert (timed.open_requests, asyncio.all_tasks()) == (2, {asyncio.current_task(), *asking})
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        assert (timed.requests, batching.has_work) == (0, False)
+        assert (timed.open_requests, timed.has_work) == (0, False)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_in_virtual_time(main())
@@ -222,15 +221,15 @@ def test_there_is_no_task_but_those_that_wait():
 
 @pytest.mark.parametrize(("after", "left_at"), [(1, 3.5), (2, 6.0)])
 def test_who_stops_following_aborts_the_request(after, left_at):
-    timed, batching, cache = engine()
+    timed, cache = engine()
 
     async def main():
         counts = timed.stream(range(64), range(10), chunk_tokens=2)
         for _ in range(after):
             await anext(counts)
-        assert batching.has_work
+        assert timed.has_work
         await counts.aclose()
-        assert (now(), timed.requests, batching.has_work) == (left_at, 0, False)
+        assert (now(), timed.open_requests, timed.has_work) == (left_at, 0, False)
         assert cache._users == {}
         # the step that goes on ends first, 1.25 s later
         return await served(timed, 500, 64, at=now())
@@ -239,7 +238,7 @@ def test_who_stops_following_aborts_the_request(after, left_at):
 
 
 def test_who_leaves_with_the_last_token_has_aborted_nothing():
-    timed, _, _ = engine()
+    timed, _ = engine()
 
     async def main():
         counts = timed.stream(range(64), range(64, 66), chunk_tokens=2)
@@ -251,7 +250,7 @@ def test_who_leaves_with_the_last_token_has_aborted_nothing():
 
 
 def test_token_ids_that_are_none_end_every_stream():
-    timed, batching, _ = engine()
+    timed, _ = engine()
 
     async def refused():
         await asyncio.sleep(0)
@@ -267,4 +266,4 @@ def test_token_ids_that_are_none_end_every_stream():
         )
 
     assert [type(one) for one in run_in_virtual_time(main())] == [TypeError] * 4
-    assert not batching.has_work
+    assert not timed.has_work
