@@ -197,7 +197,8 @@ class OrderedQueue(Generic[_Item, _Result]):
         self.moved_at = time.monotonic()
         self.unused = unused
         self._places: float = places
-        self._lanes: list[list[tuple[int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
+        # heaps of place, order of lining up, and slot
+        self._lanes: list[list[tuple[int, int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
         self._next_lane = 0
         self._numbers = count()
 
@@ -209,7 +210,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            return any(slot.state is SlotState.WAITING for _, slot in self._lanes[lane])
+            return any(slot.state is SlotState.WAITING for _, _, slot in self._lanes[lane])
 
     def take_arrived(self) -> list[Slot[_Item, _Result]]:
         """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
@@ -253,19 +254,20 @@ class OrderedQueue(Generic[_Item, _Result]):
             lane: Which order.
             first: The place of the first of them; None is behind all others.
         """
-        numbers = self._numbers if first is None else count(first)
         left = []
         with self.lock:
             self.moved_at = time.monotonic()
-            for slot in slots:
+            for offset, slot in enumerate(slots):
                 self.arrived.pop(slot, None)
                 if slot.state is SlotState.ARRIVED:
                     slot.state = SlotState.WAITING
-                    heappush(self._lanes[lane], (next(numbers), slot))
-                else:
+                    number = next(self._numbers)
+                    place = number if first is None else first + offset
+                    heappush(self._lanes[lane], (place, number, slot))
+                elif slot.state is SlotState.LEFT:  # while it was being planned
                     left.append(slot)
-        for slot in left:  # while it was being planned
-            slot.leave(release=False)
+        for slot in left:
+            slot.leave(release=False)  # gives up its result
         self.release()
 
     def release(self) -> None:
@@ -298,7 +300,7 @@ class OrderedQueue(Generic[_Item, _Result]):
             number = (self._next_lane + step) % len(self._lanes)
             lane = self._lanes[number]
             while lane:
-                _, slot = heappop(lane)
+                *_, slot = heappop(lane)
                 if slot.state is SlotState.WAITING:
                     self._next_lane = number + 1
                     return slot
