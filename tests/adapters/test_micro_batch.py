@@ -3,7 +3,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -97,8 +96,7 @@ def test_threads_are_released_in_the_planned_order() -> None:
     released: list[str] = []
     assert planner.window._open is not None
     for slot in planner.window._open.arrived:
-        waiter: Any = slot.waiter
-        waiter.wake = _noting(released, slot.item, waiter.wake)
+        slot.wake = _noting(released, slot.item, slot.wake)
     planner.close(3)
     for future in futures:
         future.result(10)

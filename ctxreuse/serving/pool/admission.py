@@ -145,7 +145,7 @@ class AdmissionQueue:
         """Take the requests that are next and that nobody plans yet; none if others are next."""
         queue = self._queue
         with queue.lock:
-            is_next = queue.has_free_place and not queue.has_waiting(_PLANNED_LANE)
+            is_next = queue.running < queue.places and not queue.has_waiting(_PLANNED_LANE)
             if not (is_next and self._window_elapsed) or self._is_planning:
                 return []
             self._window_elapsed = False
