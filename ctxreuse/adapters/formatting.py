@@ -1,4 +1,4 @@
-"""Retrieved documents as the text that a prompt shows, whether they carry a plan or not."""
+"""Retrieved documents as the text that a prompt shows, with or without a plan."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def format_documents(
 ) -> str:
     """Return documents as text for a prompt: labels, blocks, annotations.
 
-    Documents that one plan put into order are shown as that plan says, also where some of them were
-    taken away since. Any others are shown in the order given, labels counted from 1; a model
-    wrapper that meets the text plans it then.
+    Documents in the order of one plan are shown as that plan says, even if some of them were
+    removed since. Any others are shown in the order given, labels counted from 1; a model wrapper
+    that finds the text in a prompt plans it.
 
     Args:
         documents: The documents, in order.
@@ -88,7 +88,7 @@ def _sent(
     at: Mapping[str, ContextBlock],
     missing: Set[str],
 ) -> SentBlock:
-    """Return a block as a part, without its beginning if that is really shown before it."""
+    """Return a block as a part, without its beginning if an earlier block really shows it."""
     overlap = position.overlap
     if overlap is None or overlap.label in missing:
         return SentBlock(position.label, block)
@@ -102,7 +102,7 @@ def _sent(
 
 
 def _order_of_the_rest(positions: Sequence[DocumentPosition], templates: Templates) -> str | None:
-    """Return the ranking of what was not taken away, or None where it is the order shown."""
+    """Return the ranking of the documents that are left, or None if it is the order shown."""
     labels = [position.label for position in positions]
     ranked = [position.label for position in sorted(positions, key=lambda one: one.rank)]
     return None if ranked == labels else templates.order_annotation(ranked)

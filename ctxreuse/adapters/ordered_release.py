@@ -1,7 +1,7 @@
 """Ordered release: calls wait, are planned together, and go on in the planned order.
 
-The one mechanism under the micro-batcher, the admission queue, the batches of the frameworks, and
-dispatch. These say when to plan and how; here is who goes on next.
+The micro-batcher, the admission queue, the frameworks' batches and dispatch stand on it. They
+decide when to plan, and how; the queue here decides which call goes on next.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Slot(Generic[_Item, _Result]):
 
     @property
     def is_planned(self) -> bool:
-        """Whether it has a result that nobody has taken."""
+        """Whether it has a result that was not taken."""
         return bool(self._results)
 
     def set_result(self, result: _Result) -> None:
@@ -196,7 +196,8 @@ class OrderedQueue(Generic[_Item, _Result]):
         Args:
             slots: The calls.
             schedule: Gives each its result; returns them in the order in which to go. What it
-                raises reaches each caller; an interrupt reaches this one, the others hear of it.
+                raises reaches each caller. An interrupt reaches this caller alone; the others get a
+                RuntimeError.
         """
         line = slots
         try:
@@ -254,7 +255,7 @@ class OrderedQueue(Generic[_Item, _Result]):
             slot.leave(release=False)
 
     def release_if_stalled(self, timeout_s: float) -> None:
-        """Let all go on if some wait, and nobody has gone on for the timeout."""
+        """Release all calls if some wait, and none has gone on for the timeout."""
         with self.lock:
             if self.has_waiting() and time.monotonic() - self.moved_at >= timeout_s:
                 self.places = math.inf

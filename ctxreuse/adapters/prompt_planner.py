@@ -132,8 +132,8 @@ class PromptPlanner:
         whole = []  # what the engine will see, for comparing prompts; tenants share nothing
         for draft in drafts:
             texts = zip(draft.prompt.parts, draft.texts, strict=True)
-            said = [f"{part.role}\n{text}\n" for part, text in texts]
-            whole.append("".join([f"{draft.prompt.scope.tenant or ''}\n", *said]))
+            shown = [f"{part.role}\n{text}\n" for part, text in texts]
+            whole.append("".join([f"{draft.prompt.scope.tenant or ''}\n", *shown]))
         return [
             PlannedPrompt(position, tuple(drafts[position].texts), tuple(drafts[position].plans))
             for position in prefix_order(whole)
@@ -177,23 +177,16 @@ def as_given(prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
     ]
 
 
-def checked_planner(planner: object) -> ReusePlanner:
-    """Return the planner that was given.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
-    remedy = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
-    return checked_kind("planner", planner, ReusePlanner, remedy)
-
-
 def planner_or_new(planner: object) -> ReusePlanner:
     """Return the planner that was given, or a new one for None.
 
     Raises:
         InvalidRequestError: wrong type.
     """
-    return ReusePlanner() if planner is None else checked_planner(planner)
+    if planner is None:
+        return ReusePlanner()
+    wanted = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
+    return checked_kind("planner", planner, ReusePlanner, wanted)
 
 
 class _PlacedPiece(NamedTuple):

@@ -73,10 +73,14 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     Args:
         config: The call's config; inside chains and graphs the one around it counts, too.
     """
-    said: Mapping[str, Any] = ensure_config(config).get("configurable", {})
-    tenant, thread, history = (said.get(name) for name in ("tenant", "thread_id", "history"))
+    configurable: Mapping[str, Any] = ensure_config(config).get("configurable", {})
+    tenant, thread, history = (
+        configurable.get(name) for name in ("tenant", "thread_id", "history")
+    )
     if history is not None:
-        history = _fail_open.attempt(lambda: history_as_openai(said["history"]), lambda: None)
+        history = _fail_open.attempt(
+            lambda: history_as_openai(configurable["history"]), lambda: None
+        )
     return current_scope().inside(
         tenant=None if tenant is None else str(tenant),
         conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),

@@ -13,7 +13,6 @@ from ctxreuse.adapters.prompt_planner import (
     PromptPart,
     PromptPlanner,
     as_given,
-    checked_planner,
     planner_or_new,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -368,7 +367,7 @@ def test_calls_as_given_keep_order_and_texts() -> None:
 @pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
 def test_a_planner_of_another_type_is_refused(planner: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
-        checked_planner(planner)
+        planner_or_new(planner)
     with pytest.raises(InvalidRequestError, match=r"leave it out"):
         PromptPlanner(planner)  # type: ignore[arg-type]
 

@@ -5,14 +5,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
 from cli_helpers import run
+from jinja2 import UndefinedError
 from test_estimate import replay
 
 from ctxreuse import ContextBlock
-from ctxreuse.errors import InputFileError
+from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.replay.estimate import (
     TraceSummary,
     estimate,
@@ -117,6 +120,35 @@ def test_what_a_corpus_is_called_cannot_act_in_a_page(tmp_path):
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert not [letter for letter in text if letter < " " and letter != "\n"]
+
+
+def test_a_page_allows_inline_styles_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "shown_pages").mkdir()
+    (tmp_path / "shown_pages" / "one.html.j2").write_text(
+        '{% extends "html_page.html.j2" %}\n'
+        "{% macro twice(text) %}{{ text }}, {{ text | loud }}{% endmacro %}\n"
+        "{% block title %}{{ text }}{% endblock %}\n"
+        "{% block body %}\n<p>{{ twice(text) }}</p>\n{% endblock %}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = HtmlPage(
+        "shown_pages", "one.html.j2", feature="a page", extra="report", filters={"loud": str.upper}
+    )
+    text = shown.render(text="<b>\r\n\ud800\x00\u202e")
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
+    assert 'style="color-scheme: light dark"' in text
+    assert "<title>&lt;b&gt;\n\ufffd\ufffd\ufffd</title>" in text
+    assert "<p>&lt;b&gt;\n\ufffd\ufffd\ufffd, &lt;B&gt;\n\ufffd\ufffd\ufffd</p>" in text
+    with pytest.raises(UndefinedError):
+        shown.render()
+
+
+def test_a_page_says_what_to_install_for_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    shown = HtmlPage("ctxreuse", "one.html.j2", feature="a picture", extra="agents")
+    with pytest.raises(MissingExtraError, match=r"a picture .*'ctxreuse\[agents\]'"):
+        shown.render()
 
 
 def test_one_cache_size_needs_no_chart_of_sizes():

@@ -1,15 +1,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
-from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -19,6 +17,7 @@ from langchain_model_helpers import (
     RecordingModel,
     StreamingModel,
     context,
+    global_cache,
     letters_in,
     question,
     text_of,
@@ -28,6 +27,8 @@ from langchain_openai import ChatOpenAI
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
+
+__all__ = ["global_cache"]
 
 CONTEXTS = ["abc", "xyz", "bca", "zyx", "mno", "cab"]
 PLANNED = ["q0", "q2", "q5", "q1", "q3", "q4"]
@@ -69,13 +70,6 @@ def contents(answers: list[AIMessage]) -> list[Any]:
 
 
 every_method = pytest.mark.parametrize("method", METHODS)
-
-
-@pytest.fixture
-def global_cache() -> Iterator[None]:
-    set_llm_cache(InMemoryCache())
-    yield
-    set_llm_cache(None)
 
 
 @every_method

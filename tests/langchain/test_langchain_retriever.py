@@ -349,7 +349,7 @@ def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_na
 @pytest.mark.parametrize("found", [None, "text", [1]])
 def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
     retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever._arranger.arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    assert retriever._documents.plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
     assert retriever.faults == 1
 
 

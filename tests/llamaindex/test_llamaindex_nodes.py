@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from threading import Thread, current_thread
 from typing import Any
 
 import pytest
-import pytest_socket
 from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
 from helpers import contexts_in
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -27,13 +26,6 @@ from llamaindex_helpers import LetterRetriever, letter_nodes, letter_text
 from ctxreuse import ReusePlanner, Templates, request_context
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
-
-
-@pytest.fixture(autouse=True)
-def _without_network() -> Iterator[None]:
-    pytest_socket.disable_socket(allow_unix_socket=True)
-    yield
-    pytest_socket.enable_socket()
 
 
 def letters(nodes: Sequence[NodeWithScore]) -> str:
@@ -189,6 +181,12 @@ class TestPlannedNodes:
         assert "only here" not in annotation.metadata
         for mode in (MetadataMode.LLM, MetadataMode.EMBED):
             assert annotation.node.get_content(mode) == annotation.text
+
+    def test_without_a_planner_each_makes_its_own(self) -> None:
+        for word in ("abc", "cba"):
+            planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
+            assert letters(planned) == word
+            assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == word
 
     def test_a_copy_in_another_process_has_a_planner_of_its_own(self) -> None:
         postprocessor = ReusePostprocessor(annotation="metadata")

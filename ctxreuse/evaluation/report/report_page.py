@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.sheets import sheets
 
-_CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n"))
-_NOT_IN_HTML = dict.fromkeys(_CONTROLS, "\ufffd")
-"""Ids may hold what a page must not."""
+_PAGE = HtmlPage(
+    "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,6 @@ def page(results: Results) -> str:
     Raises:
         MissingExtraError: If jinja2 or matplotlib is not installed.
     """
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise MissingExtraError("an HTML report", "report") from error
-    environment = Environment(
-        loader=PackageLoader("ctxreuse.evaluation.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
     drawn = [
         {
             "name": one.name,
@@ -52,10 +43,9 @@ def page(results: Results) -> str:
         }
         for one in charts(results)
     ]
-    text = environment.get_template("report.html.j2").render(
+    return _PAGE.render(
         results=results, charts=drawn, cards=list(_cards(results)), sheets=list(sheets(results))
     )
-    return well_formed(text).translate(_NOT_IN_HTML)
 
 
 def write_report(results: Results, path: str | Path) -> None:

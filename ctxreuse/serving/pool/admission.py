@@ -142,7 +142,7 @@ class AdmissionQueue:
                 self._is_planning = False
 
     def _due(self) -> list[_Slot]:
-        """Take the requests that are next and that nobody plans yet; none if others are next."""
+        """Take the requests to plan now; none if others go first, or are being planned."""
         queue = self._queue
         with queue.lock:
             is_next = queue.running < queue.places and not queue.has_waiting(_PLANNED_LANE)
@@ -195,7 +195,7 @@ class AdmissionQueue:
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:
-            spare = ReusePlanner(templates=self._planner.templates)  # counts nothing with ours
+            spare = ReusePlanner(templates=self._planner.templates)  # with counts of its own
             plan, given_id = spare.plan(request, "none"), request.request_id
         if given_id is None:  # an id of another planner may be another request's here
             given_id = f"unplanned-{next(self._unplanned_number)}"

@@ -19,7 +19,7 @@ from collections.abc import (
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
 from threading import Event
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_executor_for_config
@@ -102,13 +102,6 @@ async def ataken_plan(slot: BatchSlot, prompt: PromptTexts) -> PlannedPrompt | N
     return planned
 
 
-class Answered(NamedTuple, Generic[_Answer]):
-    """An answer, with the position of its input among the caller's."""
-
-    position: int
-    answer: _Answer
-
-
 def answers(
     slots: Sequence[BatchSlot], send: Callable[[BatchSlot], _Answer], config: RunnableConfig
 ) -> list[_Answer]:
@@ -127,8 +120,8 @@ def answers(
 
 def answers_as_completed(
     slots: Sequence[BatchSlot], send: Callable[[BatchSlot], _Answer], config: RunnableConfig
-) -> Iterator[Answered[_Answer]]:
-    """Yield each answer when it is there; arguments as in `answers`."""
+) -> Iterator[tuple[int, _Answer]]:
+    """Yield position and answer when each is there; arguments as in `answers`."""
     with _futures(slots, send, config) as futures:
         for future in as_completed(futures):
             yield future.result()
@@ -151,8 +144,8 @@ async def aanswers_as_completed(
     slots: Sequence[BatchSlot],
     send: Callable[[BatchSlot], Awaitable[_Answer]],
     config: RunnableConfig,
-) -> AsyncGenerator[Answered[_Answer]]:
-    """Yield each answer when it is there; a caller that stops listening cancels the others."""
+) -> AsyncGenerator[tuple[int, _Answer]]:
+    """Yield position and answer when each is there; closing it cancels the calls still running."""
     tasks = _tasks(slots, send, config)
     try:
         for task in asyncio.as_completed(tasks):
@@ -166,17 +159,17 @@ async def aanswers_as_completed(
 @contextmanager
 def _futures(
     slots: Sequence[BatchSlot], send: Callable[[BatchSlot], _Answer], config: RunnableConfig
-) -> Iterator[list[Future[Answered[_Answer]]]]:
+) -> Iterator[list[Future[tuple[int, _Answer]]]]:
     """Start the calls in threads; at the end, those that have not started are given up."""
 
-    def run(slot: BatchSlot) -> Answered[_Answer]:
+    def run(slot: BatchSlot) -> tuple[int, _Answer]:
         try:
-            return Answered(slot.item.position, send(slot))
+            return slot.item.position, send(slot)
         finally:
             slot.leave()
 
     if len(slots) == 1:  # no thread for a single one
-        future: Future[Answered[_Answer]] = Future()
+        future: Future[tuple[int, _Answer]] = Future()
         future.set_result(run(slots[0]))
         yield [future]
         return
@@ -194,14 +187,14 @@ def _tasks(
     slots: Sequence[BatchSlot],
     send: Callable[[BatchSlot], Awaitable[_Answer]],
     config: RunnableConfig,
-) -> list[asyncio.Task[Answered[_Answer]]]:
+) -> list[asyncio.Task[tuple[int, _Answer]]]:
     """Start the calls as tasks; with a bound on them the first to wait is the first to go on."""
     bound = config.get("max_concurrency")
     places = asyncio.Semaphore(bound) if bound else nullcontext()
 
-    async def run(slot: BatchSlot) -> Answered[_Answer]:
+    async def run(slot: BatchSlot) -> tuple[int, _Answer]:
         async with places:
-            return Answered(slot.item.position, await send(slot))
+            return slot.item.position, await send(slot)
 
     tasks = []
     for slot in slots:

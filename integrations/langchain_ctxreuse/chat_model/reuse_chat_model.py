@@ -504,11 +504,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         )
 
     def _with_options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        more, scope = dict(arguments), self._carried.scope
+        more = dict(arguments)
         if self.send_cache_salt:
-            more = with_cache_salt(more, self.inner, scope, self.salt_key)
+            more = with_cache_salt(more, self.inner, self._carried.scope, self.salt_key)
         if self.send_session_id:
-            more = with_session_id(more, self.inner, scope, self.salt_key)
+            more = with_session_id(more, self.inner, self._carried.scope, self.salt_key)
         return more
 
     # Passthrough: what the inner model says of itself, for traces and for LangChain's cache.

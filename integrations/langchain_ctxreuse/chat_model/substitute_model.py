@@ -1,7 +1,7 @@
 """Putting a substitute where a model stands inside what the model made of itself.
 
-`bind_tools` and `with_structured_output` return runnables that hold the model that made them.
-Called through those, the wrapper would be left out.
+`bind_tools` and `with_structured_output` return runnables that hold the model that made them. Calls
+through those would go past the wrapper.
 """
 
 from __future__ import annotations

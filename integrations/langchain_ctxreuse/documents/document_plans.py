@@ -1,16 +1,16 @@
 """Documents in their planned order: what the retriever and the compressor share.
 
-A planned document is a copy that carries its rank, label and plan in its metadata; the retriever's
-own documents are never changed.
+A planned document is a copy whose metadata carries its rank, label and plan; the documents that the
+retriever returned are never changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
@@ -18,6 +18,7 @@ from ctxreuse.adapters.document_planner import (
     PlannedItems,
     RetrievedItems,
     appended_annotation,
+    checked_annotation,
 )
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
@@ -26,6 +27,7 @@ from ctxreuse.adapters.plan_metadata import (
     document_metadata,
     retrievers_order,
 )
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
@@ -33,8 +35,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievedDocuments:
+class RetrievedDocuments(NamedTuple):
     """What one query retrieved.
 
     Attributes:
@@ -46,6 +47,30 @@ class RetrievedDocuments:
     documents: Sequence[Document]
     query: str
     scope: RequestScope
+
+
+class DocumentPlanningFields(BaseModel):
+    """The fields of a component that plans documents, and what they make."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
+    annotation: AnnotationMode = "append"
+    _documents: LangChainDocumentPlanner = PrivateAttr()
+
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what plans the documents."""
+        super().model_post_init(context)
+        name = type(self).__name__
+        self._documents = LangChainDocumentPlanner(self.planner, self.annotation, name)
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and documents went through as they came."""
+        return self._documents.faults
 
 
 class LangChainDocumentPlanner:
@@ -70,31 +95,30 @@ class LangChainDocumentPlanner:
         """How often documents went through as retrieved."""
         return self._planner.faults + self._fail_open.faults
 
-    def arrange(self, retrieval: RetrievedDocuments) -> list[Document]:
+    def plan(self, retrieved: RetrievedDocuments) -> list[Document]:
         """Return what one query retrieved in its planned order."""
-        return self.arrange_batch([retrieval])[0]
+        return self.plan_batch([retrieved])[0]
 
-    def arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
+    def plan_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
         """Return what some queries retrieved, planned together, each in its planned order.
 
         Returns:
             The documents of each query, in the order given.
         """
         return self._fail_open.attempt(
-            lambda: self._arrange_batch(retrievals),
-            lambda: [_as_they_came(retrieval.documents) for retrieval in retrievals],
+            lambda: self._planned_batch(batch),
+            lambda: [_as_they_came(retrieved.documents) for retrieved in batch],
         )
 
-    def _arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
-        planned: list[list[Document]] = [list(one.documents) for one in retrievals]
-        positions: list[int] = []
-        batch: list[RetrievedItems[Document]] = []
-        for position, retrieval in enumerate(retrievals):
-            unplanned = without_plan(retrieval.documents)
-            if unplanned is not None:
-                positions.append(position)
-                batch.append(RetrievedItems(unplanned, retrieval.query, retrieval.scope))
-        for position, one in zip(positions, self._planner.arrange_batch(batch), strict=True):
+    def _planned_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
+        planned: list[list[Document]] = [list(retrieved.documents) for retrieved in batch]
+        unplanned: dict[int, RetrievedItems[Document]] = {}
+        for position, (documents, query, scope) in enumerate(batch):
+            given = without_plan(documents)
+            if given is not None:
+                unplanned[position] = RetrievedItems(given, query, scope)
+        items = self._planner.plan_batch(list(unplanned.values()))
+        for position, one in zip(unplanned, items, strict=True):
             if one.plan is not None:
                 planned[position] = self._with_metadata(one, one.plan)
         return planned
@@ -103,14 +127,14 @@ class LangChainDocumentPlanner:
         """Return copies that carry their plan, the annotation behind them."""
         metadata = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _copy_with(one.thing, metadata.position(one.rank, one.label or ""))
-            for one in planned.placed
+            _copy_with(one.item, metadata.position(one.rank, one.label or ""))
+            for one in planned.items
         ]
         annotation = planned.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            shown = [one.thing for one in planned.placed or planned.left_out]
+            shown = [one.item for one in planned.items or planned.left_out]
             documents.append(
                 _annotation_document(annotation, metadata.annotation(annotation), shown)
             )

@@ -28,23 +28,23 @@ from langchain_ctxreuse.workflow.langchain_documents import (
 class WorkflowRetriever(RequestCarrier, BaseRetriever):
     """Retrieves with an engine that is shared by all requests, without a graph.
 
-    Searches that go on at the same time are embedded and scanned together, however they are asked
-    for: `invoke` in threads, `batch`, `ainvoke`, or by the engine's workflows. In a conversation,
-    named by `config={"configurable": {"thread_id": ...}}` or `ctxreuse.request_context`, a search
-    begins where the last one has found something. Results are those of a plain search.
+    Searches that run at the same time are embedded and scanned together, whether they come from
+    `invoke` in threads, `batch`, `ainvoke`, or the engine's workflows. In a conversation, named by
+    `config={"configurable": {"thread_id": ...}}` or `ctxreuse.request_context`, a search begins
+    where the last one found something. Results are those of a plain search.
 
-    A document has the block's id and text, and in its metadata the "score" where the retriever
-    tells one: the higher, the nearer. To have the documents of a vector store, give `document_of`.
+    A document has the block's id and text, and in its metadata the "score" if the retriever gives
+    one: the higher, the nearer. To get the documents of a vector store, pass `document_of`.
 
     Args:
         engine: The engine; it may have no model.
-        k: How many documents are wanted; `invoke(query, k=3)` wants another number.
-        retriever: Which of the engine's retrievers is asked; None takes the default one.
+        k: How many documents to find; `invoke(query, k=3)` overrides it.
+        retriever: Which of the engine's retrievers to use; None uses the default one.
         document_of: From a block's id to the document that it was made from, which is returned as a
             copy; None makes one.
 
     Raises:
-        ValueError: If an argument is of the wrong kind.
+        ValueError: wrong type or out of range.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)

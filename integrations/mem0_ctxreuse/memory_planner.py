@@ -1,24 +1,27 @@
-"""From a search's result to the planned one: what the sync and the async wrapper share."""
+"""Plans the results of searches, for the sync and the async wrapper."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import distinct_texts
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.scope import RequestScope, current_scope
-from mem0_ctxreuse.memories import (
+from ctxreuse.context.scope import current_scope
+from mem0_ctxreuse.memory_results import (
+    MemoryContext,
     found_memories,
     memory_block,
-    placed_memories,
+    plain_context,
+    planned_context,
     result_in_order,
+    texts_as_found,
 )
-from mem0_ctxreuse.ownership import tenant_of_call
-from mem0_ctxreuse.rendering import MemoryContext, plain_context, planned_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +41,44 @@ class MemorySearch:
     kwargs: Mapping[str, Any]
 
     def run(self) -> Any:
-        """Return what the method does; errors are the caller's."""
+        """Return what the method does; its errors are raised."""
         return self.method(self.query, *self.args, **self.kwargs)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose memories the search reads, however the arguments are given."""
+        arguments = self._named_arguments()
+        options = arguments.get("options")
+        if options is not None and "filters" not in arguments:
+            given = options if isinstance(options, Mapping) else vars(options)
+            arguments["filters"] = given.get("filters")
+        ids = {name: arguments[name] for name in ENTITIES if name in arguments}
+        return tenant_of(arguments.get("filters"), **ids)
+
+    def _named_arguments(self) -> dict[str, Any]:
+        if not self.args:
+            return dict(self.kwargs)
+        signature = inspect.signature(self.method)
+        bound = signature.bind(self.query, *self.args, **self.kwargs).arguments
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                bound.update(bound.pop(parameter.name, {}))
+        return dict(bound)
 
 
 class MemoryPlanner:
-    """Plans what searches find. A fault in here lets the memories through as they were found.
+    """Plans the results of searches; an internal error lets the memories through as found.
 
     Args:
-        planner: Plans the contexts.
-        tenant: Whose requests they are; None leaves it to what each search filters by.
+        planner: Plans the contexts; None makes a new one.
+        tenant: The tenant of the requests; None takes that of each search's filters.
         component: The wrapper's name, for the log.
 
     Raises:
-        InvalidRequestError: If the planner is none, or the tenant is no string.
+        InvalidRequestError: wrong type.
     """
 
-    def __init__(self, planner: ReusePlanner, tenant: str | None, component: str) -> None:
+    def __init__(self, planner: ReusePlanner | None, tenant: str | None, component: str) -> None:
         self.planner = planner_or_new(planner)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
         self._fail_open = FailOpen(component, "memories go through as retrieved")
@@ -74,17 +98,16 @@ class MemoryPlanner:
         Args:
             result: What the search returned.
             search: The search.
-            asked: The request but for its blocks and its tenant, as `asked` made it.
+            asked: The request without its blocks and its tenant, as `asked` made it.
         """
         return self._fail_open.attempt(
             lambda: self._context(result, search, asked),
-            lambda: plain_context(_texts_as_found(result), asked),
+            lambda: plain_context(texts_as_found(result), asked),
         )
 
     def _reordered(self, result: Any, search: MemorySearch) -> Any:
         scope = current_scope()
-        memories = found_memories(result)
-        blocks = [memory_block(memory) for memory in memories]
+        blocks = [memory_block(memory) for memory in found_memories(result)]
         request = ContextRequest(
             blocks,
             search.query,
@@ -93,26 +116,20 @@ class MemoryPlanner:
             tenant=self._tenant_of(search),
         )
         plan = self.planner.plan(request, deduplicate=False)
-        return result_in_order(result, placed_memories(memories, blocks, plan), plan)
+        return result_in_order(result, blocks, plan)
 
     def _context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
         blocks = [memory_block(memory) for memory in found_memories(result)]
-        request = ContextRequest(
-            # texts, not mem0's `hash`: one that a store did not keep up to date loses no memory
-            distinct_texts(blocks),
-            asked.query,
-            system=asked.system,
-            history=asked.history,
-            conversation_id=asked.conversation_id,
-            tenant=self._tenant_of(search),
-        )
+        # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
+        unique = tuple(distinct_texts(blocks))
+        request = replace(asked, blocks=unique, tenant=self._tenant_of(search))
         return planned_context(self.planner.plan(request))
 
     def _tenant_of(self, search: MemorySearch) -> str:
         for tenant in (current_scope().tenant, self._tenant):
             if tenant is not None:
                 return tenant
-        return tenant_of_call(search.method, search.query, search.args, search.kwargs)
+        return search.tenant
 
 
 def asked(
@@ -121,29 +138,15 @@ def asked(
     history: Any,
     conversation_id: str | int | None,
 ) -> ContextRequest:
-    """Return a request without its memories, for they are yet to be searched.
+    """Return a request without its memories, which are searched for later.
 
-    What is None comes from the surrounding `request_context`.
+    The surrounding `request_context` replaces None.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type.
     """
     given = ContextRequest(
         (), query, system=system, history=history, conversation_id=conversation_id
     )
-    scope: RequestScope = current_scope().inside(None, conversation_id, given.history)
-    return ContextRequest(
-        (),
-        query,
-        system=system,
-        history=scope.history,
-        conversation_id=scope.conversation_id,
-    )
-
-
-def _texts_as_found(result: Any) -> list[str]:
-    """Return the texts that a result holds, whatever it is, without exact duplicates."""
-    memories = result.get("results") if isinstance(result, Mapping) else result
-    found = memories if isinstance(memories, (list, tuple)) else ()
-    texts = (memory.get("memory") for memory in found if isinstance(memory, Mapping))
-    return list(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    scope = current_scope().inside(None, conversation_id, given.history)
+    return replace(given, history=scope.history, conversation_id=scope.conversation_id)

@@ -1,8 +1,7 @@
-"""A node postprocessor that plans what it is given."""
+"""A node postprocessor that plans the nodes it is given."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
@@ -11,25 +10,22 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
 from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
-from llamaindex_ctxreuse.llm.pickling import state_without
+from llamaindex_ctxreuse.llm.delegating_llm import state_without
 from llamaindex_ctxreuse.nodes.node_plans import NodePlanner, checked_metadata_mode
-
-_ARRANGED_ON_THE_LOOP = 200
-"""More nodes than these are planned in a thread, so that the event loop stays responsive."""
 
 
 class ReusePostprocessor(BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
     For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. It has
-    to be the last one: what sorts or cuts off after it (`LongContextReorder`, a reranker) undoes
-    its order. Node ids, scores and texts are kept; no node is lost; a planning fault lets them
-    through as they came. `ctxreuse.request_context` says tenant, conversation and history.
+    to be the last one: a postprocessor that sorts or cuts off after it (`LongContextReorder`, a
+    reranker) undoes its order. Node ids, scores and texts are kept; no node is lost; a planning
+    fault lets nodes through as they came. `ctxreuse.request_context` says tenant, conversation and
+    history.
 
     Args:
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes a new one.
         annotation: "append" puts the annotation behind the nodes as one more node, so that an
             unchanged query engine shows it; "metadata" keeps it in the metadata, for
             `format_context`, and for engines that give each node a call or a citation of its own
@@ -38,7 +34,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
             query engines and chat engines, NONE in `VectorMemoryBlock`.
 
     Raises:
-        ValueError: If the planner, the annotation mode or the metadata mode is none.
+        ValueError: wrong type, or no such annotation mode or metadata mode.
 
     Example:
         >>> from llama_index.core.schema import TextNode
@@ -51,10 +47,12 @@ class ReusePostprocessor(BaseNodePostprocessor):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, exclude=True, repr=False)
+    planner: ReusePlanner | None = Field(
+        default=None, validate_default=True, exclude=True, repr=False
+    )
     annotation: AnnotationMode = "append"
     metadata_mode: MetadataMode = MetadataMode.LLM
-    _arranger: NodePlanner = PrivateAttr()
+    _nodes: NodePlanner = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
@@ -63,7 +61,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._arranger = NodePlanner(
+        self._nodes = NodePlanner(
             self.planner, self.annotation, self.metadata_mode, type(self).__name__
         )
 
@@ -73,23 +71,21 @@ class ReusePostprocessor(BaseNodePostprocessor):
         return "ReusePostprocessor"
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return what a copy in another process is made of; see `state_without`."""
+        """Return the state of a copy in another process; see `state_without`."""
         return state_without(self, {"planner"})
 
     @property
     def faults(self) -> int:
         """How often planning has failed and nodes went through as they came."""
-        return self._arranger.faults
+        return self._nodes.faults
 
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = "" if query_bundle is None else query_bundle.query_str
-        return self._arranger.arrange(nodes, query, current_scope())
+        return self._nodes.plan(nodes, "" if query_bundle is None else query_bundle.query_str)
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        if len(nodes) > _ARRANGED_ON_THE_LOOP:
-            return await asyncio.to_thread(self._postprocess_nodes, nodes, query_bundle)
-        return self._postprocess_nodes(nodes, query_bundle)
+        query = "" if query_bundle is None else query_bundle.query_str
+        return await self._nodes.aplan(nodes, query)

@@ -1,0 +1,93 @@
+"""Pages of HTML that load nothing and run nothing, whatever text they show.
+
+A page is one file: its content security policy allows inline styles and nothing else, every value
+is escaped, and characters that would break the file's encoding or turn text around are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ctxreuse.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+BASE_TEMPLATE = "html_page.html.j2"
+"""What a page's template extends; its blocks are `title`, `style` and `body`."""
+
+# Controls, lone surrogates, noncharacters, and the two overrides of writing direction
+_ILLEGIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff\u202d\u202e]"
+)
+
+
+class HtmlPage:
+    """A page, rendered from a template that lies in a package.
+
+    The template begins with `{% extends "html_page.html.j2" %}`. It is compiled once. A newline
+    behind a block tag is dropped, and so are blanks before one.
+
+    Args:
+        package: The package that holds the template's file.
+        template: The file's name.
+        feature: What needs the page, for the error where jinja2 is missing.
+        extra: The extra that installs jinja2.
+        filters: Functions that the template calls as filters.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        template: str,
+        *,
+        feature: str,
+        extra: str,
+        filters: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
+        self._package = package
+        self._name = template
+        self._feature = feature
+        self._extra = extra
+        self._filters = dict(filters or {})
+
+    def render(self, **values: Any) -> str:
+        """Return the page for some values, all of which are escaped.
+
+        Raises:
+            MissingExtraError: jinja2 is not installed.
+        """
+        return legible(self._template.render(values))
+
+    @cached_property
+    def _template(self) -> Template:
+        try:
+            from jinja2 import Environment, FunctionLoader, StrictUndefined
+        except ImportError as error:
+            raise MissingExtraError(self._feature, self._extra) from error
+        environment = Environment(
+            loader=FunctionLoader(self._source),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters |= self._filters
+        return environment.get_template(self._name)
+
+    def _source(self, name: str) -> str:
+        package = __package__ if name == BASE_TEMPLATE else self._package
+        return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def legible(text: str) -> str:
+    """Return a text with what cannot be shown replaced, so that it can be written as UTF-8.
+
+    Control characters, lone surrogates, and overrides that would turn the text around become the
+    replacement character. Line breaks and tabs stay.
+    """
+    return _ILLEGIBLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
