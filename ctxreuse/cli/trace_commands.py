@@ -8,26 +8,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
-from ctxreuse.cli.common import (
-    CorpusPath,
-    only_one_from_standard_input,
-    output_console,
-    progress,
-)
+from ctxreuse.cli.terminal import CorpusPath, only_one_from_standard_input, progress, show
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay import simulate as simulation
-from ctxreuse.evaluation.replay.explain_plan import (
-    explain_plan,
-    explanation_json,
-    explanation_tables,
-    in_words,
-)
+from ctxreuse.evaluation.replay.explain_plan import explain_plan, explanation_json, in_words
 from ctxreuse.evaluation.replay.plan_file import read_plan
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.results.tables import explanation_output
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, write_lines
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 
@@ -141,11 +131,9 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(figures))
         return
-    table = Table(show_header=False, box=None)
     for name, value in figures.items():
         shown = f"{value:,}" if isinstance(value, int) else value
-        table.add_row(name.replace("_", " "), "unlimited" if value is None else str(shown))
-    output_console().print(table)
+        print(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown}")
 
 
 def explain(
@@ -193,5 +181,4 @@ def explain(
         for one in explained:
             typer.echo(in_words(one))
     else:
-        for table in explanation_tables(explained, worst):
-            output_console().print(table)
+        show(explanation_output(explained, worst))

@@ -1,4 +1,4 @@
-"""The published `contextpilot` package as a contender, in a process of its own."""
+"""The published `contextpilot` package as a policy, in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.evaluation.bench.baselines import Contender, OrderedContexts
-from ctxreuse.evaluation.replay.policies import Policy
+from ctxreuse.evaluation.replay.policies import Policy, ReorderedTrace
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 _PROGRAM = Path(__file__).with_name("contextpilot_program.py")
-_LAST_WORDS = 300
+_LONGEST_ERROR = 300
 
 
 class PublishedContextPilot:
@@ -34,20 +33,20 @@ class PublishedContextPilot:
 
     def __init__(self, python: str) -> None:
         self._python = python
-        self._known: dict[tuple[bool, bool, tuple[object, ...]], OrderedContexts] = {}
+        self._known: dict[tuple[bool, bool, tuple[object, ...]], ReorderedTrace] = {}
 
-    def contenders(self) -> list[Contender]:
-        """Return it online and as a batch."""
+    def policies(self) -> list[Policy]:
+        """Return its two policies: online, and as a batch."""
         return [
-            Contender(
-                Policy(f"contextpilot, {name}", "none", "online"), partial(self._arranged, batch)
+            Policy(
+                f"contextpilot, {name}", "none", "online", reorder=partial(self._reordered, batch)
             )
             for name, batch in (("online", False), ("batch", True))
         ]
 
-    def _arranged(
+    def _reordered(
         self, batch: bool, trace: Sequence[TraceRequest], deduplicate: bool
-    ) -> OrderedContexts:
+    ) -> ReorderedTrace:
         key = (batch, deduplicate, tuple((one.request_id, len(one.blocks)) for one in trace))
         if key not in self._known:
             self._known[key] = self._order(trace, batch, deduplicate)
@@ -55,7 +54,7 @@ class PublishedContextPilot:
 
     def _order(
         self, trace: Sequence[TraceRequest], batch: bool, deduplicate: bool
-    ) -> OrderedContexts:
+    ) -> ReorderedTrace:
         numbers: dict[bytes, int] = {}
         blocks: list[ContextBlock] = []
         requests = []
@@ -70,46 +69,46 @@ class PublishedContextPilot:
                     "conversation": None if conversation is None else str(conversation),
                 }
             )
-        asked = {"batch": batch, "deduplicate": deduplicate, "requests": requests}
-        answer = self._ask(asked)
-        arranged, wrong = [], 0
+        question = {"batch": batch, "deduplicate": deduplicate, "requests": requests}
+        answer = self._run(question)
+        reordered, wrong = [], 0
         for place in _checked_execution(answer["execution"], len(trace)):
             traced, given = trace[place], requests[place]["blocks"]
             order = answer["orders"][place]
             if Counter(order) == Counter(given):
                 ordered = tuple(blocks[number] for number in order)
-                arranged.append(replace(traced, blocks=ordered, ranked=traced.blocks))
+                reordered.append(replace(traced, blocks=ordered, ranked=traced.blocks))
             else:
                 wrong += 1
-                arranged.append(traced)
-        return OrderedContexts(arranged, 1e3 * answer["seconds"] / max(1, len(trace)), wrong)
+                reordered.append(traced)
+        return ReorderedTrace(reordered, 1e3 * answer["seconds"] / max(1, len(trace)), wrong)
 
-    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, question: dict[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "answer.json"
             try:
-                ended = subprocess.run(
+                done = subprocess.run(
                     [self._python, str(_PROGRAM), str(file)],
-                    input=json.dumps(asked),
+                    input=json.dumps(question),
                     capture_output=True,
                     text=True,
                     check=False,
                 )
             except OSError as error:
                 raise InvalidRequestError(
-                    f"--peer-python {describe(self._python)}: {error.strerror}"
+                    f"--contextpilot-python {describe(self._python)}: {error.strerror}"
                 ) from error
-            if ended.returncode or not file.exists():
-                last = ended.stderr.strip().rpartition("\n")[2][-_LAST_WORDS:]
+            if done.returncode or not file.exists():
+                last = done.stderr.strip().rpartition("\n")[2][-_LONGEST_ERROR:]
                 raise InvalidRequestError(
-                    f"--peer-python {describe(self._python)} ended with exit code "
-                    f"{ended.returncode} ({last}); it needs the package contextpilot"
+                    f"--contextpilot-python {describe(self._python)} ended with exit code "
+                    f"{done.returncode} ({last}); it needs the package contextpilot"
                 )
             answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return answer
 
 
 def _checked_execution(execution: list[int], requests: int) -> list[int]:
-    """Return the order to run requests in, those added at the end that it lacks."""
+    """Return the order to run requests in; those that it lacks are added at the end."""
     known = dict.fromkeys(place for place in execution if 0 <= place < requests)
     return [*known, *(place for place in range(requests) if place not in known)]

@@ -52,12 +52,12 @@ class Workload:
     def trace(self, sessions: int, seed: int) -> list[TraceRequest]:
         """Return the requests in an order that they might arrive in.
 
-        Conversations take turns by chance, so many at a time as there are sessions; when one has
-        ended, the next begins. Turns of one stay in order.
+        At most `sessions` conversations take turns by chance; when one has ended, the next begins.
+        The turns of a conversation stay in order.
 
         Args:
             sessions: Conversations at a time.
-            seed: Of the chance.
+            seed: Of the random order.
         """
         random = Random(seed)
         waiting = [list(reversed(turns)) for turns in self.conversations]
@@ -79,11 +79,11 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
 
     Args:
         dataset: The data set.
-        most: How many questions are enough.
-        seed: Of the chance by which they are chosen; None takes the first that fit.
+        most: The number of questions at most.
+        seed: Of the random choice; None takes the first conversations that fit.
 
     Raises:
-        InvalidRequestError: If no conversation is short enough.
+        InvalidRequestError: No conversation is short enough.
     """
     groups = list(_conversations(dataset.questions))
     if seed is not None:
@@ -103,7 +103,7 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
 
 
 def independent_questions(dataset: Dataset) -> Dataset:
-    """Return a data set whose turns are questions that stand alone."""
+    """Return a data set whose turns are independent questions."""
     questions = (replace(one, conversation_id=None, turn=0) for one in dataset.questions)
     return replace(dataset, questions=tuple(questions))
 
@@ -117,7 +117,7 @@ def make_workload(name: str, questions: Sequence[Question], found: Found) -> Wor
         found: What was found for each.
 
     Raises:
-        InvalidRequestError: If two texts have the same id.
+        InvalidRequestError: Two texts have the same id.
     """
     corpus: dict[BlockId, ContextBlock] = {}
     hits = golden = 0

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import BatchTooLargeError, InputFileError
-from ctxreuse.evaluation.replay.outcomes import Outcome, Replay
-from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Policy
+from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy
+from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.replay.simulated_run import Replay
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
@@ -19,8 +20,8 @@ _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 
 _MOST_SIZES = 4
 
-_KS = (3, 5, 10, 15)
-"""Blocks a request at most, as retrievers are usually set."""
+KS = (3, 5, 10, 15)
+"""Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +86,19 @@ class TraceSummary:
 
 
 def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
-    """Return a trace as it were with a retriever that finds k blocks a request."""
+    """Return the trace that a retriever which finds k blocks a request would have given."""
     return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
 
 
 def usual_ks(trace: Sequence[TraceRequest]) -> list[int]:
     """Return numbers of blocks a request to try: usual ones, and the most that one has."""
     most = max((len(traced.blocks) for traced in trace), default=0)
-    return [*(k for k in _KS if k < most), *([most] if most else [])]
+    return [*(k for k in KS if k < most), *([most] if most else [])]
 
 
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
-) -> Iterator[Outcome]:
+) -> Iterator[RunResult]:
     """Yield what each policy reaches, with and without de-duplication, with each cache.
 
     De-duplication is tried where there are conversations. A policy that cannot hold the trace as
@@ -119,7 +120,7 @@ def estimate(
 
 def estimate_over_k(
     replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, RunResult]]:
     """Yield what each policy reaches with an unlimited cache and k blocks a request, with k.
 
     Blocks that a conversation shows already are left out. A policy that cannot hold the trace as
@@ -134,7 +135,7 @@ def estimate_over_k(
         shorter = replay.of(cut(replay.trace, k))
         for policy in policies:
             with suppress(BatchTooLargeError):
-                yield k, shorter.run(policy)
+                yield k, replace(shorter.run(policy), part=Part.k, k=k)
 
 
 def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
@@ -148,16 +149,10 @@ def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
     return (False, True) if has_turns else (False,)
 
 
-def shown(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome whose prompts a report shows: this package's, online, no cache limit."""
-    return [one for one in outcomes if one.policy == OURS_ONLINE and one.capacity_tokens is None][
-        -1
-    ]
-
-
-def runs_of(trace: Sequence[TraceRequest], policies: Sequence[Policy] = POLICIES) -> int:
-    """Return how often `estimate` replays a trace for each cache size, at most."""
-    return len(policies) * len(deduplications(trace))
+def shown(results: Sequence[RunResult]) -> RunResult:
+    """Return the result whose prompts a report shows: this package's, online, no cache limit."""
+    ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
+    return next(one for one in ours if one.capacity_tokens is None)
 
 
 def files_of(trace: str, corpus: str | None) -> tuple[str, str]:

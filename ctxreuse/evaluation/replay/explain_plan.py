@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
@@ -157,34 +154,3 @@ def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
         "prompt_tokens": explained.prompt_tokens,
         "parts_at_token": explained.parts_at_token,
     }
-
-
-def explanation_tables(explained: Sequence[ExplainedRequest], worst: int) -> list[Table]:
-    """Return the causes, and the requests that lost most, as tables."""
-    causes = Table("cause", "requests", "tokens computed again", title="Why requests hit or miss")
-    by_cause: dict[str, list[int]] = {}
-    for one in explained:
-        by_cause.setdefault(one.explanation.cause, []).append(one.explanation.lost_tokens)
-    for cause, lost in sorted(by_cause.items(), key=lambda item: (-sum(item[1]), item[0])):
-        causes.add_row(cause, f"{len(lost):,}", f"{sum(lost):,}")
-    tables = [causes]
-    losers = [one.explanation for one in explained if one.explanation.lost_tokens]
-    losers.sort(key=lambda one: -one.lost_tokens)
-    if worst and losers:
-        table = Table()
-        for column in ("request", "cause", "closest", "shared", "parts at", "computed again"):
-            table.add_column(column, overflow="fold")
-        for loser in losers[:worst]:
-            table.add_row(
-                *(_shown(name) for name in (loser.request_id, loser.cause, loser.closest)),
-                f"{loser.shared_tokens:,} tokens",
-                "its end" if loser.block is None else _shown(loser.block),
-                f"{loser.lost_tokens:,}",
-            )
-        table.title = "Requests that lost most (`--request ID` says more)"
-        tables.append(table)
-    return tables
-
-
-def _shown(name: object) -> str:
-    return escape(well_formed(str(name)))

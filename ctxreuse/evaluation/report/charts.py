@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.evaluation.replay.policies import AS_SENT
+from ctxreuse.evaluation.replay.policies import AS_SENT, Part
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.sent_tree import TreeNode
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.runs import K_PART, SESSIONS_PART, Run
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def charts(results: Results) -> list[Chart]:
     ]
 
 
-def _over_the_run(unlimited: Sequence[Run]) -> Iterator[Chart]:
+def _over_the_run(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
     if not unlimited:
         return
     yield Chart(
@@ -161,8 +161,8 @@ def _over_the_run(unlimited: Sequence[Run]) -> Iterator[Chart]:
     )
 
 
-def _over_what_was_tried(results: Results, runs: Sequence[Run]) -> Iterator[Chart]:
-    over_k, over_sessions = _shown(results.part(K_PART)), results.part(SESSIONS_PART)
+def _over_what_was_tried(results: Results, runs: Sequence[RunResult]) -> Iterator[Chart]:
+    over_k, over_sessions = _shown(results.part(Part.k)), results.part(Part.sessions)
     if len({run.capacity_tokens for run in runs}) > 1:
         yield Chart(
             "cache-size",
@@ -203,7 +203,7 @@ def _of_what_was_sent(tree: TreeNode) -> Iterator[Chart]:
         )
 
 
-def _shown(runs: Sequence[Run]) -> list[Run]:
+def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
     """Return as retrieved, and the others with de-duplication, where there are any."""
     deduplicated = [run for run in runs if run.deduplicated]
     if not deduplicated:
@@ -215,7 +215,7 @@ def _shown(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def _style(run: Run, number: int) -> dict[str, Any]:
+def _style(run: RunResult, number: int) -> dict[str, Any]:
     return {
         "label": run.policy,
         "color": _COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
@@ -224,7 +224,7 @@ def _style(run: Run, number: int) -> dict[str, Any]:
     }
 
 
-def _draw_hit_ratio(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_hit_ratio(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
         axes.plot(range(1, len(ratios) + 1), ratios, **_style(run, number))
@@ -232,7 +232,7 @@ def _draw_hit_ratio(axes: Axes, runs: Sequence[Run]) -> None:
     _finish(axes)
 
 
-def _draw_prefilled(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_prefilled(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         prefilled = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]
         axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run, number))
@@ -241,7 +241,7 @@ def _draw_prefilled(axes: Axes, runs: Sequence[Run]) -> None:
     _finish(axes)
 
 
-def _draw_first_token(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_first_token(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         seconds = sorted(run.first_token_s or map(_first_token_s, run.usages))
         shares = [place / len(seconds) for place in range(1, len(seconds) + 1)]
@@ -251,7 +251,7 @@ def _draw_first_token(axes: Axes, runs: Sequence[Run]) -> None:
     _finish(axes)
 
 
-def _draw_cache_sizes(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_cache_sizes(axes: Axes, runs: Sequence[RunResult]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
     places: dict[int | None, int] = {size: place for place, size in enumerate(sizes)}
     places[None] = len(sizes)
@@ -268,7 +268,7 @@ def _draw_cache_sizes(axes: Axes, runs: Sequence[Run]) -> None:
     _finish(axes)
 
 
-def _draw_ks(axes: Axes, runs: Sequence[Run], bounds: Sequence[tuple[int, float]]) -> None:
+def _draw_ks(axes: Axes, runs: Sequence[RunResult], bounds: Sequence[tuple[int, float]]) -> None:
     ks = sorted({run.k for run in runs if run.k is not None})
     axes.plot(
         [k for k, _ in bounds],
@@ -289,7 +289,7 @@ def _draw_ks(axes: Axes, runs: Sequence[Run], bounds: Sequence[tuple[int, float]
     _finish(axes)
 
 
-def _draw_sessions(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_sessions(axes: Axes, runs: Sequence[RunResult]) -> None:
     counts = sorted({run.sessions for run in runs if run.sessions is not None})
     for number, of_policy in enumerate(_by_policy(runs)):
         ratios = {run.sessions: run.total.hit_ratio for run in of_policy}
@@ -302,8 +302,8 @@ def _draw_sessions(axes: Axes, runs: Sequence[Run]) -> None:
     _finish(axes)
 
 
-def _by_policy(runs: Sequence[Run]) -> list[list[Run]]:
-    by_policy: dict[str, list[Run]] = {}
+def _by_policy(runs: Sequence[RunResult]) -> list[list[RunResult]]:
+    by_policy: dict[str, list[RunResult]] = {}
     for run in runs:
         by_policy.setdefault(run.policy, []).append(run)
     return list(by_policy.values())

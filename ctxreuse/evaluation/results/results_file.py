@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,12 +14,36 @@ from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import explain_plan
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.policies import Part
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.sent_tree import TreeNode, sent_tree
-from ctxreuse.evaluation.results.runs import POLICIES_PART, Run
 from ctxreuse.evaluation.traces.trace_files import Corpus
 
 _FORMAT = 1
 _WORST = 10
+_CSV = (
+    "part",
+    "policy",
+    "deduplicated",
+    "capacity_tokens",
+    "k",
+    "sessions",
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "prefilled_tokens",
+    "hit_ratio",
+    "planning_ms",
+    "first_token_p50_s",
+    "first_token_p95_s",
+    "scored",
+    "f1",
+    "exact_match",
+    "failures",
+)
+
+Run = RunResult
+"""The former name of `RunResult`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +77,7 @@ class Results:
     title: str
     level: str
     trace: TraceSummary
-    runs: tuple[Run, ...]
+    runs: tuple[RunResult, ...]
     tree: TreeNode
     misses: tuple[Miss, ...]
     bounds: tuple[tuple[int, float], ...] = ()
@@ -66,7 +91,7 @@ class Results:
         title: str,
         level: str,
         trace: TraceSummary,
-        runs: Sequence[Run],
+        runs: Sequence[RunResult],
         shown: Sequence[PlannedRequest],
         corpus: Corpus,
         **more: Any,
@@ -77,7 +102,7 @@ class Results:
             title: What was measured.
             level: "blocks" or "tokens".
             trace: What was replayed.
-            runs: What came of it.
+            runs: What was measured; without their plans, which files do not hold.
             shown: What the policy sent.
             corpus: The blocks.
             **more: Attributes that these do not say.
@@ -88,7 +113,7 @@ class Results:
             title=title,
             level=level,
             trace=trace,
-            runs=tuple(runs),
+            runs=tuple(run.without_plans() for run in runs),
             tree=sent_tree(shown, corpus),
             misses=tuple(
                 Miss(str(one.request_id), one.cause.value, one.lost_tokens, one.words)
@@ -98,7 +123,7 @@ class Results:
             **more,
         )
 
-    def part(self, name: str = POLICIES_PART) -> list[Run]:
+    def part(self, name: str = Part.policies) -> list[RunResult]:
         """Return the runs of a part of a benchmark."""
         return [run for run in self.runs if run.part == name]
 
@@ -108,10 +133,24 @@ class Results:
         Raises:
             InputFileError: If the file cannot be written.
         """
+        runs = [run.as_json() for run in self.runs]
+        fields = {"format": _FORMAT, **asdict(replace(self, runs=())), "runs": runs}
         try:
-            Path(path).write_text(
-                json.dumps({"format": _FORMAT, **asdict(self)}) + "\n", encoding="utf-8"
-            )
+            Path(path).write_text(json.dumps(fields) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def write_csv(self, path: str | Path) -> None:
+        """Write one line a run.
+
+        Raises:
+            InputFileError: The file cannot be written.
+        """
+        try:
+            with Path(path).open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(_CSV)
+                writer.writerows(map(_csv_row, self.runs))
         except OSError as error:
             raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -138,7 +177,7 @@ class Results:
                 **fields
                 | {
                     "trace": TraceSummary(**fields["trace"]),
-                    "runs": tuple(map(Run.from_json, fields["runs"])),
+                    "runs": tuple(map(RunResult.from_json, fields["runs"])),
                     "tree": TreeNode.from_json(fields["tree"]),
                     "misses": tuple(Miss(**miss) for miss in fields["misses"]),
                     "bounds": tuple((int(k), float(share)) for k, share in fields["bounds"]),
@@ -150,3 +189,27 @@ class Results:
             raise InputFileError(
                 f"{path}: results with a part missing or broken: {error}"
             ) from error
+
+
+def _csv_row(run: RunResult) -> list[object]:
+    total = run.total
+    seconds = map(run.first_token_percentile_s, (50, 95)) if run.first_token_s else ()
+    means = (run.mean_f1, run.mean_exact_match) if run.scores else ()
+    return [
+        run.part,
+        run.policy,
+        run.deduplicated,
+        run.capacity_tokens,
+        run.k,
+        run.sessions,
+        len(run.prompt_tokens),
+        total.prompt_tokens,
+        total.cached_tokens,
+        total.prefilled_tokens,
+        round(total.hit_ratio, 6),
+        run.planning_ms,
+        *([round(one, 6) for one in seconds] or (None, None)),
+        len(run.scores),
+        *([round(one, 6) for one in means] or (None, None)),
+        run.failures,
+    ]
