@@ -12,8 +12,6 @@ import typer
 from ctxreuse.cli.savings_commands import write_page
 from ctxreuse.cli.terminal import progress, say, show
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.bench import BenchConfig, run
-from ctxreuse.evaluation.bench.benchmark import WORDS
 from ctxreuse.evaluation.replay.policies import Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import bench_output, comparison
@@ -84,7 +82,7 @@ def bench(
             help="A tokenizer.json, or words: count whole prompts, token by token; blocks: count "
             "each block as its tokens, questions and annotations as none."
         ),
-    ] = WORDS,
+    ] = "words",
     chunk_tokens: Annotated[
         int, typer.Option(min=16, help="Length of the pieces that long documents are cut into.")
     ] = 512,
@@ -129,6 +127,8 @@ def bench(
 
     `ctxreuse bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
     """
+    from ctxreuse.evaluation.bench import BenchConfig, run  # loads most of the package
+
     earlier = None if compare is None else Results.read(compare)
     _make_folder(output)  # before anybody waits for what could not be written
     results = run(

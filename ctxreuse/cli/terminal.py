@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import table as rich_tables
@@ -61,7 +61,8 @@ def progress(task: str, steps: int) -> Iterator[Callable[[], object]]:
 
 
 def _rich_table(table: Table) -> rich_tables.Table:
-    shown = rich_tables.Table(title=escape(table.title) or None)
+    frame: dict[str, Any] = {"title": escape(table.title)} if table.title else {"box": None}
+    shown = rich_tables.Table(**frame)
     for number, name in enumerate(table.head):
         is_left = table.is_text or not number
         shown.add_column(

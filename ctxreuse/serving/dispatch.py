@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
@@ -127,8 +127,14 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
 
     Yields:
         What `dispatch` takes as `progress`.
+
+    Raises:
+        MissingExtraError: rich is not installed.
     """
-    from rich.progress import Progress as Bar
+    try:
+        from rich.progress import Progress as Bar
+    except ImportError as error:
+        raise MissingExtraError("progress_bar", "cli") from error
 
     with Bar() as bar:
         task = bar.add_task(description, total=None)

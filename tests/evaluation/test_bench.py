@@ -246,7 +246,7 @@ class Without(MetaPathFinder):
 
 def test_a_framework_that_is_not_there_is_named(monkeypatch):
     gone = ("langchain_community", "llama_index.core")
-    adapters = ("langchain_ctxreuse.benchmarking", "llamaindex_ctxreuse.benchmarking")
+    adapters = ("langchain_ctxreuse.langchain_bench", "llamaindex_ctxreuse.llamaindex_bench")
     for name in [one for one in sys.modules if one.startswith(gone) or one in adapters]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("sys.meta_path", [Without(gone), *sys.meta_path])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DemoQuestion:
     """One question as it reaches the server.
 
     Attributes:
@@ -27,7 +27,11 @@ class Question:
     turn: int
 
 
-def _parse(log: str) -> Iterator[Question]:
+Question = DemoQuestion
+"""The former name of `DemoQuestion`."""
+
+
+def _parse(log: str) -> Iterator[DemoQuestion]:
     """Yield the questions of a log whose entries are a label and a text.
 
     The label is ``-`` for a single question and ``conversation/turn`` otherwise. Indented
@@ -38,9 +42,9 @@ def _parse(log: str) -> Iterator[Question]:
         conversation, _, turn = label.partition("/")
         words = " ".join(text.split())
         if turn:
-            yield Question(words, conversation, int(turn))
+            yield DemoQuestion(words, conversation, int(turn))
         else:
-            yield Question(words, None, 0)
+            yield DemoQuestion(words, None, 0)
 
 
 _LOG = r"""
@@ -358,5 +362,5 @@ chat-17/3  And if I yield inside an async def function, is that an asynchronous 
            the last one win?
 """
 
-QUESTIONS: tuple[Question, ...] = tuple(_parse(_LOG))
+QUESTIONS: tuple[DemoQuestion, ...] = tuple(_parse(_LOG))
 """Every question in arrival order."""

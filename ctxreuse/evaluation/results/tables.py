@@ -38,7 +38,7 @@ class Table:
     """A table.
 
     Attributes:
-        title: What it shows.
+        title: What it shows; a table without a title has no frame.
         head: Names of the columns.
         rows: A cell a column; a row of one cell is a heading.
         is_text: Whether the cells are words, which are aligned to the left and may be long.
