@@ -11,10 +11,10 @@ import typer
 
 from ctxreuse.cli.savings_commands import write_page
 from ctxreuse.cli.terminal import progress, say, show
-from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.policies import Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import bench_output, comparison
+from ctxreuse.evaluation.traces.json_lines import file_errors
 
 
 def bench(
@@ -168,9 +168,7 @@ def bench(
 
 def _make_folder(path: Path) -> None:
     """Make a folder, if need be, and see that files can be written there."""
-    try:
+    with file_errors(path, "written"):
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error

@@ -132,8 +132,8 @@ def simulate(
         typer.echo(json.dumps(figures))
         return
     for name, value in figures.items():
-        shown = f"{value:,}" if isinstance(value, int) else value
-        print(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown}")
+        shown = f"{value:,}" if isinstance(value, int) else str(value)
+        print(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
 
 
 def explain(

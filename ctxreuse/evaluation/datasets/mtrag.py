@@ -28,7 +28,7 @@ from ctxreuse.evaluation.datasets.published_files import (
     refuse_pointer,
     text_of,
 )
-from ctxreuse.evaluation.traces.json_lines import JsonLine, lines_of, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, file_errors, lines_of, read_lines
 
 _SOURCE = Source(
     "mtrag",
@@ -107,11 +107,8 @@ def _corpora(path: Path, benchmark: Path) -> Mapping[str, Path]:
 
 
 def _corpus_lines(path: Path) -> Iterator[JsonLine]:
-    try:
-        with path.open("rb") as stream:
-            refuse_pointer(path, stream.read(100))
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
+    with file_errors(path, "read"), path.open("rb") as stream:
+        refuse_pointer(path, stream.read(100))
     if path.suffix != ".zip":
         yield from read_lines(str(path))
         return

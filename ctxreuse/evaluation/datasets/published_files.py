@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.traces.json_lines import JsonLine
+from ctxreuse.evaluation.traces.json_lines import JsonLine, file_errors
 
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 
@@ -76,10 +76,8 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         InputFileError: If it cannot be read, or only says where Git LFS keeps it.
     """
-    try:
+    with file_errors(path, "read"):
         data = path.read_bytes()
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
     refuse_pointer(path, data)
     return data
 

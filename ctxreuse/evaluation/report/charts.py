@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.replay.policies import AS_SENT, Part
 from ctxreuse.evaluation.replay.run_result import RunResult
@@ -42,6 +41,8 @@ _COLOURS = {
 }
 _OTHERS = ("#a06ab4", "#6f6ab4")
 """For policies that not every report has, in turn."""
+
+_IN_ORDER = "requests, in the order in which they ran"
 
 _SIZES = {False: (4.6, 3.7), True: (9.4, 3.2)}
 """In inches, of usual and of wide charts."""
@@ -228,7 +229,7 @@ def _draw_hit_ratio(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
         axes.plot(range(1, len(ratios) + 1), ratios, **_style(run, number))
-    axes.set(xlabel="requests, in the order in which they ran", ylabel="hit ratio", ylim=(0, 1))
+    axes.set(xlabel=_IN_ORDER, ylabel="hit ratio", ylim=(0, 1))
     _finish(axes)
 
 
@@ -236,14 +237,15 @@ def _draw_prefilled(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         prefilled = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]
         axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run, number))
-    axes.set(xlabel="requests, in the order in which they ran", ylabel="thousand tokens")
+    axes.set(xlabel=_IN_ORDER, ylabel="thousand tokens")
     axes.set_ylim(bottom=0)
     _finish(axes)
 
 
 def _draw_first_token(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
-        seconds = sorted(run.first_token_s or map(_first_token_s, run.usages))
+        estimated = (COMMON_RATES.step_s(usage.prefilled_tokens, 1) for usage in run.usages)
+        seconds = sorted(run.first_token_s or estimated)
         shares = [place / len(seconds) for place in range(1, len(seconds) + 1)]
         axes.step(seconds, shares, where="post", **_style(run, number))
     axes.set(xlabel="seconds", ylabel="share of the requests", ylim=(0, 1))
@@ -255,62 +257,40 @@ def _draw_cache_sizes(axes: Axes, runs: Sequence[RunResult]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
     places: dict[int | None, int] = {size: place for place, size in enumerate(sizes)}
     places[None] = len(sizes)
-    for number, of_policy in enumerate(_by_policy(runs)):
-        of_policy.sort(key=lambda run: places[run.capacity_tokens])
-        axes.plot(
-            [places[run.capacity_tokens] for run in of_policy],
-            [run.total.hit_ratio for run in of_policy],
-            **_MARKED,
-            **_style(of_policy[0], number),
-        )
+    _plot_policies(axes, runs, lambda run: places[run.capacity_tokens])
     axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
-    axes.set(xlabel="tokens that the cache holds", ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
+    axes.set_xlabel("tokens that the cache holds")
 
 
 def _draw_ks(axes: Axes, runs: Sequence[RunResult], bounds: Sequence[tuple[int, float]]) -> None:
-    ks = sorted({run.k for run in runs if run.k is not None})
-    axes.plot(
-        [k for k, _ in bounds],
-        [share for _, share in bounds],
-        color="#8c8c8c",
-        linestyle=":",
-        label="reuse bound",
-    )
-    for number, of_policy in enumerate(_by_policy(runs)):
-        axes.plot(
-            [run.k or 0 for run in of_policy],
-            [run.total.hit_ratio for run in of_policy],
-            **_MARKED,
-            **_style(of_policy[0], number),
-        )
-    axes.set_xticks(ks)
-    axes.set(xlabel="blocks a request at most", ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
+    ks, shares = [k for k, _ in bounds], [share for _, share in bounds]
+    axes.plot(ks, shares, color="#8c8c8c", linestyle=":", label="reuse bound")
+    _plot_policies(axes, runs, lambda run: run.k or 0)
+    axes.set_xticks(sorted({run.k for run in runs if run.k is not None}))
+    axes.set_xlabel("blocks a request at most")
 
 
 def _draw_sessions(axes: Axes, runs: Sequence[RunResult]) -> None:
     counts = sorted({run.sessions for run in runs if run.sessions is not None})
-    for number, of_policy in enumerate(_by_policy(runs)):
-        ratios = {run.sessions: run.total.hit_ratio for run in of_policy}
-        axes.plot(
-            counts, [ratios[count] for count in counts], **_MARKED, **_style(of_policy[0], number)
-        )
+    _plot_policies(axes, runs, lambda run: run.sessions or 0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set(xlabel="conversations at a time", ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
+    axes.set_xlabel("conversations at a time")
 
 
-def _by_policy(runs: Sequence[RunResult]) -> list[list[RunResult]]:
+def _plot_policies(
+    axes: Axes, runs: Sequence[RunResult], place: Callable[[RunResult], int]
+) -> None:
+    """Draw a line a policy: hit ratios over the runs' places."""
     by_policy: dict[str, list[RunResult]] = {}
     for run in runs:
         by_policy.setdefault(run.policy, []).append(run)
-    return list(by_policy.values())
-
-
-def _first_token_s(usage: CacheUsage) -> float:
-    return COMMON_RATES.step_s(usage.prefilled_tokens, 1)
+    for number, of_policy in enumerate(by_policy.values()):
+        of_policy.sort(key=place)
+        ratios = [run.total.hit_ratio for run in of_policy]
+        axes.plot(list(map(place, of_policy)), ratios, **_MARKED, **_style(of_policy[0], number))
+    axes.set(ylabel="hit ratio", ylim=(0, 1))
+    _finish(axes)
 
 
 def _draw_tree(axes: Axes, root: TreeNode) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.report.html_page import HtmlPage
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import tables
+from ctxreuse.evaluation.traces.json_lines import file_errors
 
 _PAGE = HtmlPage(
     "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"
@@ -56,10 +56,8 @@ def write_report(results: Results, path: str | Path) -> None:
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
     text = page(results)
-    try:
+    with file_errors(path, "written"):
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:
@@ -74,11 +72,9 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
         path = Path(folder) / f"{chart.name}.png"
         figure = chart.figure()
         figure.suptitle(chart.title, fontsize=10)
-        try:
+        with file_errors(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=160)
-        except OSError as error:
-            raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
         paths.append(path)
     return paths
 

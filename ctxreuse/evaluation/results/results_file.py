@@ -17,6 +17,7 @@ from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import Part
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.sent_tree import TreeNode, sent_tree
+from ctxreuse.evaluation.traces.json_lines import file_errors
 from ctxreuse.evaluation.traces.trace_files import Corpus
 
 _FORMAT = 1
@@ -135,10 +136,8 @@ class Results:
         """
         runs = [run.as_json() for run in self.runs]
         fields = {"format": _FORMAT, **asdict(replace(self, runs=())), "runs": runs}
-        try:
+        with file_errors(path, "written"):
             Path(path).write_text(json.dumps(fields) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
 
     def write_csv(self, path: str | Path) -> None:
         """Write one line a run.
@@ -146,13 +145,13 @@ class Results:
         Raises:
             InputFileError: The file cannot be written.
         """
-        try:
-            with Path(path).open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(_CSV)
-                writer.writerows(map(_csv_row, self.runs))
-        except OSError as error:
-            raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
+        with (
+            file_errors(path, "written"),
+            Path(path).open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(_CSV)
+            writer.writerows(map(_csv_row, self.runs))
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -161,10 +160,10 @@ class Results:
         Raises:
             InputFileError: If the file holds no results.
         """
+        with file_errors(path, "read"):
+            text = Path(path).read_bytes()
         try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
+            fields = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputFileError(f"{path}: no JSON: {describe(str(error))}") from error
         if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:

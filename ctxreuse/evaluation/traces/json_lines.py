@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,23 @@ from typing import Any, NoReturn
 from ctxreuse.errors import InputFileError, describe
 
 STANDARD_STREAM = "-"
+
+
+@contextmanager
+def file_errors(path: object, done: str) -> Iterator[None]:
+    """Name the file in errors of the operating system.
+
+    Args:
+        path: The file.
+        done: What is done in this context: "read" or "written".
+
+    Raises:
+        InputFileError: The operating system refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be {done}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +84,11 @@ def read_lines(path: str) -> Iterator[JsonLine]:
         InputFileError: If it cannot be read, or a line is no JSON object.
     """
     name = "standard input" if path == STANDARD_STREAM else path
-    try:
+    with file_errors(name, "read"):
         # bytes, so that a broken character is this line's fault and not the file's
         stream = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
         with stream:
             yield from lines_of(stream, name)
-    except OSError as error:
-        raise InputFileError(f"{name}: cannot be read: {error.strerror}") from error
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
@@ -120,7 +136,7 @@ def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    try:
+    with file_errors(path, "written"):
         target = Path(path).resolve()  # a link stays one
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
@@ -136,5 +152,3 @@ def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error

@@ -21,6 +21,7 @@ from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.traces.json_lines import file_errors
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
@@ -181,13 +182,12 @@ def _append(file: IO[str], line: Mapping[str, Any]) -> None:
 
 
 def _new_file(path: Path) -> IO[str]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-    except FileExistsError as error:
-        raise InputFileError(
-            f"{path}: there is a recording already; choose another folder, or delete it"
-        ) from error
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
+    with file_errors(path, "written"):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except FileExistsError as error:
+            raise InputFileError(
+                f"{path}: there is a recording already; choose another folder, or delete it"
+            ) from error
     return os.fdopen(handle, "w", encoding="utf-8")
