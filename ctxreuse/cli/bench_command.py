@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ctxreuse.cli.savings_commands import write_page
-from ctxreuse.cli.terminal import progress, say, show
+from ctxreuse.cli.terminal import HtmlPath, progress, say, show
 from ctxreuse.evaluation.replay.policies import Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import bench_output, comparison
@@ -36,7 +36,7 @@ def bench(
     ] = "bm25",
     k: Annotated[int, typer.Option(min=1, help="Blocks a request.")] = 15,
     requests: Annotated[
-        int, typer.Option(min=1, help="How many questions, in whole conversations.")
+        int, typer.Option(min=1, help="The most questions, in whole conversations.")
     ] = 1_000,
     independent: Annotated[
         bool,
@@ -111,9 +111,7 @@ def bench(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for results.json and results.csv.")
     ] = Path("bench-output"),
-    html: Annotated[
-        str | None, typer.Option(help="Write a report, one HTML file that needs no network, too.")
-    ] = None,
+    html: HtmlPath = None,
     compare: Annotated[
         Path | None, typer.Option(help="Earlier results; say what has changed.")
     ] = None,
@@ -130,7 +128,7 @@ def bench(
     from ctxreuse.evaluation.bench import BenchConfig, run  # loads most of the package
 
     earlier = None if compare is None else Results.read(compare)
-    _make_folder(output)  # before anybody waits for what could not be written
+    _make_folder(output)  # before a long measurement whose results could not be written
     results = run(
         BenchConfig(
             dataset=dataset,
@@ -167,7 +165,7 @@ def bench(
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder, if need be, and see that files can be written there."""
+    """Make a folder if it is missing, and check that files can be written there."""
     with file_errors(path, "written"):
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):

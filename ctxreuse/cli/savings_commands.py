@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ctxreuse.cli.terminal import progress, say, show
+from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, say, show
 from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import estimate_json, estimate_output
@@ -38,7 +38,7 @@ def record(
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
 ) -> None:
-    """Run a program as it is, and write down what it retrieves or sends.
+    """Run a program as it is, and record what it retrieves or sends.
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
@@ -80,13 +80,11 @@ def estimate(
             "counts as its tokens, and questions and annotations as none."
         ),
     ] = None,
-    html: Annotated[
-        str | None, typer.Option(help="Write a report, one HTML file that needs no network, too.")
-    ] = None,
+    html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what ordering would save of a trace: as retrieved, papers' order, ctxreuse.
 

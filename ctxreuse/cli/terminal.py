@@ -23,6 +23,15 @@ CorpusPath = Annotated[
     typer.Option("--corpus", help="Blocks: a JSON object a line with id, text, tokens (optional)."),
 ]
 
+PlanPath = Annotated[
+    str, typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input.")
+]
+HtmlPath = Annotated[
+    str | None,
+    typer.Option("--html", help="Write a report, one HTML file that needs no network, too."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
 
 def say(text: str) -> None:
     """Print on standard error, where no output of a command goes."""

@@ -11,7 +11,14 @@ import typer
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
-from ctxreuse.cli.terminal import CorpusPath, only_one_from_standard_input, progress, show
+from ctxreuse.cli.terminal import (
+    AsJson,
+    CorpusPath,
+    PlanPath,
+    only_one_from_standard_input,
+    progress,
+    show,
+)
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay import simulate as simulation
 from ctxreuse.evaluation.replay.explain_plan import explain_plan, explanation_json, in_words
@@ -30,7 +37,7 @@ class ModeName(StrEnum):
 
 
 class StrategyName(StrEnum):
-    """Whose order the blocks are put in."""
+    """The strategy that orders the blocks."""
 
     reuse = "reuse"
     paper = "paper"
@@ -83,10 +90,7 @@ def plan(
 
 
 def simulate(
-    plan: Annotated[
-        str,
-        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
-    ],
+    plan: PlanPath,
     corpus: CorpusPath,
     capacity_tokens: Annotated[
         int | None,
@@ -102,7 +106,7 @@ def simulate(
             "counts as its tokens, and questions and annotations as none."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the hit ratio that an engine with a prefix cache would reach on a plan."""
     only_one_from_standard_input(plan, corpus)
@@ -137,16 +141,13 @@ def simulate(
 
 
 def explain(
-    plan: Annotated[
-        str,
-        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
-    ],
+    plan: PlanPath,
     corpus: CorpusPath,
     request: Annotated[
         str | None, typer.Option(help="Explain this request only, in words; its request_id.")
     ] = None,
     worst: Annotated[
-        int, typer.Option(min=0, help="How many of the requests that lost most to list.")
+        int, typer.Option(min=0, help="Number of requests to list, those that lost most.")
     ] = 10,
     tokenizer: Annotated[
         Path | None,

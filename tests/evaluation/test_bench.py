@@ -18,8 +18,7 @@ from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.bench import BenchConfig
 from ctxreuse.evaluation.bench import run as run_bench
-from ctxreuse.evaluation.bench.baselines import framework_policies
-from ctxreuse.evaluation.bench.published_contextpilot import PublishedContextPilot
+from ctxreuse.evaluation.bench.baselines import PublishedContextPilot, framework_policies
 from ctxreuse.evaluation.bench.question_retrieval import retrieve
 from ctxreuse.evaluation.bench.run_matrix import RunMatrix
 from ctxreuse.evaluation.bench.workload import make_workload, sample

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.evaluation.bench.baselines import chosen, framework_policies
+from ctxreuse.evaluation.bench.baselines import (
+    PublishedContextPilot,
+    chosen,
+    framework_policies,
+)
 from ctxreuse.evaluation.bench.live_engine import LiveEngine
-from ctxreuse.evaluation.bench.published_contextpilot import PublishedContextPilot
 from ctxreuse.evaluation.bench.question_retrieval import retrieve
 from ctxreuse.evaluation.bench.run_matrix import SESSIONS, RunMatrix
 from ctxreuse.evaluation.bench.workload import (

@@ -1,4 +1,4 @@
-"""Runs the published `contextpilot` package on contexts of numbers, in a process of its own.
+"""Runs the published `contextpilot` package on contexts of numbers, started by `baselines.py`.
 
 The interpreter that has that package runs it, so it imports nothing of this one. It reads a JSON
 object from standard input: `batch` (whether first turns are ordered together), `deduplicate`

@@ -7,15 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.plan_trace import Replayed, replayed
+from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
 from ctxreuse.evaluation.replay.policies import Part, ReorderedTrace, Run
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.results.answers import exact_match, token_f1
@@ -28,8 +27,6 @@ TOO_LONG = "longer than the model's context"
 
 _WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
 """Longer than a block of any engine's cache."""
-
-_Step: TypeAlias = tuple[TraceRequest, Plan] | None
 
 
 class LiveEngine:
@@ -170,22 +167,17 @@ class _Sending:
 
     async def converse(self, trace: Sequence[TraceRequest]) -> None:
         """Send requests one after the other."""
-        last: dict[object, str | int] = {}
         plans = replayed(self.run.policy, trace, self.planner, conversations=True)
-        step = self._timed(lambda: next(plans, None))
+        step = self._next_step(plans, None)
         while step is not None:
-            traced, plan = step
+            planned, plan = step
             answer = await self._answer(plan)
             if answer is not None:
-                key = traced.conversation_id
-                after = None if key is None else last.get(key)
-                self.planned.append(PlannedRequest.of(plan, traced.turn, after))
-                if key is not None:
-                    last[key] = traced.request_id
+                self.planned.append(planned)
             self.sent += 1
             self.advance()
             self.advance()
-            step = self._timed(partial(_next_step, plans, answer))
+            step = self._next_step(plans, answer)
 
     def result(self, reordered: ReorderedTrace) -> RunResult:
         """Return what was measured."""
@@ -205,11 +197,11 @@ class _Sending:
             failures=self.failures.total(),
         )
 
-    def _timed(self, step: Callable[[], _Step]) -> _Step:
+    def _next_step(self, plans: Replayed, answer: str | None) -> Step | None:
         started = time.perf_counter()
-        taken = step()
+        step = next_step(plans, answer)
         self.planning_s += time.perf_counter() - started
-        return taken
+        return step
 
     async def _answer(self, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""
@@ -240,14 +232,6 @@ class _Sending:
     def _note_failure(self, plan: Plan, reason: str) -> None:
         self.failures[reason] += 1
         self.planner.evict([plan.request_id])  # the server's cache does not hold it
-
-
-def _next_step(plans: Replayed, answer: str | None) -> _Step:
-    """Say what the last request was answered; return the next one, or None."""
-    try:
-        return plans.send(answer)
-    except StopIteration:
-        return None
 
 
 def _conversations(trace: Sequence[TraceRequest]) -> list[list[TraceRequest]]:

@@ -1,4 +1,4 @@
-"""Finding blocks for questions: BM25, FAISS, or a retriever of a framework."""
+"""Finds blocks for questions: BM25, FAISS, or a framework's retriever."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _DIMENSIONS = 128
 def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) -> Found:
     """Return the k blocks that are found for each question, best first.
 
-    A question is only shown passages of its scope; one without a scope, all.
+    A question with a scope is searched in passages of that scope only.
 
     Args:
-        dataset: Passages and questions. Questions that say what was retrieved keep that.
+        dataset: Passages and questions. Questions that name their blocks keep them.
         how: "bm25", "faiss" (TF-IDF with SVD, exact search), or "module:name" of a LangChain or
             LlamaIndex retriever, or of a function that makes one from a list of passages.
-        k: How many.
+        k: The number of blocks.
         advance: Called once a question.
 
     Returns:
         Question id -> blocks.
 
     Raises:
-        InvalidRequestError: There is no such retriever, or it finds something else than texts.
+        InvalidRequestError: There is no such retriever, or it does not return a list.
         MissingExtraError: A package that it needs is not installed.
     """
     scopes: dict[str, list[Question]] = {}
@@ -61,7 +61,7 @@ def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) 
 
 
 _Search = Callable[[Sequence[str], int], Iterator[Sequence[ContextBlock]]]
-"""Yields what is found for each query, best first."""
+"""From queries and k to the blocks found for each query, best first."""
 
 
 def _search(how: str, blocks: Sequence[ContextBlock], passages: Sequence[Passage]) -> _Search:

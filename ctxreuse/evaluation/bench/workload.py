@@ -1,4 +1,4 @@
-"""What a benchmark sends: questions with what was found for them, in the order of their arrival."""
+"""What a benchmark sends: questions with the blocks found for them, in order of arrival."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Found = Mapping[str, Sequence[ContextBlock]]
 """Question -> blocks, best first."""
 
 USUAL_SESSIONS = 8
-"""Conversations at a time, where nothing else is asked for."""
+"""Conversations at a time, where the benchmark does not vary them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent.
+    """The requests of a benchmark.
 
     Attributes:
         name: The data set and how it was searched.
@@ -29,7 +29,7 @@ class Workload:
         corpus: The blocks that were found.
         references: Question -> right answers, where they are known.
         recall: Share of the blocks known to hold an answer that were found; None where the data
-            set does not say.
+            set names none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Workload:
     def trace(self, sessions: int, seed: int) -> list[TraceRequest]:
         """Return the requests in an order that they might arrive in.
 
-        At most `sessions` conversations take turns by chance; when one has ended, the next begins.
+        At most `sessions` conversations take turns at random; when one has ended, the next begins.
         The turns of a conversation stay in order.
 
         Args:
@@ -75,7 +75,7 @@ class Workload:
 
 
 def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
-    """Return a data set with part of its questions: whole conversations.
+    """Return a data set with some of its questions, in whole conversations.
 
     Args:
         dataset: The data set.
@@ -109,12 +109,12 @@ def independent_questions(dataset: Dataset) -> Dataset:
 
 
 def make_workload(name: str, questions: Sequence[Question], found: Found) -> Workload:
-    """Return what is sent for some questions.
+    """Return the requests for some questions.
 
     Args:
-        name: What tables call it.
+        name: Its name in tables.
         questions: The questions.
-        found: What was found for each.
+        found: The blocks found for each.
 
     Raises:
         InvalidRequestError: Two texts have the same id.

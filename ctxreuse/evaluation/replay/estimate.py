@@ -1,4 +1,4 @@
-"""What planning would save on a recorded trace: every policy, over cache sizes."""
+"""Estimates what planning would save on a recorded trace: every policy, over cache sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
-"""Tokens that caches of usual engines hold, from a small GPU beside a large model on."""
+"""Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
 
 _MOST_SIZES = 4
 
@@ -29,14 +29,14 @@ class TraceSummary:
     """What a trace holds.
 
     Attributes:
-        requests: How many.
-        conversations: How many different ones.
-        turns: Requests that are part of one.
-        blocks: Different blocks that are sent.
-        distinct_tokens: Tokens of these.
+        requests: Number of requests.
+        conversations: Number of different conversations.
+        turns: Requests that are turns of one.
+        blocks: Number of different blocks that are sent.
+        distinct_tokens: Tokens of these blocks.
         block_tokens: Tokens of all blocks of all requests.
-        repeated_tokens: Those of blocks that an earlier request of the tenant had, too. Hardly any
-            order has so many served, for a prefix cache has a block only behind the same ones.
+        repeated_tokens: Tokens of blocks that an earlier request of the tenant had, too. Hardly any
+            order reaches it: a prefix cache serves a block only behind the same blocks.
     """
 
     requests: int
@@ -80,7 +80,7 @@ class TraceSummary:
         return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
 
     def cache_sizes(self) -> list[int | None]:
-        """Return sizes to try, in tokens: unlimited, and those of usual engines that are less."""
+        """Return cache sizes to try, in tokens: unlimited, and usual ones below `block_tokens`."""
         less = [size for size in _SIZES if size < self.block_tokens]
         return [None, *less[-_MOST_SIZES:]]
 
@@ -91,7 +91,7 @@ def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
 
 
 def usual_ks(trace: Sequence[TraceRequest]) -> list[int]:
-    """Return numbers of blocks a request to try: usual ones, and the most that one has."""
+    """Return numbers of blocks a request to try: usual ones, and the trace's largest."""
     most = max((len(traced.blocks) for traced in trace), default=0)
     return [*(k for k in KS if k < most), *([most] if most else [])]
 
@@ -107,7 +107,7 @@ def estimate(
     Args:
         replay: The trace.
         capacities: Tokens that the cache holds; None is unlimited.
-        policies: What to try.
+        policies: The policies to try.
     """
     for policy in policies:
         for deduplicate in deduplications(replay.trace):
@@ -129,7 +129,7 @@ def estimate_over_k(
     Args:
         replay: The trace.
         ks: Numbers of blocks to try.
-        policies: What to try.
+        policies: The policies to try.
     """
     for k in ks:
         shorter = replay.of(cut(replay.trace, k))
@@ -144,7 +144,7 @@ def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tupl
 
 
 def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
-    """Return what to try of de-duplication: where there are conversations, without and with it."""
+    """Return whether to de-duplicate: both where there are conversations, else not."""
     has_turns = any(request.conversation_id is not None for request in trace)
     return (False, True) if has_turns else (False,)
 
@@ -163,7 +163,7 @@ def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
         corpus: Its corpus; None is the `corpus.jsonl` beside it.
 
     Raises:
-        InputFileError: If there is no such trace.
+        InputFileError: There is no such trace.
     """
     path = Path(trace)
     if not path.exists():

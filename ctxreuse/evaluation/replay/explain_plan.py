@@ -1,4 +1,4 @@
-"""Why the requests of a plan file hit or miss, each compared with those before it."""
+"""Explains why the requests of a plan file hit or miss, each compared with those before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ctxreuse.evaluation.traces.trace_files import Corpus
 from ctxreuse.index.explain import HEAVIEST, Explanation, SentPrompt, explain
 
 _LATEST = 200
-"""How many earlier prompts are looked at for each block, beside those that begin alike."""
+"""Earlier prompts that are compared for each block, beside those that begin alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class ExplainedRequest:
     Attributes:
         explanation: Why it hits or misses, in block tokens.
         prompt_tokens: Length of the whole prompt; None without a tokenizer.
-        parts_at_token: How many tokens it shares with the closest earlier prompt, labels and
-            everything else counted: the index of the first token where the two part. None without
-            a tokenizer or an earlier prompt.
+        parts_at_token: Tokens that it shares with the closest earlier prompt, labels and everything
+            else counted: the index of the first different token. None without a tokenizer or an
+            earlier prompt.
     """
 
     explanation: Explanation
@@ -41,15 +41,15 @@ class ExplainedRequest:
 def explain_plan(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
 ) -> Iterator[ExplainedRequest]:
-    """Yield an explanation for each request, other tenants' requests looked at, too.
+    """Yield an explanation for each request, compared with other tenants' requests, too.
 
     Args:
         planned: The requests in execution order.
         corpus: The blocks.
-        tokenizer: Where given, the prompts are also compared token by token.
+        tokenizer: Compares the prompts token by token, too; None does not.
 
     Raises:
-        InputFileError: If a plan names a block that the corpus lacks.
+        InputFileError: A plan names a block that the corpus lacks.
     """
     sent = _SentPrompts()
     tokens_of: dict[str | int, array[int]] = {}
@@ -71,7 +71,7 @@ def explain_plan(
 
 
 class _SentPrompts:
-    """The prompts so far, found by how they begin and by their blocks: a long trace stays quick."""
+    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
 
     def __init__(self) -> None:
         self._prompts: list[SentPrompt] = []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK = "#123456"
-"""Stands for the page's colour of text."""
+"""Placeholder for the page's text colour."""
 
 _COLOURS = {
     "as retrieved": "#8c8c8c",
@@ -51,7 +51,7 @@ _MARKED: dict[str, Any] = {"marker": "o", "markersize": 3}
 
 _DEEPEST = 5
 _LETTERS = 130
-"""How many letters fit the width of the tree."""
+"""Letters that fit the width of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Chart:
     """A chart of some results.
 
     Attributes:
-        name: Of its PNG file, and its place in the page.
+        name: Name of its PNG file and of its place in the page.
         title: What it shows.
         words: How to read it.
         draw: Draws it.
@@ -79,7 +79,7 @@ class Chart:
             ink: The colour of text and lines.
 
         Raises:
-            MissingExtraError: If matplotlib is not installed.
+            MissingExtraError: Matplotlib is not installed.
         """
         try:
             from matplotlib import rc_context
@@ -98,7 +98,7 @@ class Chart:
         """Return it as SVG for a page, in the page's colours.
 
         Raises:
-            MissingExtraError: If matplotlib is not installed.
+            MissingExtraError: Matplotlib is not installed.
         """
         figure = self.figure(_INK)
         from matplotlib import rc_context
@@ -129,13 +129,13 @@ def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
     runs = results.part()
     return [
-        *_over_the_run(_shown([run for run in runs if run.capacity_tokens is None])),
-        *_over_what_was_tried(results, _shown(runs)),
-        *_of_what_was_sent(results.tree),
+        *_over_time(_shown([run for run in runs if run.capacity_tokens is None])),
+        *_over_settings(results, _shown(runs)),
+        *_of_prompts(results.tree),
     ]
 
 
-def _over_the_run(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
+def _over_time(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
     if not unlimited:
         return
     yield Chart(
@@ -162,7 +162,7 @@ def _over_the_run(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
     )
 
 
-def _over_what_was_tried(results: Results, runs: Sequence[RunResult]) -> Iterator[Chart]:
+def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Chart]:
     over_k, over_sessions = _shown(results.part(Part.k)), results.part(Part.sessions)
     if len({run.capacity_tokens for run in runs}) > 1:
         yield Chart(
@@ -191,7 +191,7 @@ def _over_what_was_tried(results: Results, runs: Sequence[RunResult]) -> Iterato
         )
 
 
-def _of_what_was_sent(tree: TreeNode) -> Iterator[Chart]:
+def _of_prompts(tree: TreeNode) -> Iterator[Chart]:
     if tree.children:
         yield Chart(
             "tree",

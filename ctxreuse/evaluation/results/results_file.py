@@ -49,7 +49,7 @@ Run = RunResult
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A request that was computed in part again, and why; see `ctxreuse explain`."""
+    """A request of which tokens were computed again, and why; see `ctxreuse explain`."""
 
     request_id: str
     cause: str
@@ -59,20 +59,20 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What was measured.
+    """Everything that was measured.
 
     Attributes:
-        title: What of.
+        title: Name of what was measured.
         level: "blocks", where a block counts as its tokens, or "tokens", for whole prompts.
-        trace: What was replayed.
+        trace: Summary of the trace.
         runs: Each policy with each cache; as retrieved first.
-        tree: What this package's online order sent, as a prefix tree: its top levels.
+        tree: The prompts of this package's online order, as a prefix tree: its top levels.
         misses: The requests that lost most with it.
         bounds: For numbers of blocks a request: the share of the block tokens that had been sent
             before.
         settings: How it was measured, in words.
         notes: What a reader has to know.
-        version: Of the package that measured.
+        version: The measuring package's version.
     """
 
     title: str
@@ -97,16 +97,16 @@ class Results:
         corpus: Corpus,
         **more: Any,
     ) -> Self:
-        """Return results, with the tree and the misses of what one policy sent.
+        """Return results, with the tree and the misses of one policy's prompts.
 
         Args:
-            title: What was measured.
+            title: Name of what was measured.
             level: "blocks" or "tokens".
-            trace: What was replayed.
+            trace: Summary of the trace.
             runs: What was measured; without their plans, which files do not hold.
-            shown: What the policy sent.
+            shown: The policy's plans.
             corpus: The blocks.
-            **more: Attributes that these do not say.
+            **more: Further attributes.
         """
         explained = [one.explanation for one in explain_plan(shown, corpus)]
         explained.sort(key=lambda one: -one.lost_tokens)
@@ -132,7 +132,7 @@ class Results:
         """Write them as JSON.
 
         Raises:
-            InputFileError: If the file cannot be written.
+            InputFileError: The file cannot be written.
         """
         runs = [run.as_json() for run in self.runs]
         fields = {"format": _FORMAT, **asdict(replace(self, runs=())), "runs": runs}
@@ -155,10 +155,10 @@ class Results:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read what `write` has written.
+        """Read a file of `write`.
 
         Raises:
-            InputFileError: If the file holds no results.
+            InputFileError: The file holds no results.
         """
         with file_errors(path, "read"):
             text = Path(path).read_bytes()

@@ -36,7 +36,7 @@ def file_errors(path: object, done: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class JsonLine:
-    """One JSON object and where it stands."""
+    """A JSON object and its position: file and line."""
 
     place: str
     fields: Mapping[str, Any]
@@ -51,10 +51,10 @@ class JsonLine:
         Args:
             name: The field.
             kinds: The types that it may have; `bool` does not count as `int`.
-            default: What a missing or null field stands for; without one it is an error.
+            default: The value of a missing or null field; without one it is an error.
 
         Raises:
-            InputFileError: If the field is missing or of another type.
+            InputFileError: The field is missing or of another type.
         """
         value = self.fields.get(name)
         if value is None and default is not ...:
@@ -75,13 +75,13 @@ class JsonLine:
 
 
 def read_lines(path: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of a file, one a line; blank lines are passed over.
+    """Yield the JSON objects of a file, one a line; blank lines are skipped.
 
     Args:
         path: A file's path, or "-" for standard input.
 
     Raises:
-        InputFileError: If it cannot be read, or a line is no JSON object.
+        InputFileError: It cannot be read, or a line is no JSON object.
     """
     name = "standard input" if path == STANDARD_STREAM else path
     with file_errors(name, "read"):
@@ -92,14 +92,14 @@ def read_lines(path: str) -> Iterator[JsonLine]:
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of lines that are open already, one a line.
+    """Yield the JSON objects of an open file, one a line.
 
     Args:
-        stream: The lines; blank ones are passed over.
-        name: What they are called in errors.
+        stream: The lines; blank ones are skipped.
+        name: The file's name in errors.
 
     Raises:
-        InputFileError: If a line is no JSON object.
+        InputFileError: A line is no JSON object.
     """
     for number, line in enumerate(stream, start=1):
         if line.strip():
@@ -122,14 +122,14 @@ def _parse(place: str, line: bytes) -> Mapping[str, Any]:
 
 
 def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON objects, one a line: all of them or, if anything fails, none.
+    """Write JSON objects, one a line: all of them, or none if anything fails.
 
     Args:
         path: A file's path, replaced if it exists; or "-" for standard output.
         objects: What to write.
 
     Raises:
-        InputFileError: If the file cannot be written.
+        InputFileError: The file cannot be written.
     """
     text = "".join(json.dumps(entry) + "\n" for entry in objects)
     if path == STANDARD_STREAM:

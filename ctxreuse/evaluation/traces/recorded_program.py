@@ -1,4 +1,4 @@
-"""Running a Python program while what it retrieves or sends is written down."""
+"""Runs a Python program and records what it retrieves or sends."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run_recorded(
 
     Args:
         program: A script's path, or a module's name.
-        arguments: What it finds in `sys.argv` behind its name.
-        recorder: Where to write.
+        arguments: Its arguments: `sys.argv` without the first.
+        recorder: Writes it.
         sources: "openai", or names of frameworks whose integrations record; where empty, all
             frameworks that are installed.
         is_module: Whether `program` is a module, as for `python -m`.
