@@ -7,20 +7,18 @@ one before the loss, the one right after it, and the next. Reads the folder name
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from shared import data_folder
 from virtual_client import Ledger
 
-from agents import POLICIES, chain_on, read_questions
+from agents import POLICIES, chain_on, read_questions, usage_of
 from chain_of_agents import Answer, Trace
-from ctxreuse.cache import CacheUsage
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
 ENGINES = 15
@@ -43,12 +41,9 @@ class Run:
 
 
 def main() -> int:
-    """Print what the loss did; return 1 if there is no data, or a request was lost or doubled."""
-    folder = os.environ.get("CTXREUSE_DATA")
-    if not folder:
-        print("agent_loss: set CTXREUSE_DATA to a folder with traces; nothing measured")
-        return 1
-    questions = read_questions(Path(folder), "mtrag_k10")
+    """Print what the loss did; return 1 if a request was lost or doubled."""
+    data_folder("mtrag")
+    questions = read_questions("mtrag_k10")
     period = len(questions)
     asked = (4 * questions)[: 7 * period // 2]
     lost_after = 3 * period // 2
@@ -67,7 +62,12 @@ def main() -> int:
         )
     for name, first in (("before", period // 2), ("after", lost_after), ("next", 5 * period // 2)):
         ratios = [
-            _workers_usage(run.answers[first : first + period]).hit_ratio for run in (whole, broken)
+            usage_of(
+                step
+                for answer in run.answers[first : first + period]
+                for step in answer.trace.workers
+            ).hit_ratio
+            for run in (whole, broken)
         ]
         console.print(
             f"hit ratio of the repetition {name}: {ratios[1]:.4f} (without a loss {ratios[0]:.4f})"
@@ -119,15 +119,6 @@ def _main_engines(traces: Sequence[Trace]) -> dict[object, str]:
             for document in step.documents:
                 read_by[document][step.replica] += 1
     return {document: counts.most_common(1)[0][0] for document, counts in read_by.items()}
-
-
-def _workers_usage(answers: Sequence[Answer]) -> CacheUsage:
-    usages = (
-        CacheUsage(step.prompt_tokens or 0, step.cached_tokens or 0)
-        for answer in answers
-        for step in answer.trace.workers
-    )
-    return sum(usages, CacheUsage())
 
 
 if __name__ == "__main__":

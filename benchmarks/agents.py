@@ -12,21 +12,19 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from shared import data_folder, new_table, read_named_trace
 from virtual_client import Ledger, VirtualClient
 
-from chain_of_agents import ChainOfAgents, ChainPrompts
+from chain_of_agents import ChainOfAgents, ChainPrompts, Step
 from ctxreuse import ReusePlanner
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.cache import CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EnginePool
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
@@ -54,11 +52,11 @@ class RoundRobin:
         return [agents[(first + number) % len(agents)] for number in range(len(documents))]
 
     def forget_agent(self, agent: int) -> None:
-        """Nothing is known of agents."""
+        """Keep nothing of agents, so there is nothing to forget."""
 
 
 class Random(RoundRobin):
-    """Each document goes to any agent."""
+    """Each document goes to an agent at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +70,7 @@ class Random(RoundRobin):
 
 
 class HashByDocument(RoundRobin):
-    """Each document goes to the agent that its hash says."""
+    """Each document goes to the agent that its hash names."""
 
     def assign(
         self, documents: Sequence[Document], agents: Sequence[int], engines: Mapping[int, str]
@@ -107,18 +105,15 @@ POLICIES = (
 )
 
 
-def main() -> int:
-    """Print the tables; return 1 if there is no data."""
+def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--questions", type=int, help="only so many of each trace")
+    parser.add_argument("--questions", type=int, help="only the first of each trace")
     parser.add_argument("--trace", choices=TRACES, action="append", help="only this one")
     parser.add_argument("--engines", type=int, choices=ENGINES, action="append")
     parser.add_argument("--cache", type=int, choices=CAPACITIES, action="append")
     options = parser.parse_args()
-    folder = os.environ.get("CTXREUSE_DATA")
-    if not folder:
-        print("agents: set CTXREUSE_DATA to a folder with traces; nothing measured")
-        return 1
+    data_folder("mtrag", "xquad", "locomo")
     console = Console(width=150)
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         for name in options.trace or TRACES:
@@ -130,15 +125,19 @@ def main() -> int:
                 options.engines or ENGINES,
                 options.cache or CAPACITIES,
             )
-    return 0
 
 
-def read_questions(folder: Path, name: str) -> list[dict[str, object]]:
-    """Return a trace as what a chain is asked; each turn stands on its own."""
-    data, depth = name.split("_")
-    corpus = read_corpus(str(folder / data / "corpus.jsonl"))
-    trace = read_trace(str(folder / data / f"trace_{depth}.jsonl"), corpus)
+@cache
+def read_questions(name: str) -> list[dict[str, object]]:
+    """Return a trace as questions for a chain; each turn stands on its own."""
+    trace, _ = read_named_trace(data_folder(), name)
     return [{"question": one.query, "documents": one.blocks} for one in trace]
+
+
+def usage_of(steps: Iterable[Step]) -> CacheUsage:
+    """Return the tokens of all calls of a chain."""
+    usages = (CacheUsage(step.prompt_tokens or 0, step.cached_tokens or 0) for step in steps)
+    return sum(usages, CacheUsage())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,7 @@ class Job:
 
 def measure(job: Job) -> Ledger:
     """Return what a chain cost its engines when it was asked all questions at once."""
-    questions = read_questions(Path(os.environ["CTXREUSE_DATA"]), job.trace)[: job.questions]
-    return run_in_virtual_time(_ask_all(job, questions))
+    return run_in_virtual_time(_ask_all(job, read_questions(job.trace)[: job.questions]))
 
 
 async def _ask_all(job: Job, questions: Sequence[dict[str, object]]) -> Ledger:
@@ -231,21 +229,21 @@ def _compare(
     )
     ledgers = dict(zip(jobs, done, strict=True))
     asked = next(iter(ledgers.values())).chains
-    table = Table(title=f"{TRACES[name]}: {asked:,} questions, {AGENTS} agents, all at once")
-    table.add_column("engines x cache", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    for column in (
-        "workers: prefilled",
-        "hit ratio",
-        "max/mean tokens",
-        "calls/s",
-        "to round-robin",
-        "whole chains: prefilled",
-        "max/mean tokens",
-        "makespan, s",
-        "to hash",
-    ):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"{TRACES[name]}: {asked:,} questions, {AGENTS} agents, all at once",
+        ("engines x cache", "policy"),
+        (
+            "workers: prefilled",
+            "hit ratio",
+            "max/mean tokens",
+            "calls/s",
+            "to round-robin",
+            "whole chains: prefilled",
+            "max/mean tokens",
+            "makespan, s",
+            "to hash",
+        ),
+    )
     names = [policy.name for policy in POLICIES]
     first, hashed = names.index("round-robin"), names.index("hash by document")
     for job in jobs:
@@ -273,4 +271,4 @@ def _compare(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

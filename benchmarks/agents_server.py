@@ -11,19 +11,18 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from server import argument_parser, check_data, describe_server, read_named_trace, warm_up
+from server import argument_parser, describe_server, warm_up
+from shared import data_folder, read_named_trace, right_answers
 
+from agents import usage_of
 from chain_of_agents import Answer, ChainOfAgents
 from chain_of_agents.question import Mode
-from ctxreuse.cache import CacheUsage
 from ctxreuse.evaluation.results.answers import token_f1
-from ctxreuse.evaluation.traces.json_lines import read_lines
 from ctxreuse.serving import progress_bar
 
 QUESTIONS = 20
@@ -36,15 +35,15 @@ MODES: tuple[Mode, ...] = ("sequential", "parallel")
 def main() -> int:
     """Ask, and print what came of it."""
     options = _parser().parse_args()
-    data = check_data(options.data, "xquad")
+    data = data_folder("xquad", folder=options.data)
     urls = options.base_urls or [options.base_url]
     console = Console(width=140)
     for url in urls:
         server = describe_server(url, options.model)
         asyncio.run(warm_up(server))
         console.print(f"{server.base_url}: {server.model}, cache of {server.cache_tokens:,} tokens")
-    trace = read_named_trace(data, "xquad", DOCUMENTS)[: options.questions]
-    right = _right_answers(data)
+    trace = read_named_trace(data, f"xquad_k{DOCUMENTS}")[0][: options.questions]
+    right = right_answers(data, "xquad", "question")
     questions = [{"question": one.query, "documents": one.blocks} for one in trace]
     answers = {mode: _ask(console, urls, options.model, mode, questions) for mode in MODES}
     table = Table(title="answers")
@@ -93,16 +92,10 @@ def _ask(
     seconds = time.perf_counter() - began
     steps = [step for answer in answers for step in answer.trace.steps]
     for role in ("worker", "manager"):
-        usage = sum(
-            (
-                CacheUsage(step.prompt_tokens or 0, step.cached_tokens or 0)
-                for step in steps
-                if step.role == role
-            ),
-            CacheUsage(),
-        )
+        calls = [step for step in steps if step.role == role]
+        usage = usage_of(calls)
         console.print(
-            f"{mode}, {role}s: {sum(step.role == role for step in steps)} calls, "
+            f"{mode}, {role}s: {len(calls)} calls, "
             f"{usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tokens cached "
             f"({usage.hit_ratio:.3f})"
         )
@@ -110,15 +103,6 @@ def _ask(
     engines = Counter(step.replica for step in steps)
     console.print(f"{mode}: {seconds:.0f} s; {dict(outcomes)}; calls by engine {dict(engines)}")
     return answers
-
-
-def _right_answers(data: Path) -> dict[str, list[str]]:
-    right: dict[str, list[str]] = {}
-    for line in read_lines(str(data / "xquad" / "queries.jsonl")):
-        answers = line.get("answers", (list,), [])
-        if answers:
-            right.setdefault(line.get("question", (str,)), answers)
-    return right
 
 
 def _parser() -> argparse.ArgumentParser:

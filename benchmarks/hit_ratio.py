@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
 from ctxreuse.evaluation.replay.policies import Mode
 from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
-from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, read_corpus, read_trace
+from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
 
 TRACES = ("xquad_k5", "xquad_k15", "mtrag_k5", "mtrag_k10", "locomo_k20", "locomo_k100")
@@ -39,25 +37,18 @@ class Measured:
     planning_ms: float
 
 
-def main() -> int:
-    """Print the tables; return 1 if there is no data."""
-    folder = os.environ.get("CTXREUSE_DATA")
-    if not folder or not (Path(folder) / "peer.json").exists():
-        print(
-            "hit_ratio: set CTXREUSE_DATA to a folder with traces and peer.json; nothing measured"
-        )
-        return 1
-    data = Path(folder)
+def main() -> None:
+    """Print the tables."""
+    data = data_folder("peer.json", "xquad", "mtrag", "locomo")
     peer = json.loads((data / "peer.json").read_text())
     console = Console(width=130)
     for mode in ("offline", "online"):
         _compare(console, data, peer, mode)
-    return 0
 
 
 def _compare(console: Console, data: Path, peer: dict[str, dict[str, float]], mode: Mode) -> None:
-    table = Table(title=f"{mode}, unlimited cache and one of {SMALL_CACHE_TOKENS:,} tokens")
-    for column in (
+    title = f"{mode}, unlimited cache and one of {SMALL_CACHE_TOKENS:,} tokens"
+    columns = (
         "trace",
         "as retrieved",
         "peer",
@@ -68,13 +59,11 @@ def _compare(console: Console, data: Path, peer: dict[str, dict[str, float]], mo
         "ctxreuse, small",
         "peer ms",
         "ctxreuse ms",
-    ):
-        table.add_column(column, justify="right")
+    )
+    table = new_table(title, (), columns)
     ratios = []
     for name in TRACES:
-        folder, k = name.split("_")
-        corpus = read_corpus(str(data / folder / "corpus.jsonl"))
-        trace = read_trace(str(data / folder / f"trace_{k}.jsonl"), corpus)
+        trace, corpus = read_named_trace(data, name)
         none, paper, reuse = (
             _measure(trace, corpus, mode, strategy) for strategy in ("none", "paper", "reuse")
         )
@@ -110,4 +99,4 @@ def _measure(trace: list[TraceRequest], corpus: Corpus, mode: Mode, strategy: St
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

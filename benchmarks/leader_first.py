@@ -16,14 +16,8 @@ from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from server import (
-    ServerInfo,
-    argument_parser,
-    check_data,
-    describe_server,
-    read_named_trace,
-    warm_up,
-)
+from server import ServerInfo, argument_parser, describe_server, warm_up
+from shared import data_folder, read_named_trace
 
 from ctxreuse import BatchPlan, ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage
@@ -50,7 +44,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=32, help="of XQuAD k=5 (default: 32)")
     parser.add_argument("--concurrency", type=int, default=4, help="at a time (default: 4)")
     options = parser.parse_args()
-    trace = read_named_trace(check_data(options.data, "xquad"), "xquad", 5)[: options.requests]
+    data = data_folder("xquad", folder=options.data)
+    trace = read_named_trace(data, "xquad_k5")[0][: options.requests]
     server = describe_server(options.base_url, options.model)
     requests = [ContextRequest(one.blocks, one.query) for one in trace]
     batch = ReusePlanner().plan_batch(requests)

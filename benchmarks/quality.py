@@ -16,20 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from answering import Answers, Policy, QuestionId, Questions, ask
+from answering import Answers, Policy, Questions, ask
 from rich.console import Console
 from rich.table import Table
-from server import (
-    ServerInfo,
-    argument_parser,
-    check_data,
-    describe_server,
-    progress_bar,
-    read_named_trace,
-)
+from server import ServerInfo, argument_parser, describe_server, progress_bar
+from shared import data_folder, read_named_trace, right_answers
 
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval, exact_match, token_f1
-from ctxreuse.evaluation.traces.json_lines import read_lines
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 AS_RETRIEVED = Policy("as retrieved", "none")
@@ -72,7 +65,7 @@ def main() -> int:
         "--concurrency", type=int, default=4, help="conversations at a time (default: 4)"
     )
     options = parser.parse_args()
-    data = check_data(options.data, "xquad", "mtrag")
+    data = data_folder("xquad", "mtrag", folder=options.data)
     server = describe_server(options.base_url, options.model)
     console = Console(width=130)
     results, has_failed = [], False
@@ -94,11 +87,11 @@ def main() -> int:
 
 
 def _xquad(data: Path, number: int) -> Questions:
-    trace = read_named_trace(data, "xquad", 5)[:number]
+    trace = read_named_trace(data, "xquad_k5")[0][:number]
     return Questions(
         name="XQuAD k=5",
         conversations=tuple((traced,) for traced in trace),
-        references=_references(data / "xquad" / "queries.jsonl"),
+        references=right_answers(data, "xquad", "id"),
         answer_tokens=XQUAD_ANSWER_TOKENS,
         policies=(AS_RETRIEVED, REORDERED, ANNOTATED),
     )
@@ -107,7 +100,7 @@ def _xquad(data: Path, number: int) -> Questions:
 def _mtrag(data: Path, number: int, context_tokens: int) -> Questions:
     """Take the first conversations of two turns or more that fit the model as retrieved."""
     conversations: dict[str | int | None, list[TraceRequest]] = {}
-    for traced in read_named_trace(data, "mtrag", 5):
+    for traced in read_named_trace(data, "mtrag_k5")[0]:
         conversations.setdefault(traced.conversation_id, []).append(traced)
     fitting = [
         tuple(turns)
@@ -117,7 +110,7 @@ def _mtrag(data: Path, number: int, context_tokens: int) -> Questions:
     return Questions(
         name="MT-RAG k=5",
         conversations=tuple(fitting[:number]),
-        references=_references(data / "mtrag" / "queries.jsonl"),
+        references=right_answers(data, "mtrag", "id"),
         answer_tokens=MTRAG_ANSWER_TOKENS,
         policies=(AS_RETRIEVED, REORDERED, ANNOTATED, DEDUPLICATED),
     )
@@ -125,14 +118,6 @@ def _mtrag(data: Path, number: int, context_tokens: int) -> Questions:
 
 def _most_tokens(traced: TraceRequest) -> int:
     return sum(block.tokens or 0 for block in traced.blocks) + ROOM_FOR_A_TURN
-
-
-def _references(path: Path) -> dict[QuestionId, list[str]]:
-    references = {
-        line.get("id", (str, int)): line.get("answers", (list,), [])
-        for line in read_lines(str(path))
-    }
-    return {question: answers for question, answers in references.items() if answers}
 
 
 async def _ask(server: ServerInfo, questions: Questions, concurrency: int) -> list[Answers]:

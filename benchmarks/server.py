@@ -1,4 +1,4 @@
-"""What the benchmarks on a real server share: where it is, what it holds, how a turn fits."""
+"""What the benchmarks on a real server share: its address, what it holds, progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from rich.progress import (
 )
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 from ctxreuse.serving import EngineClient
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -60,26 +59,10 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--data",
         type=Path,
-        default=os.environ.get("CTXREUSE_DATA"),
-        help="folder of public traces (default: $CTXREUSE_DATA)",
+        help="folder of public data (default: $CTXREUSE_DATA)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
-
-
-def check_data(data: Path | None, *traces: str) -> Path:
-    """Return the folder of traces; end with a message if one is not there."""
-    for name in traces:
-        if data is None or not (data / name).exists():
-            sys.exit(f"there is no {name} in {data}: set CTXREUSE_DATA or --data to the traces")
-    assert data is not None
-    return data
-
-
-def read_named_trace(data: Path, name: str, k: int) -> list[TraceRequest]:
-    """Return a data set's trace with `k` blocks a request."""
-    corpus = read_corpus(str(data / name / "corpus.jsonl"))
-    return read_trace(str(data / name / f"trace_k{k}.jsonl"), corpus)
 
 
 def describe_server(base_url: str, model: str | None) -> ServerInfo:
@@ -107,7 +90,7 @@ def describe_server(base_url: str, model: str | None) -> ServerInfo:
 
 
 async def warm_up(server: ServerInfo) -> None:
-    """Send what nobody measures, for a server's first requests are slow."""
+    """Send requests that are not measured, because a server's first ones are slow."""
     async with EngineClient(server.base_url, server.model) as client:
         for _ in range(2):
             await client.complete([{"role": "user", "content": "Hello. " * 200}], max_tokens=1)

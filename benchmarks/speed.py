@@ -13,7 +13,7 @@ import time
 import numpy as np
 from generate import requests_of, topic_contexts
 from rich.console import Console
-from rich.table import Table
+from shared import new_table
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
@@ -37,10 +37,11 @@ def main() -> None:
 
 
 def online(console: Console, sizes: list[int]) -> None:
-    """Print how long one arriving request takes with so many contexts in the index."""
-    table = Table(title=f"online, k={K}: one plan() with so many contexts in the index")
-    for column in ("contexts", "strategy", "median ms", "99th percentile ms", "hit ratio"):
-        table.add_column(column, justify="right")
+    """Print how long one arriving request takes with a number of contexts in the index."""
+    columns = ("contexts", "strategy", "median ms", "99th percentile ms", "hit ratio")
+    table = new_table(
+        f"online, k={K}: one plan() with a number of contexts in the index", (), columns
+    )
     strategies: list[Strategy] = ["reuse", "paper", "none"]
     for size in sizes:
         requests = requests_of(*topic_contexts(size + MEASURED, K))
@@ -71,9 +72,8 @@ def online(console: Console, sizes: list[int]) -> None:
 
 def batches(console: Console, sizes: list[int]) -> None:
     """Print how long a batch takes, and what it saves."""
-    table = Table(title=f"batch, k={K}: one plan_batch()")
-    for column in ("contexts", "seconds", "hit ratio", "as retrieved", "peak memory MB"):
-        table.add_column(column, justify="right")
+    columns = ("contexts", "seconds", "hit ratio", "as retrieved", "peak memory MB")
+    table = new_table(f"batch, k={K}: one plan_batch()", (), columns)
     for size in sizes:
         requests = requests_of(*topic_contexts(size, K))
         seconds, plans = _timed_batch(requests)
@@ -94,9 +94,8 @@ def special_batches(console: Console, size: int = 5_000) -> None:
         "all identical": [list(range(K)) for _ in range(size)],
         "all share one block": [[0, *range(1 + i * K, i * K + K)] for i in range(size)],
     }
-    table = Table(title=f"special batches of {size:,}, k={K}")
-    for column in ("contexts", "batch seconds", "online seconds", "hit ratio"):
-        table.add_column(column, justify="right")
+    columns = ("contexts", "batch seconds", "online seconds", "hit ratio")
+    table = new_table(f"special batches of {size:,}, k={K}", (), columns)
     for name, contexts in shapes.items():
         requests = requests_of(contexts)
         seconds, plans = _timed_batch(requests)
@@ -112,9 +111,10 @@ def special_batches(console: Console, size: int = 5_000) -> None:
 def no_overlap(console: Console, size: int = 5_000) -> None:
     """Print what planning costs a request when there is nothing to reuse."""
     requests = requests_of([list(range(i * K, (i + 1) * K)) for i in range(size)])
-    table = Table(title=f"no overlap at all, {size:,} requests, k={K}: what planning adds")
-    for column in ("planned as", "ms a request"):
-        table.add_column(column, justify="right")
+    columns = ("planned as", "ms a request")
+    table = new_table(
+        f"no overlap at all, {size:,} requests, k={K}: what planning adds", (), columns
+    )
     strategies: list[Strategy] = ["reuse", "none"]
     for strategy in strategies:
         planner = ReusePlanner()

@@ -1,4 +1,4 @@
-"""A client of an engine in virtual time, where `EngineClient` would talk to a server."""
+"""A client of the emulated engine in virtual time, where `EngineClient` would talk to a server."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.cache import CacheUsage
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.errors import EngineError
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import Completion, CompletionStream
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
-from ctxreuse.serving.emulation.emulated_engine import chat_markup, word_tokens
 from ctxreuse.serving.emulation.rates import NOTE_TOKENS
-from ctxreuse.serving.emulation.timed_engine import TimedEngine
-
-_BLOCK_TOKENS = 16
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What was answered, by engine, and when.
+    """What the engines answered, and when.
 
     Attributes:
         usage: The tokens of each engine's prompts.
-        worker_calls: How many workers were answered.
+        worker_calls: How many workers' calls were answered.
         last_worker_s: When the last of them was.
         last_s: When the last call of all was.
         worker_prompts: How often each worker's prompt was answered, by its hash.
@@ -46,7 +43,7 @@ class Ledger:
 
     @property
     def worker_calls_per_s(self) -> float:
-        """How many workers were answered in a second, until the last of them was."""
+        """How many workers' calls were answered in a second, up to the last of them."""
         return self.worker_calls / self.last_worker_s
 
     @property
@@ -60,6 +57,18 @@ class Ledger:
         tokens = [usage.prompt_tokens for usage in self.usage.values()]
         return max(tokens) * len(tokens) / sum(tokens)
 
+    def note(self, engine: str, usage: CacheUsage, now: float, worker_prompt: str | None) -> None:
+        """Write an answer down; `worker_prompt` is None for a manager's."""
+        self.usage[engine] += usage
+        self.last_s = now
+        self.calls += 1
+        if worker_prompt is None:
+            self.chains += 1
+        else:
+            self.worker_calls += 1
+            self.last_worker_s = now
+            self.worker_prompts[hash(worker_prompt)] += 1
+
 
 class VirtualClient:
     """Answers with notes of the usual length, after as long as the emulated engine takes.
@@ -67,9 +76,9 @@ class VirtualClient:
     Args:
         name: The engine's name.
         capacity_tokens: What its cache holds.
-        manager: The manager's system message; all others are workers.
+        manager: The manager's system message; all other calls are workers'.
         ledger: Where the answers are written down.
-        workers_alone: Whether managers are answered at once, and for nothing.
+        workers_alone: Whether managers are answered at once and take nothing of the engine.
     """
 
     def __init__(
@@ -81,19 +90,14 @@ class VirtualClient:
         workers_alone: bool = False,
     ) -> None:
         self._name = name
-        self._capacity_tokens = capacity_tokens
+        self._engine = BatchingEngine(capacity_tokens)
         self._manager = manager
         self._ledger = ledger
         self._workers_alone = workers_alone
         self._answers = 0
         self._is_down = False
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._under_way: dict[asyncio.Task[CacheUsage], None] = {}  # in order: runs repeat
         ledger.usage[name] = CacheUsage()
-        self._start()
-
-    def _start(self) -> None:
-        cache = PrefixCacheSimulator(self._capacity_tokens, _BLOCK_TOKENS, null_block=True)
-        self._engine = TimedEngine(BatchingEngine(cache))
 
     def stop(self) -> None:
         """Break all connections, and take no new ones."""
@@ -111,34 +115,20 @@ class VirtualClient:
     ) -> Completion:
         """Wait until the engine has answered."""
         messages = messages_of(prompt)
-        if self._is_down:
-            raise EngineError(f"{self._name} is down")
-        began = asyncio.get_running_loop().time()
+        await self.check_health()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         self._answers += 1
         words = (f"w{number}" for number in range(NOTE_TOKENS - 1))
         text = " ".join([f"{self._name}x{self._answers:x}", *words])
         is_manager = messages[0]["content"] == self._manager
         if is_manager and self._workers_alone:
             self._ledger.chains += 1
-            return self._completion(prompt, text, CacheUsage(), 0.0)
-        serving = asyncio.ensure_future(
-            self._engine.serve(word_tokens(chat_markup(messages)), word_tokens(text)[:NOTE_TOKENS])
-        )
-        self._under_way.add(serving)
-        try:
-            usage = await serving
-        except asyncio.CancelledError:
-            if self._is_down:
-                raise EngineError(f"{self._name} broke the connection") from None
-            raise
-        finally:
-            self._under_way.discard(serving)
-        ended = asyncio.get_running_loop().time()
-        self._note(messages, usage, ended, is_manager)
-        return self._completion(prompt, text, usage, ended - began)
-
-    @staticmethod
-    def _completion(prompt: Prompt, text: str, usage: CacheUsage, total_s: float) -> Completion:
+            usage = CacheUsage()
+        else:
+            usage = await self._serve(messages, text)
+            worker_prompt = None if is_manager else messages[-1]["content"]
+            self._ledger.note(self._name, usage, clock(), worker_prompt)
         return Completion(
             text=text,
             request_id=prompt.request_id if isinstance(prompt, Plan) else "",
@@ -147,9 +137,24 @@ class VirtualClient:
             cached_tokens=usage.cached_tokens,
             completion_tokens=NOTE_TOKENS,
             time_to_first_token_s=0.0,
-            total_s=total_s,
+            total_s=clock() - began,
             attempts=1,
         )
+
+    async def _serve(self, messages: list[dict[str, Any]], text: str) -> CacheUsage:
+        """Have the engine serve a call; `stop` breaks it."""
+        tokens = ENGINE_TOKENIZER.ids(chat_markup(messages))
+        answer = ENGINE_TOKENIZER.ids(text)[:NOTE_TOKENS]
+        serving = asyncio.ensure_future(self._engine.serve(tokens, answer))
+        self._under_way[serving] = None
+        try:
+            return await serving
+        except asyncio.CancelledError:
+            if self._is_down:
+                raise EngineError(f"{self._name} broke the connection") from None
+            raise
+        finally:
+            del self._under_way[serving]
 
     def stream(
         self, prompt: Prompt, *, session_id: str | None = None, **params: Any
@@ -158,7 +163,7 @@ class VirtualClient:
         raise NotImplementedError("the benchmark does not stream")
 
     def forget(self, plan: Plan) -> None:
-        """Nothing is kept here."""
+        """Keep nothing of plans, so there is nothing to forget."""
 
     async def check_health(self) -> None:
         """Raise EngineError if the engine is down."""
@@ -166,28 +171,14 @@ class VirtualClient:
             raise EngineError(f"{self._name} is down")
 
     async def context_window(self) -> int | None:
-        """Return that nobody says."""
+        """Return None: the engine does not say."""
         return None
 
     async def metrics(self) -> PrefixCacheMetrics:
         """Return the size of the cache."""
         return PrefixCacheMetrics(
-            block_size=_BLOCK_TOKENS, num_gpu_blocks=self._capacity_tokens // _BLOCK_TOKENS
+            block_size=self._engine.block_size, num_gpu_blocks=self._engine.num_blocks
         )
 
     async def aclose(self) -> None:
-        """Nothing is open."""
-
-    def _note(
-        self, messages: list[dict[str, Any]], usage: CacheUsage, now: float, is_manager: bool
-    ) -> None:
-        ledger = self._ledger
-        ledger.usage[self._name] += usage
-        ledger.last_s = now
-        ledger.calls += 1
-        if is_manager:
-            ledger.chains += 1
-        else:
-            ledger.worker_calls += 1
-            ledger.last_worker_s = now
-            ledger.worker_prompts[hash(messages[-1]["content"])] += 1
+        """Close nothing: there is no connection."""

@@ -9,10 +9,8 @@ was made from: its words decide the next query, and whether a speculation holds.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from shared import data_folder
 
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
@@ -47,12 +46,10 @@ class Passage:
     sentences: tuple[str, ...]
 
 
-def read_passages(folder: str | None = os.environ.get("CTXREUSE_DATA")) -> list[Passage]:
+def read_passages() -> list[Passage]:
     """Return the passages in the folder of the public data."""
-    if not folder:
-        sys.exit("set CTXREUSE_DATA to the folder of the public data")
     passages = []
-    with (Path(folder) / "2wiki" / "corpus.jsonl").open(encoding="utf-8") as lines:
+    with (data_folder("2wiki") / "2wiki" / "corpus.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
             sentences = tuple(one for one in _SENTENCE.split(row["text"].strip()) if one)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from shared import new_table
 from workflow_data import Author, Collection, make_questions
 
 from ctxreuse.workflow import EmulatedLLM, VectorRetriever, WorkflowEngine, WorkflowOptions
@@ -48,15 +48,9 @@ def main() -> None:
         print(*measured(options.share, options.requests, options.nprobe))
         return
     size = Collection().index_path.stat().st_size
-    table = Table(title=f"hot tier, nprobe {options.nprobe}, {options.requests} requests")
-    for column in (
-        "share of the index",
-        "held by",
-        "codes served hot",
-        "ms a search",
-        "major faults",
-    ):
-        table.add_column(column, justify="right")
+    title = f"hot tier, nprobe {options.nprobe}, {options.requests} requests"
+    columns = ("share of the index", "held by", "codes served hot", "ms a search", "major faults")
+    table = new_table(title, (), columns)
     for share in (0.0, 0.05, 0.1, 0.2, 0.3):
         with limited(int(OWN_BYTES + 1.2 * share * size)) as (join, how):
             drop_page_cache()  # what is in it already would not count as the child's

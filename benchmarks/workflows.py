@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from shared import new_table
 from workflow_data import Author, Collection, Question, make_questions
 
 from ctxreuse import ContextBlock
@@ -328,13 +329,12 @@ def sweep(
 def latencies(title: str, sweeps: dict[str, Sweep], alone_s: float) -> Table:
     """Return a table of mean latencies, how they compare with the base, and sustained rates."""
     rates = sorted({rate for sweep in sweeps.values() for rate in sweep.by_rate})
-    table = Table(
-        title=f"{title}: {1e3 * alone_s:.0f} ms alone, so sequential execution makes "
-        f"{1 / alone_s:.1f}/s at most; mean ms at multiples of that, and how many times {BASE}'s"
+    table = new_table(
+        f"{title}: {1e3 * alone_s:.0f} ms alone, so sequential execution makes "
+        f"{1 / alone_s:.1f}/s at most; mean ms at multiples of that, and how many times {BASE}'s",
+        ("policy",),
+        (*(f"x{rate:g}" for rate in rates), "at 2x alone", "offline s"),
     )
-    table.add_column("policy")
-    for column in (*(f"x{rate:g}" for rate in rates), "at 2x alone", "offline s"):
-        table.add_column(column, justify="right")
     base = sweeps.get(BASE)
     for policy, done in sweeps.items():
         cells = []
@@ -350,13 +350,14 @@ def latencies(title: str, sweeps: dict[str, Sweep], alone_s: float) -> Table:
 
 def techniques(sweeps: dict[str, Sweep]) -> Table:
     """Return a table of what the techniques did: at the lowest rate, and with all at once."""
-    table = Table(
-        title=f"at the lowest rate; sharing with all at once; scheduling with {IN_FLIGHT} in flight"
+    table = new_table(
+        f"at the lowest rate; sharing with all at once; scheduling with {IN_FLIGHT} in flight",
+        ("policy",),
+        (
+            *("launched", "right", "wasted tokens", "searches ahead", "right", "hints"),
+            *("queries a scan", "scheduling, of a worker's time"),
+        ),
     )
-    table.add_column("policy")
-    columns = ("launched", "right", "wasted tokens", "searches ahead", "right", "hints")
-    for column in (*columns, "queries a scan", "scheduling, of a worker's time"):
-        table.add_column(column, justify="right")
     for policy, done in sweeps.items():
         first = done.by_rate[min(done.by_rate)][0] if done.by_rate else done.offline[0]
         ahead, searches = first.metrics.speculation, done.offline[0].metrics.searches

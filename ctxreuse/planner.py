@@ -140,6 +140,22 @@ class ReusePlanner:
             raise _not_a_request(request)
         return self._planning.plan(request, strategy, deduplicate)
 
+    def preview(self, request: ContextRequest, *, deduplicate: bool | None = None) -> Plan:
+        """Return what `plan` would return now, without recording it as sent.
+
+        Its request id is "", and no tokens are expected in the cache.
+
+        Args:
+            request: What the application may send.
+            deduplicate: As in `plan`.
+
+        Raises:
+            InvalidRequestError: `request` is not a ContextRequest.
+        """
+        if not isinstance(request, ContextRequest):
+            raise _not_a_request(request)
+        return self._planning.preview(request, "reuse", deduplicate)
+
     def plan_batch(
         self,
         requests: Iterable[ContextRequest],

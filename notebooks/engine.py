@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -21,50 +20,52 @@ _SENTENCE = re.compile(r"(?<=[.:!?])\s+|\n\n+")
 _WORD = re.compile(r"\w{4,}")
 
 
-@dataclass(frozen=True, slots=True)
 class NotebookEngine:
-    """Where requests go, and what the engine says of its cache.
+    """The engine that a notebook asks.
 
     Attributes:
-        base_url: The address, with `/v1`.
+        base_url: Its address, with `/v1`.
         model: The model's name.
-        emulated: The emulated engine; None if a server answers.
     """
 
-    base_url: str
-    model: str
-    emulated: EmulatedEngine | None
+    def __init__(self, base_url: str, model: str, emulated: EmulatedEngine | None = None) -> None:
+        self.base_url = base_url
+        self.model = model
+        self._options = {"transport": emulated and emulated.transport(httpx), "timeout": 600}
 
     def http_client(self) -> httpx.Client:
         """Return a client for the `http_client=` of OpenAI's, LangChain's or LlamaIndex's."""
-        transport = self.emulated and self.emulated.transport(httpx)
-        return httpx.Client(transport=transport, timeout=600)
+        return httpx.Client(**self._options)
 
     def async_http_client(self) -> httpx.AsyncClient:
         """Return an asynchronous client."""
-        transport = self.emulated and self.emulated.transport(httpx)
-        return httpx.AsyncClient(transport=transport, timeout=600)
+        return httpx.AsyncClient(**self._options)
 
     def empty_cache(self) -> dict[str, Any]:
-        """Return fields of a request that share no cached prefix with any before: an own salt."""
+        """Return a new cache salt: requests with it find nothing that was cached before."""
         return {"cache_salt": uuid4().hex}
 
     def usage(self) -> CacheUsage:
-        """Return the tokens of all prompts since the engine started, as its `/metrics` say.
-
-        Subtract an earlier reading with `since`.
-        """
+        """Return the tokens of all prompts since the engine started, as its `/metrics` say."""
         with self.http_client() as client:
             page = client.get(self.base_url.removesuffix("/v1") + "/metrics").raise_for_status()
         read = PrefixCacheMetrics.parse(page.text)
         return CacheUsage(read.prefix_cache_queries or 0, read.prefix_cache_hits or 0)
 
 
-def since(before: CacheUsage, now: CacheUsage) -> CacheUsage:
-    """Return what came between two readings of `NotebookEngine.usage`."""
-    return CacheUsage(
-        now.prompt_tokens - before.prompt_tokens, now.cached_tokens - before.cached_tokens
-    )
+def engine_or_real(**options: Any) -> NotebookEngine:
+    """Return the server that CTXREUSE_BASE_URL names, or else an emulated engine.
+
+    Args:
+        options: Arguments of `EmulatedEngine`, which a server does without.
+    """
+    base_url = os.environ.get("CTXREUSE_BASE_URL")
+    if base_url is None:
+        emulated = EmulatedEngine(**{"answer": quoted, **options})
+        return NotebookEngine("http://engine.invalid/v1", "emulated", emulated)
+    base_url = base_url.rstrip("/")
+    model = httpx.get(f"{base_url}/models").raise_for_status().json()["data"][0]["id"]
+    return NotebookEngine(base_url, model)
 
 
 def quoted(body: Mapping[str, Any]) -> str:
@@ -90,18 +91,3 @@ def quoted(body: Mapping[str, Any]) -> str:
 def _text(body: Mapping[str, Any], takes: Callable[[str], bool]) -> str:
     messages = [message for message in body["messages"] if takes(message["role"])]
     return "\n\n".join(part for message in messages for part in message_texts(message))
-
-
-def engine_or_real(**options: Any) -> NotebookEngine:
-    """Return the server that CTXREUSE_BASE_URL names, or else an emulated engine.
-
-    Args:
-        options: Arguments of `EmulatedEngine`, which a server does without.
-    """
-    base_url = os.environ.get("CTXREUSE_BASE_URL")
-    if base_url is None:
-        emulated = EmulatedEngine(**{"answer": quoted, **options})
-        return NotebookEngine("http://engine.invalid/v1", "emulated", emulated)
-    base_url = base_url.rstrip("/")
-    model = httpx.get(f"{base_url}/models").raise_for_status().json()["data"][0]["id"]
-    return NotebookEngine(base_url, model, None)

@@ -1,4 +1,4 @@
-"""Chain-of-Agents over engines that remember their documents.
+"""Chain-of-Agents over engines with prefix caches.
 
 Worker agents read documents, a manager answers from their notes; a document goes to the agent, and
 so to the engine, that has read it before.
@@ -7,17 +7,12 @@ so to the engine, that has read it before.
 from ctxreuse.errors import MissingExtraError
 
 try:
-    from chain_of_agents.answer import Answer
+    from chain_of_agents.answer import Answer, ManagerError, Trace
     from chain_of_agents.chain import ChainOfAgents
-    from chain_of_agents.errors import ManagerError
     from chain_of_agents.prompts import ChainPrompts
-    from chain_of_agents.trace.steps import Step, Trace
+    from chain_of_agents.trace.steps import Step
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] in (
-        "anyio",
-        "langchain_core",
-        "langchain_text_splitters",
-    ):
+    if (error.name or "").partition(".")[0] in ("langchain_core", "langchain_text_splitters"):
         raise MissingExtraError("chain_of_agents", "agents") from error
     raise
 

@@ -1,14 +1,15 @@
-"""Who reads what: agents live on engines, and documents stay with their agents."""
+"""Which agent reads which document, and which engine each agent lives on."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Protocol
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.pool.placement import Document, rendezvous_order
 
@@ -16,13 +17,14 @@ _MAX_TENANTS = 1_000
 
 
 class Engines(Protocol):
-    """What a desk needs to know of the engines."""
+    """What the placement needs to know of the engines; an `EnginePool` is one."""
 
-    def all_engines(self) -> tuple[str, ...]:
-        """Return the names of all engines."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all engines."""
 
-    def engines(self) -> tuple[str, ...]:
-        """Return the names of those that may be sent something."""
+    def available(self) -> tuple[str, ...]:
+        """Return the names of those that can be sent requests."""
 
     def generation(self, engine: str) -> int:
         """Return how often an engine has been found with an empty cache."""
@@ -38,7 +40,7 @@ class Assigner(Protocol):
 
         Args:
             documents: The documents of one question, best first.
-            agents: Who may be chosen.
+            agents: The agents that can be chosen.
             engines: The engine that each agent lives on.
         """
 
@@ -50,9 +52,9 @@ class AgentPlacement:
     """Assigns documents to agents, and agents to engines. May be shared by threads.
 
     Args:
-        agents: How many agents there are.
+        agents: The number of agents.
         engines: The engines that they live on.
-        assignment: Makes what assigns one tenant's documents.
+        assignment: Makes the assigner of one tenant's documents.
     """
 
     def __init__(self, agents: int, engines: Engines, assignment: Callable[[], Assigner]) -> None:
@@ -60,8 +62,8 @@ class AgentPlacement:
         self._engines = engines
         self._assignment = assignment
         self._lives_on: dict[int, str] = {}
-        self._generations: dict[str, int] = {}
-        self._homes: OrderedDict[str, Assigner] = OrderedDict()
+        self._cache_epochs: dict[str, int] = {}
+        self._assigners = LRUMap[str, Assigner](_MAX_TENANTS)
         self._lock = Lock()
 
     def engine_of(self, agent: int) -> str:
@@ -76,73 +78,66 @@ class AgentPlacement:
 
         Args:
             documents: The documents of one question, best first.
-            tenant: Whose question it is; others' questions have no say.
-            shown: Documents that agents have been shown in this conversation: they stay with them,
-                for they need only be pointed to.
+            tenant: Whose question it is; other tenants' questions do not count.
+            shown: Documents that agents have been shown in this conversation: they stay with these
+                agents, whose prompts then only point to them.
 
         Raises:
-            EngineError: If the last engine has been taken out of the pool.
+            EngineError: The last engine has been taken out of the pool.
         """
         with self._lock:
             self._look_at_engines()
-            available = self._engines.engines()
+            available = self._engines.available()
             agents = [agent for agent in self._agents if self._lives_on[agent] in available]
             agents = agents or list(self._agents)
-            new = [one for one in documents if shown.get(one.key) not in agents]
-            assigned = iter(
-                self._homes_of(tenant).assign(new, agents, self._lives_on) if new else ()
-            )
-            new_keys = {one.key for one in new}
+            is_new = [shown.get(one.key) not in agents for one in documents]
+            new = [one for one, new in zip(documents, is_new, strict=True) if new]
+            assigned: Iterator[int | str] = iter(())
+            if new:
+                assigner = self._assigners.get_or_make(tenant, self._assignment)
+                assigned = iter(assigner.assign(new, agents, self._lives_on))
             return [
-                int(next(assigned)) if one.key in new_keys else shown[one.key] for one in documents
+                int(next(assigned)) if new else shown[one.key]
+                for one, new in zip(documents, is_new, strict=True)
             ]
 
-    def _homes_of(self, tenant: str) -> Assigner:
-        homes = self._homes.get(tenant)
-        if homes is None:
-            homes = self._homes[tenant] = self._assignment()
-            if len(self._homes) > _MAX_TENANTS:
-                self._homes.popitem(last=False)
-        self._homes.move_to_end(tenant)
-        return homes
-
     def _look_at_engines(self) -> None:
-        """Find homes for agents without one; forget what agents had read on emptied engines."""
-        engines = self._engines.all_engines()
+        """Place agents whose engine is gone; forget what agents had read on emptied engines."""
+        engines = self._engines.names
         if not engines:
             raise EngineError("the pool has no engine any more; add() one", attempts=0)
         self._lives_on = placed(self._agents, engines, self._lives_on)
         for engine in engines:
-            generation = self._engines.generation(engine)
-            if self._generations.setdefault(engine, generation) != generation:
-                self._generations[engine] = generation
-                for agent, home in self._lives_on.items():
-                    if home == engine:
-                        for homes in self._homes.values():
-                            homes.forget_agent(agent)
+            epoch = self._engines.generation(engine)
+            if self._cache_epochs.setdefault(engine, epoch) != epoch:
+                self._cache_epochs[engine] = epoch
+                for agent, lives_on in self._lives_on.items():
+                    if lives_on == engine:
+                        for assigner in self._assigners.values():
+                            assigner.forget_agent(agent)
 
 
 def placed(
     agents: Sequence[int], engines: Sequence[str], before: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the engine of each agent: evenly many on each, and nobody moves without need.
+    """Return the engine of each agent: evenly many on each, and no agent moves without need.
 
     Args:
         agents: The agents' numbers.
         engines: The engines' names.
-        before: Where agents live now.
+        before: The engines that the agents live on now.
     """
     most = math.ceil(len(agents) / len(engines))
     living = Counter[str]()
-    homes: dict[int, str] = {}
+    lives_on: dict[int, str] = {}
     for agent in agents:
-        home = before.get(agent)
-        if home is not None and home in engines and living[home] < most:
-            homes[agent] = home
-            living[home] += 1
+        engine = before.get(agent)
+        if engine is not None and engine in engines and living[engine] < most:
+            lives_on[agent] = engine
+            living[engine] += 1
     for agent in agents:
-        if agent not in homes:
+        if agent not in lives_on:
             order = rendezvous_order(b"agent %d" % agent, engines)
-            homes[agent] = str(min(order, key=lambda engine: living[str(engine)]))
-            living[homes[agent]] += 1
-    return {agent: homes[agent] for agent in agents}
+            lives_on[agent] = str(min(order, key=lambda engine: living[str(engine)]))
+            living[lives_on[agent]] += 1
+    return {agent: lives_on[agent] for agent in agents}

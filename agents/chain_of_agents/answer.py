@@ -1,12 +1,75 @@
-"""A chain's answer: a string that knows how it came about."""
+"""What a question results in: an answer with its trace, or the error of the manager."""
 
 from __future__ import annotations
 
-from chain_of_agents.trace.steps import Trace
+from dataclasses import dataclass
+
+from chain_of_agents.trace.steps import Step
+from ctxreuse.errors import CtxreuseError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What a chain did with one question.
+
+    Attributes:
+        question: The question.
+        mode: "sequential" or "parallel".
+        steps: The workers' calls in the order of their segments, then the manager's.
+    """
+
+    question: str
+    mode: str
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The manager's answer; empty if there is none."""
+        return "".join(step.note for step in self.steps if step.role == "manager")
+
+    @property
+    def workers(self) -> tuple[Step, ...]:
+        """The workers' calls."""
+        return tuple(step for step in self.steps if step.role == "worker")
+
+    @property
+    def failures(self) -> tuple[Step, ...]:
+        """The calls that were not answered as they should be."""
+        return tuple(step for step in self.steps if step.outcome != "answered")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts whose models report them."""
+        return sum(step.prompt_tokens or 0 for step in self.steps)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those served from the prefix cache, where the models report them."""
+        return sum(step.cached_tokens or 0 for step in self.steps)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the beginning to the end of the last call."""
+        return max((step.ended_s for step in self.steps), default=0.0)
+
+    def to_html(self) -> str:
+        """Return a page that shows the chain: one file, no network, no script.
+
+        Texts past 20,000 characters are cut, and the page says so.
+
+        Raises:
+            MissingExtraError: jinja2 is not installed.
+        """
+        from chain_of_agents.trace.trace_page import render
+
+        return render(self.question, self.mode, self.steps, self.duration_s)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
 
 
 class Answer(str):
-    """The manager's answer. It is the string itself, so that it goes wherever strings go.
+    """The manager's answer: a string, so that it goes wherever strings go.
 
     Attributes:
         trace: What workers and manager did.
@@ -23,3 +86,18 @@ class Answer(str):
 
     def __reduce__(self) -> tuple[type[Answer], tuple[str, Trace]]:
         return Answer, (str(self), self.trace)
+
+
+class ManagerError(CtxreuseError, RuntimeError):
+    """The manager did not answer; the model's own error is the cause.
+
+    Attributes:
+        trace: What the workers read and noted.
+    """
+
+    def __init__(self, message: str, trace: Trace) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[type[ManagerError], tuple[str, Trace]]:
+        return ManagerError, (str(self), self.trace)

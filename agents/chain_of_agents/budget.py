@@ -1,4 +1,4 @@
-"""How many tokens each part of a prompt may have, so that no prompt is longer than the model's."""
+"""How many tokens each part of a prompt may have, so that it fits the model's context window."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chain_of_agents.prompts import NOTE_SEPARATOR, ChainPrompts
+from chain_of_agents.prompts import NOTE_SEPARATOR
+from chain_of_agents.question import Settings
 from ctxreuse.context.rendering import render_block
-from ctxreuse.context.templates import Templates
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planner import ReusePlanner
 
-DEFAULT_WINDOW_TOKENS = 8_192
-"""What a model is taken to hold that does not say; as in the Chain-of-Agents paper."""
+_DEFAULT_WINDOW_TOKENS = 8_192
+"""The context window where the model does not say; as in the Chain-of-Agents paper."""
 
 _LEAST_SEGMENT_TOKENS = 32
 _MARKUP_TOKENS = 64
@@ -37,6 +38,7 @@ class Budget:
         label: What each document of a segment but the first adds besides its text.
         location: What pointing to a document adds, in a conversation.
         note: What each note adds besides its text.
+        most_notes: The number of notes with which half of what the manager reads is notes.
     """
 
     window: int
@@ -45,22 +47,11 @@ class Budget:
     label: int
     location: int
     note: int
-
-    def most_notes(self) -> int:
-        """Return how many notes the manager can be shown so that half of what it reads is notes."""
-        return max(1, self.notes // (2 * max(1, self.note)))
+    most_notes: int
 
 
 def budget_of(
-    question: str,
-    window: int,
-    is_counted: bool,
-    prompts: ChainPrompts,
-    templates: Templates,
-    count_tokens: Callable[[str], int],
-    note_tokens: int,
-    answer_tokens: int,
-    segment_tokens: int | None,
+    question: str, window: int | None, settings: Settings, planner: ReusePlanner
 ) -> Budget:
     """Return the bounds of a question's prompts.
 
@@ -69,19 +60,17 @@ def budget_of(
 
     Args:
         question: The question.
-        window: What the model holds.
-        is_counted: Whether tokens are counted as the model does, not estimated.
-        prompts: The words around everything.
-        templates: The words around documents.
-        count_tokens: From a text to its length.
-        note_tokens: The longest note.
-        answer_tokens: The longest answer of the manager.
-        segment_tokens: The longest segment that is wanted; None takes what there is room for.
+        window: The model's context window; None if unknown.
+        settings: The chain's.
+        planner: Counts or estimates tokens, and has the words around documents.
 
     Raises:
-        InvalidRequestError: If there is no room for a segment.
+        InvalidRequestError: There is no room for a segment.
     """
-    usable = window if is_counted else int(window * _ESTIMATE_MARGIN)
+    window = window or _DEFAULT_WINDOW_TOKENS
+    prompts, templates, count_tokens = settings.prompts, planner.templates, planner.count_tokens
+    note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
+    usable = window if planner.counts_tokens else int(window * _ESTIMATE_MARGIN)
     asked = _QUESTION_TOKENS
     while asked < count_tokens(question):
         asked *= 2
@@ -99,13 +88,15 @@ def budget_of(
             f"a question of {count_tokens(question)} tokens, notes of {note_tokens} and an answer "
             f"of {answer_tokens}; ask a shorter question, or lower note_tokens or answer_tokens"
         )
+    note = count_tokens(prompts.note_shown(_HIGH_NUMBER, "") + NOTE_SEPARATOR)
     return Budget(
         window=usable,
-        segment=min(segment, segment_tokens or segment),
+        segment=min(segment, settings.segment_tokens or segment),
         notes=notes,
         label=label_tokens,
         location=count_tokens(templates.location_annotation(label) + templates.separator),
-        note=count_tokens(prompts.note_shown(_HIGH_NUMBER, "") + NOTE_SEPARATOR),
+        note=note,
+        most_notes=max(1, notes // (2 * max(1, note))),
     )
 
 
@@ -115,7 +106,7 @@ def history_tokens(history: Iterable[Mapping[str, Any]], count_tokens: Callable[
 
 
 def clipped(text: str, tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """Return a text, cut at its end if it is longer than so many tokens."""
+    """Return a text, cut at its end if it has more than `tokens` tokens."""
     if count_tokens(text) <= tokens:
         return text
     low, high = 0, len(text)
@@ -131,7 +122,7 @@ def clipped(text: str, tokens: int, count_tokens: Callable[[str], int]) -> str:
 def clipped_together(
     texts: Sequence[str], tokens: int, count_tokens: Callable[[str], int]
 ) -> list[str]:
-    """Return texts cut so that all together have at most so many tokens; the longest are cut."""
+    """Return texts that have at most `tokens` tokens together; the longest are cut."""
     lengths = [count_tokens(text) for text in texts]
     left, most = tokens, tokens
     for rank, length in enumerate(sorted(lengths)):

@@ -1,8 +1,8 @@
-"""What workers and manager are told: what repeats first, what changes last.
+"""The prompts of workers and manager: what repeats comes first, what changes comes last.
 
 A worker's prompt begins with instructions that are the same for all workers, then its segment, then
-the note before it and the question: a segment that an engine has read before is a prefix hit,
-whichever agent reads it and whatever the question (Chain-of-Agents, Zhang et al., 2024, Tables 11
+the note before it and the question: a segment that an engine has read before is a prefix hit for
+any agent and any question (Chain-of-Agents, Zhang et al., 2024, Tables 11
 and 12; ContextPilot section 7.2).
 """
 
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from ctxreuse.errors import InvalidRequestError, describe
 
 NOTE_SEPARATOR = "\n\n"
-"""What stands between the notes that the manager reads."""
+"""Separates the notes that the manager reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainPrompts:
-    """The words of a chain.
+    """The texts of a chain's prompts.
 
     Args:
         worker: A worker's system message.
-        first: A worker's question, behind its segment, where no note came before; `{question}`.
-        next: A worker's question, where one did; `{note}` then `{question}`.
+        first: A worker's question, after its segment, where no note came before; `{question}`.
+        next: A worker's question after a note; `{note}` then `{question}`.
         manager: The manager's system message.
         note: How the manager is shown a note; `{worker}`, counted from 1, then `{note}`.
         final: The manager's question; `{notes}` then `{question}`.
-        no_notes: What stands in place of the notes where there are none.
+        no_notes: Replaces the notes where there are none.
 
     Raises:
-        InvalidRequestError: If a text lacks its field or has another one.
+        InvalidRequestError: A text lacks its field or has another one.
     """
 
     worker: str = (
@@ -75,10 +75,10 @@ class ChainPrompts:
                 )
 
     def worker_query(self, question: str, note: str = "") -> str:
-        """Return what stands behind a worker's segment."""
+        """Return what follows a worker's segment."""
         if not note:
-            return _filled(self.first, question=question)
-        return _filled(self.next, note=note, question=question)
+            return self.first.format(question=question)
+        return self.next.format(note=note, question=question)
 
     def manager_query(self, question: str, notes: Sequence[tuple[int, str]]) -> str:
         """Return the manager's question.
@@ -88,16 +88,11 @@ class ChainPrompts:
             notes: Numbers of workers and their notes, in the order of the segments.
         """
         shown = NOTE_SEPARATOR.join(self.note_shown(number, note) for number, note in notes)
-        return _filled(self.final, notes=shown or self.no_notes, question=question)
+        return self.final.format(notes=shown or self.no_notes, question=question)
 
     def note_shown(self, worker: int, note: str) -> str:
         """Return a worker's note as the manager is shown it."""
-        return _filled(self.note, worker=str(worker), note=note)
+        return self.note.format(worker=worker, note=note)
 
 
 DEFAULT_PROMPTS = ChainPrompts()
-
-
-def _filled(template: str, **fields: str) -> str:
-    """Fill in a template; braces in what is filled in mean nothing."""
-    return re.sub(r"\{(\w+)\}", lambda found: fields[found[1]], template)

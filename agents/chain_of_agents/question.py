@@ -1,27 +1,36 @@
-"""What a chain is asked, and what it was made with."""
+"""What a chain is asked, and its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_core.runnables import RunnableConfig
 
 from chain_of_agents.agent_memory import ConversationKey
 from chain_of_agents.prompts import ChainPrompts
-from chain_of_agents.segments import Packing
+from chain_of_agents.segments import Packing, as_blocks
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.checks import (
+    checked_choice,
+    checked_integer,
+    checked_kind,
+    checked_optional_integer,
+)
+from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 
 Mode: TypeAlias = Literal["sequential", "parallel"]
-"""Whether each worker reads the note of the one before, or all read on their own."""
+"""Whether each worker reads the note of the one before, or all work independently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a chain was made with; see `ChainOfAgents`.
+    """The settings of a chain; see `ChainOfAgents`.
 
     Raises:
-        InvalidRequestError: If something is of the wrong kind.
+        InvalidRequestError: wrong type or out of range.
     """
 
     workers: int
@@ -32,33 +41,17 @@ class Settings:
     answer_tokens: int
     segment_tokens: int | None
     context_window: int | None
-    is_counted: bool
     timeout_s: float | None
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prompts, ChainPrompts):
-            raise InvalidRequestError(f"prompts must be ChainPrompts, not {describe(self.prompts)}")
-        for name, choice, known in (
-            ("mode", self.mode, get_args(Mode)),
-            ("packing", self.packing, get_args(Packing)),
-        ):
-            if choice not in known:
-                raise InvalidRequestError(
-                    f"{name} must be {' or '.join(map(repr, known))}, not {describe(choice)}"
-                )
-        for name, number, may_be_none in (
-            ("workers", self.workers, False),
-            ("note_tokens", self.note_tokens, False),
-            ("answer_tokens", self.answer_tokens, False),
-            ("segment_tokens", self.segment_tokens, True),
-            ("context_window", self.context_window, True),
-        ):
-            is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 1
-            if not is_number and not (may_be_none and number is None):
-                raise InvalidRequestError(
-                    f"{name} must be an integer from 1, not {describe(number)}"
-                )
+        checked_kind("prompts", self.prompts, ChainPrompts, "ChainPrompts")
+        checked_choice("mode", self.mode, get_args(Mode))
+        checked_choice("packing", self.packing, get_args(Packing))
+        for name in ("workers", "note_tokens", "answer_tokens"):
+            checked_integer(name, getattr(self, name), 1)
+        for name in ("segment_tokens", "context_window"):
+            checked_optional_integer(name, getattr(self, name), 1)
         limit_s = self.timeout_s
         is_number = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
         if limit_s is not None and not (is_number and limit_s > 0):
@@ -77,17 +70,54 @@ class ChainQuestion:
         text: The question.
         documents: What there is to read, best first.
         tenant: Whose question it is.
-        conversation_id: The conversation that it is a turn of.
+        conversation: The conversation that it is a turn of.
     """
 
     text: str
     documents: Sequence[ContextBlock]
     tenant: str = ""
-    conversation_id: str | int | None = None
+    conversation: ConversationKey | None = None
 
-    @property
-    def conversation(self) -> ConversationKey | None:
-        """What the agents' histories are kept by."""
-        if self.conversation_id is None:
-            return None
-        return self.tenant, type(self.conversation_id), self.conversation_id
+
+def conversation_name(given: object) -> str | int:
+    """Return a conversation's id as it is kept: UUIDs and the like become strings."""
+    return given if isinstance(given, int) else str(given)
+
+
+def question_of(given: object, config: RunnableConfig | None = None) -> ChainQuestion:
+    """Return a chain's input as a question.
+
+    Args:
+        given: What the caller gave.
+        config: LangChain's config, which may name tenant and conversation.
+
+    Raises:
+        InvalidRequestError: wrong type, or no question or documents.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(
+            "the chain's input must be a dict with 'question' and 'documents', not "
+            f"{describe(given)}"
+        )
+    for name in ("question", "documents"):
+        if name not in given:
+            raise InvalidRequestError(
+                f"the chain's input has no {name!r}; it has {', '.join(map(repr, given)) or 'none'}"
+            )
+    text = checked_kind("the question", given["question"], str, "a string")
+    configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
+    tenant = given.get("tenant", configurable.get("tenant"))
+    conversation = given.get("conversation_id", configurable.get("thread_id"))
+    scope = current_scope().inside(
+        None if tenant is None else str(tenant),
+        None if conversation is None else conversation_name(conversation),
+    )
+    key, conversation_id = None, scope.conversation_id
+    if conversation_id is not None:
+        key = ConversationKey(scope.tenant or "", type(conversation_id), conversation_id)
+    return ChainQuestion(
+        text=text,
+        documents=as_blocks(given["documents"]),
+        tenant=scope.tenant or "",
+        conversation=key,
+    )

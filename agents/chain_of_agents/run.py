@@ -1,23 +1,23 @@
-"""One question on its way through the agents."""
+"""One question: the workers read in turn or in parallel, then the manager answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
 
-from chain_of_agents.agent_memory import MANAGER, AgentReply, Histories
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import patch_config
+
+from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
-from chain_of_agents.budget import Budget
-from chain_of_agents.errors import ManagerError
-from chain_of_agents.models.agent_model import AgentModel, AgentRequest, Reply, ReplyStream
-from chain_of_agents.observer import Observer
+from chain_of_agents.answer import ManagerError, Trace
+from chain_of_agents.models.agent_model import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.reply_outcomes import described, is_timeout, outcome_of
-from chain_of_agents.requests import AgentRequests
+from chain_of_agents.requests import AgentRequests, Note
 from chain_of_agents.segments import Segment, pieces_of, segments_of
-from chain_of_agents.trace.steps import Outcome, Step, Trace
+from chain_of_agents.trace.steps import Step, failure_of, outcome_of
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.pool.placement import Document
 
@@ -29,99 +29,73 @@ class ChainRun:
     """One question: the workers read, then the manager answers.
 
     Args:
-        question: The question.
         settings: The chain's.
-        model: Who answers.
+        model: Answers the agents' requests.
         planner: Counts tokens.
-        desk: Says which agent reads what.
-        histories: What the agents have said in conversations.
-        observer: Told of each call.
+        placement: Says which agent reads what.
+        memory: What the agents have answered in conversations.
+        question: The question.
+        run_manager: LangChain's, of the chain's run; each call is a run inside it.
+        config: LangChain's.
     """
 
     def __init__(
         self,
-        question: ChainQuestion,
         settings: Settings,
         model: AgentModel,
         planner: ReusePlanner,
-        desk: AgentPlacement,
-        histories: Histories,
-        observer: Observer,
+        placement: AgentPlacement,
+        memory: AgentMemory,
+        question: ChainQuestion,
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
     ) -> None:
-        self._question = question
         self._settings = settings
         self._model = model
         self._planner = planner
-        self._desk = desk
-        self._histories = histories
-        self._observer = observer
+        self._placement = placement
+        self._memory = memory
+        self._question = question
+        self._run_manager = run_manager
+        self._config = config
         self._began = settings.clock()
-        self._said: list[AgentReply] = []
+        self._turns: list[AgentTurn] = []
         self._steps: tuple[Step, ...] = ()
-        self._first_of: dict[int, int] = {}  # agent -> the place of its first segment
 
     @property
     def trace(self) -> Trace:
         """What has been done so far."""
         return Trace(question=self._question.text, mode=self._settings.mode, steps=self._steps)
 
-    async def answer(self) -> str:
+    async def answer(self, on_piece: OnPiece | None = None) -> str:
         """Return the manager's answer; the trace tells the rest.
 
-        Raises:
-            InvalidRequestError: If the model's context has no room for the question.
-            ManagerError: If the manager does not answer.
-        """
-        ask, remark = await self._read()
-        began = self._now()
-        try:
-            async with self._observer.call("manager", ask.request.query) as call:
-                reply = await self._model.ask(replace(ask, config=call.config))
-                call.reply = reply
-        except Exception as error:
-            raise self._failed(error, began, remark) from error
-        return self._answered(ask, reply, began, remark)
-
-    async def stream(self) -> AsyncGenerator[str]:
-        """Yield the pieces of the manager's answer, once the workers have read.
+        Args:
+            on_piece: Asks for a streamed answer, and is called with its pieces.
 
         Raises:
-            InvalidRequestError: As `answer` does.
-            ManagerError: As `answer` does.
+            InvalidRequestError: The model's context has no room for the question.
+            ManagerError: The manager does not answer.
         """
-        ask, remark = await self._read()
-        began = self._now()
-        into = ReplyStream()
-        try:
-            async with self._observer.call("manager", ask.request.query) as call:
-                pieces = self._model.stream(replace(ask, config=call.config), into)
-                async with aclosing(pieces):
-                    async for piece in pieces:
-                        yield piece
-                call.reply = into.reply
-        except Exception as error:
-            raise self._failed(error, began, remark) from error
-        assert into.reply is not None, "a stream that ends has a reply"
-        self._answered(ask, into.reply, began, remark)
-
-    async def _read(self) -> tuple[AgentRequest, str]:
-        """Let the workers read; return what the manager is asked, and a remark on it."""
         window = self._settings.context_window or await self._model.context_window()
-        asking = AgentRequests(
-            self._question, self._settings, self._planner, self._histories, window
+        requests = AgentRequests(
+            self._question, self._settings, self._planner, self._memory, window
         )
-        segments = self._segments(asking.budget)
-        for position, segment in enumerate(segments):
-            self._first_of.setdefault(segment.agent, position)
-        if self._settings.mode == "sequential":
-            notes = await self._read_in_turn(segments, asking)
-        else:
-            notes = await self._read_at_once(segments, asking)
-        return asking.manager(notes)
+        notes = await self._read(self._segments(requests), requests)
+        request, remark = requests.manager(notes)
+        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
+        step, reply = await self._ask(step, request, on_piece=on_piece)
+        self._steps += (step,)
+        if isinstance(reply, Exception):
+            raise self._manager_error(step.error) from reply
+        if step.outcome == "empty" or reply.text is None:
+            raise self._manager_error("it said nothing")
+        self._memory.record(self._question.conversation, self._turns)
+        return reply.text
 
-    def _segments(self, budget: Budget) -> list[Segment]:
-        """Say who reads what: each piece of each document stands in exactly one segment."""
-        question, settings = self._question, self._settings
+    def _segments(self, requests: AgentRequests) -> list[Segment]:
+        """Say which agent reads what: each piece of each document is in exactly one segment."""
+        question, settings, budget = self._question, self._settings, requests.budget
         pieces = [
             piece
             for block in question.documents
@@ -131,54 +105,44 @@ class ChainRun:
         one_each = settings.packing == "single" or (
             settings.packing == "auto" and len(pieces) <= settings.workers
         )
-        if question.conversation_id is not None:
-            one_each = False  # an agent's history goes on with one turn a question
-        agents = self._desk.assign(
+        if question.conversation is not None:
+            one_each = False  # an agent's history continues with one turn a question
+        agents = self._placement.assign(
             [
                 Document(piece.key, length + _CALL_TOKENS * one_each)
                 for piece, length in zip(pieces, tokens, strict=True)
             ],
             question.tenant,
-            self._histories.shown(question.conversation),
+            self._memory.shown(question.conversation),
         )
         return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
 
-    async def _read_in_turn(
-        self, segments: Sequence[Segment], asking: AgentRequests
-    ) -> list[tuple[int, str]]:
-        """Let each worker read its segment and the note before it; return the last note."""
-        note: tuple[int, str] | None = None
+    async def _read(self, segments: Sequence[Segment], requests: AgentRequests) -> list[Note]:
+        """Let the workers read; return the notes that the manager reads."""
+        if self._settings.mode == "parallel":
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._work(position, segment, "", requests))
+                    for position, segment in enumerate(segments)
+                ]
+            self._steps = tuple(task.result() for task in tasks)
+            return [requests.note_of(step) for step in self._steps if step.outcome == "answered"]
+        notes: list[Note] = []
         for position, segment in enumerate(segments):
-            step = await self._work(position, segment, note[1] if note else "", asking)
+            note = notes[0][1] if notes else ""
+            step = await self._work(position, segment, note, requests)
             self._steps += (step,)
             if step.outcome == "answered":
-                note = position + 1, asking.passed_on(step.note)
-        return [note] if note else []
-
-    async def _read_at_once(
-        self, segments: Sequence[Segment], asking: AgentRequests
-    ) -> list[tuple[int, str]]:
-        """Let all workers read; return their notes in the order of the segments."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._work(position, segment, "", asking))
-                for position, segment in enumerate(segments)
-            ]
-        self._steps = tuple(task.result() for task in tasks)
-        return [
-            (step.position + 1, asking.passed_on(step.note))
-            for step in self._steps
-            if step.outcome == "answered"
-        ]
+                notes = [requests.note_of(step)]
+        return notes
 
     async def _work(
-        self, position: int, segment: Segment, note: str, asking: AgentRequests
+        self, position: int, segment: Segment, note: str, requests: AgentRequests
     ) -> Step:
-        """Let a worker read its segment. Whatever goes wrong with it stands in the step."""
+        """Let a worker read its segment; a failure stands in the step."""
         began = self._now()
-        goes_on = self._first_of[segment.agent] == position
-        engine = self._desk.engine_of(segment.agent)
-        ask, remark = asking.worker(segment, note, engine, goes_on)
+        engine = self._placement.engine_of(segment.agent)
+        request, remark = requests.worker(segment, note, engine)
         step = Step(
             role="worker",
             agent=segment.agent,
@@ -187,69 +151,31 @@ class ChainRun:
             remark=remark,
             began_s=began,
         )
+        step, _ = await self._ask(step, request, keeps_turn=segment.is_first_of_agent)
+        return step
+
+    async def _ask(
+        self,
+        step: Step,
+        request: AgentRequest,
+        *,
+        keeps_turn: bool = True,
+        on_piece: OnPiece | None = None,
+    ) -> tuple[Step, AgentReply | Exception]:
+        """Send a request; return the step at its end, and the reply or what went wrong.
+
+        An answered turn is kept until the manager has answered; then it belongs to the agent's
+        history.
+        """
         try:
-            async with self._observer.call(step.name, ask.request.query) as call:
-                reply = await self._model.ask(replace(ask, config=call.config))
-                call.reply = reply
+            reply = await self._reply(step.name, request, on_piece)
         except Exception as error:
-            return replace(
-                step,
-                outcome="timed out" if is_timeout(error) else "failed",
-                error=described(error),
-                ended_s=self._now(),
-            )
-        outcome = outcome_of(reply.text)
-        if goes_on:
-            self._note_said(ask, segment.agent, reply, outcome)
-        return self._with_reply(step, reply, outcome)
-
-    def _note_said(self, ask: AgentRequest, agent: int, reply: Reply, outcome: Outcome) -> None:
-        """Note what belongs into an agent's history once the turn has been answered."""
-        if self._question.conversation_id is None or outcome != "answered":
-            return
-        shown = tuple(block.key for block in reply.plan.blocks)
-        before = ask.request.history or ()
-        self._said.append(AgentReply(agent, before, reply.plan.content, reply.text or "", shown))
-
-    def _answered(self, ask: AgentRequest, reply: Reply, began: float, remark: str) -> str:
-        """Add the manager's step, and keep what all have said; return the answer."""
-        outcome = outcome_of(reply.text)
-        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=began)
-        self._steps += (self._with_reply(step, reply, outcome),)
-        if outcome == "empty" or reply.text is None:
-            raise self._error("it said nothing")
-        self._note_said(ask, MANAGER, reply, outcome)
-        self._histories.record(self._question.conversation, self._said)
-        return reply.text
-
-    def _failed(self, error: Exception, began: float, remark: str) -> ManagerError:
-        """Return the error that says that the manager has failed, with the notes kept."""
-        step = Step(
-            role="manager",
-            agent=MANAGER,
-            position=-1,
-            outcome="timed out" if is_timeout(error) else "failed",
-            error=described(error),
-            remark=remark,
-            began_s=began,
-            ended_s=self._now(),
-        )
-        self._steps += (step,)
-        return self._error(step.error)
-
-    def _error(self, reason: str) -> ManagerError:
-        notes = sum(one.outcome == "answered" for one in self._steps)
-        return ManagerError(
-            f"the manager did not answer: {reason}; the {notes} notes of the workers are in this "
-            "error's trace",
-            self.trace,
-        )
-
-    def _with_reply(self, step: Step, reply: Reply, outcome: Outcome) -> Step:
-        return replace(
+            outcome, description = failure_of(error)
+            return replace(step, outcome=outcome, error=description, ended_s=self._now()), error
+        step = replace(
             step,
             note=reply.text or "",
-            outcome=outcome,
+            outcome=outcome_of(reply.text),
             shown_before=reply.plan.references,
             labels=dict(reply.plan.labels),
             replica=reply.replica,
@@ -257,6 +183,35 @@ class ChainRun:
             cached_tokens=reply.cached_tokens,
             completion_tokens=reply.completion_tokens,
             ended_s=self._now(),
+        )
+        if keeps_turn and self._question.conversation is not None and step.outcome == "answered":
+            before, shown = request.context.history or (), (one.key for one in reply.plan.blocks)
+            turn = AgentTurn(step.agent, before, reply.plan.content, step.note, tuple(shown))
+            self._turns.append(turn)
+        return step, reply
+
+    async def _reply(
+        self, agent: str, request: AgentRequest, on_piece: OnPiece | None
+    ) -> AgentReply:
+        """Send a request; LangChain's callbacks see it as a run inside the chain's."""
+        run = await self._run_manager.get_child().on_chain_start(
+            None, {"question": request.context.query}, name=agent
+        )
+        config = patch_config(self._config, callbacks=run.get_child())
+        try:
+            reply = await self._model.ask(request, config, on_piece)
+        except BaseException as error:
+            await run.on_chain_error(error)
+            raise
+        await run.on_chain_end({"note": reply.text})
+        return reply
+
+    def _manager_error(self, reason: str) -> ManagerError:
+        notes = sum(one.outcome == "answered" for one in self._steps)
+        return ManagerError(
+            f"the manager did not answer: {reason}; the {notes} notes of the workers are in this "
+            "error's trace",
+            self.trace,
         )
 
     def _now(self) -> float:

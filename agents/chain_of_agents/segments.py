@@ -1,8 +1,7 @@
-"""From documents to what each agent reads: pieces, shares, segments.
+"""What each agent reads: pieces of documents, put together into segments.
 
-A document that is too long for a call is cut into pieces. Each piece goes to one agent; what one
-agent gets of a question is its share; a share that is too long for a call, or that is to be read
-document by document, makes several segments.
+A document that is too long for a call is cut into pieces. Each piece goes to one agent. All pieces
+of one agent make one segment, or several where they are too long for a call or are read one by one.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any, Literal, TypeAlias
 
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
 Packing: TypeAlias = Literal["auto", "single", "packed"]
-"""One document a call, or as many as an agent has; "auto" is one where there are agents enough."""
+"""One document a call, or all that an agent has; "auto" is one where there are enough agents."""
 
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
 
@@ -29,12 +28,12 @@ class Segment:
     Attributes:
         agent: The agent's number.
         blocks: The documents, or pieces of them, best first.
-        first: The place of the first of them among all pieces.
+        is_first_of_agent: Whether it is the agent's first one, which continues its history.
     """
 
     agent: int
     blocks: tuple[ContextBlock, ...]
-    first: int
+    is_first_of_agent: bool
 
 
 def as_blocks(documents: object) -> list[ContextBlock]:
@@ -45,7 +44,7 @@ def as_blocks(documents: object) -> list[ContextBlock]:
             or documents, dicts with `text` and perhaps `id`; best first.
 
     Raises:
-        InvalidRequestError: If they are no list, or one of them is none of these.
+        InvalidRequestError: wrong type of the list or of a document.
     """
     if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
         raise InvalidRequestError(
@@ -65,7 +64,7 @@ def as_blocks(documents: object) -> list[ContextBlock]:
 def pieces_of(
     block: ContextBlock, budget_tokens: int, count_tokens: Callable[[str], int]
 ) -> list[ContextBlock]:
-    """Cut a document that is too long into pieces whose texts, put together, are its text.
+    """Cut a long document into pieces whose texts, put together, are its text.
 
     Where the cuts are depends on the document and the budget alone, so that its pieces are the same
     for every question.
@@ -73,10 +72,10 @@ def pieces_of(
     Args:
         block: The document.
         budget_tokens: The longest piece.
-        count_tokens: From a text to its length in tokens.
+        count_tokens: Returns the length of a text in tokens.
 
     Returns:
-        The document itself, if it is short enough; else its pieces, whose ids say which.
+        The document itself, if it is short enough; else its pieces, numbered in their ids.
     """
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
     if tokens <= budget_tokens or not block.text:
@@ -87,20 +86,15 @@ def pieces_of(
         strip_whitespace=False,
         chunk_overlap=0,
         chunk_size=budget_tokens,
-        # the splitter would show twice what counts nothing
+        # the splitter would repeat text that counts as no token
         length_function=lambda text: count_tokens(text) or len(text[:1]),
     )
     texts = splitter.split_text(block.text)
     assert "".join(texts) == block.text, "the splitter has lost text"
     return [
-        ContextBlock(id=piece_id(block.id, number, len(texts)), text=text)
+        ContextBlock(id=f"{block.id} ({number}/{len(texts)})", text=text)
         for number, text in enumerate(texts, 1)
     ]
-
-
-def piece_id(document_id: BlockId, number: int, pieces: int) -> str:
-    """Return the id of a document's piece, counted from 1."""
-    return f"{document_id} ({number}/{pieces})"
 
 
 def segments_of(
@@ -111,10 +105,10 @@ def segments_of(
     label_tokens: int,
     one_each: bool,
 ) -> list[Segment]:
-    """Put pieces together to what is read in one call.
+    """Put pieces together into segments, each of which is read in one call.
 
     Args:
-        pieces: In the order in which they are ranked.
+        pieces: The pieces, best first.
         agents: Each piece's agent.
         tokens: Each piece's length.
         budget_tokens: The longest segment; a single piece is never cut here.
@@ -135,10 +129,13 @@ def segments_of(
         open_segments[agent] = ([*members, position], total + added)
     closed += [(agent, members) for agent, (members, _) in open_segments.items()]
     closed.sort(key=lambda segment: segment[1][0])
-    return [
-        Segment(agent, tuple(pieces[position] for position in members), members[0])
-        for agent, members in closed
-    ]
+    segments: list[Segment] = []
+    known: set[int] = set()
+    for agent, members in closed:
+        blocks = tuple(pieces[position] for position in members)
+        segments.append(Segment(agent, blocks, agent not in known))
+        known.add(agent)
+    return segments
 
 
 def _as_block(document: Any) -> ContextBlock:

@@ -1,135 +1,133 @@
-"""Retrieved items into their planned order: what every adapter for documents shares.
+"""Plans retrieved items: what every adapter for documents shares.
 
-An adapter says how a thing of its framework becomes a context block; here it is planned, and comes
-back with its rank and label. Failing open happens here, too.
+An adapter says how an item of its framework becomes a context block; the planner here returns the
+items in their planned order, each with its rank and label, and fails open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
+from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
-"""Where annotations go: an own document at the end, the metadata only, or nowhere."""
+"""Where annotations go: a document of its own at the end, the metadata only, or nowhere."""
 
-_Thing = TypeVar("_Thing")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievedItems(Generic[_Thing]):
+class RetrievedItems(Generic[_Item]):
     """What one query retrieved.
 
     Attributes:
-        things: The things, best first.
+        items: The items, best first.
         query: The query.
-        scope: Whose request it is.
+        scope: Tenant, conversation and history of the request.
     """
 
-    things: Sequence[_Thing]
+    items: Sequence[_Item]
     query: str
     scope: RequestScope
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedItem(Generic[_Thing]):
-    """A retrieved thing in its place.
+class PlannedItem(Generic[_Item]):
+    """A retrieved item with its rank and label.
 
     Attributes:
-        thing: What was retrieved, untouched.
+        item: What was retrieved, untouched.
         rank: Its position as retrieved, from 0.
         label: The label of its block, such as "[Doc_1]"; None where planning failed.
     """
 
-    thing: _Thing
+    item: _Item
     rank: int
     label: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedItems(Generic[_Thing]):
-    """Retrieved items in the order in which to send them.
+class PlannedItems(Generic[_Item]):
+    """What one query retrieved, in the order in which to send it.
 
-    `placed` and `left_out` together hold every thing once; only one that is equal to another in
-    every respect is not repeated.
+    `items` and `left_out` together hold every retrieved item once; of items that are equal in
+    every respect, one.
 
     Attributes:
-        placed: What to send, in order.
-        left_out: What the conversation shows already; its label says where.
-        plan: The plan; None where planning failed and `placed` is as retrieved.
-        annotation: What an own document at the end says about order and places; None if nothing
-            needs saying or the annotation mode is another.
+        items: What to send, in order.
+        left_out: What the conversation shows already; the label says where.
+        plan: The plan; None where planning failed and `items` is as retrieved.
+        annotation: What a document of its own at the end says about order and places; None if there
+            is nothing to say or the annotation mode is another.
     """
 
-    placed: tuple[PlannedItem[_Thing], ...]
-    left_out: tuple[PlannedItem[_Thing], ...] = ()
+    items: tuple[PlannedItem[_Item], ...]
+    left_out: tuple[PlannedItem[_Item], ...] = ()
     plan: Plan | None = None
     annotation: str | None = None
 
 
-class DocumentPlanner(Generic[_Thing]):
+class DocumentPlanner(Generic[_Item]):
     """Plans what an adapter retrieves.
 
     Args:
-        planner: Plans the contexts.
-        block_of: How a thing becomes a block.
-        annotation: Where annotations go. With "off" nothing is left out either, for nothing would
-            point to it.
+        planner: Plans the contexts; None makes a new one.
+        block_of: Makes an item a block.
+        annotation: Where annotations go. With "off" no item is left out either, because nothing
+            would point to it.
         component: The adapter's name, for the log.
 
     Raises:
-        InvalidRequestError: If the planner or the annotation mode is none.
+        InvalidRequestError: wrong type, or no such annotation mode.
     """
 
     def __init__(
         self,
-        planner: ReusePlanner,
-        block_of: Callable[[_Thing], ContextBlock],
+        planner: ReusePlanner | None,
+        block_of: Callable[[_Item], ContextBlock],
         annotation: AnnotationMode,
         component: str,
     ) -> None:
-        self._planner = checked_planner(planner)
+        self._planner = planner_or_new(planner)
         self._annotation = checked_annotation(annotation)
         self._block_of = block_of
         self._fail_open = FailOpen(component)
 
     @property
     def faults(self) -> int:
-        """How often planning has failed and things went through as retrieved."""
+        """How often planning has failed and items went through as retrieved."""
         return self._fail_open.faults
 
-    def arrange(
-        self, things: Sequence[_Thing], query: str, scope: RequestScope
-    ) -> PlannedItems[_Thing]:
-        """Return what was retrieved for one query in its planned order."""
-        return self.arrange_batch([RetrievedItems(things, query, scope)])[0]
+    def plan(self, items: Sequence[_Item], query: str, scope: RequestScope) -> PlannedItems[_Item]:
+        """Return what one query retrieved in its planned order."""
+        return self.plan_batch([RetrievedItems(items, query, scope)])[0]
 
-    def arrange_batch(self, batch: Sequence[RetrievedItems[_Thing]]) -> list[PlannedItems[_Thing]]:
-        """Return what was retrieved for some queries, each in its planned order.
+    def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[PlannedItems[_Item]]:
+        """Return what several queries retrieved, each in its planned order.
 
         Args:
             batch: What the queries retrieved; planned together, tenants apart.
 
         Returns:
-            One arrangement a query, in the order given.
+            The planned items of each query, in the order given.
         """
         return self._fail_open.attempt(
-            lambda: self._arrange_batch(batch),
-            lambda: [as_retrieved(retrieved.things) for retrieved in batch],
+            lambda: self._planned_batch(batch),
+            lambda: [as_retrieved(retrieved.items) for retrieved in batch],
         )
 
-    def _arrange_batch(self, batch: Sequence[RetrievedItems[_Thing]]) -> list[PlannedItems[_Thing]]:
-        blocks = [[self._block_of(thing) for thing in retrieved.things] for retrieved in batch]
+    def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[PlannedItems[_Item]]:
+        blocks = [[self._block_of(item) for item in retrieved.items] for retrieved in batch]
         ranks = [
-            _ranks_of(retrieved.things, context)
+            _ranks_of(retrieved.items, context)
             for retrieved, context in zip(batch, blocks, strict=True)
         ]
         requests = [
@@ -149,42 +147,42 @@ class DocumentPlanner(Generic[_Thing]):
             planned = self._planner.plan_batch(requests, deduplicate=deduplicate)
             plans = list(planned.in_input_order())
         return [
-            self._placed(retrieved.things, ranks_of, plan)
+            self._planned(retrieved.items, ranks_of, plan)
             for retrieved, ranks_of, plan in zip(batch, ranks, plans, strict=True)
         ]
 
-    def _placed(
-        self, things: Sequence[_Thing], ranks_of: Mapping[BlockKey, list[int]], plan: Plan
-    ) -> PlannedItems[_Thing]:
+    def _planned(
+        self, items: Sequence[_Item], ranks_of: Mapping[BlockKey, list[int]], plan: Plan
+    ) -> PlannedItems[_Item]:
         label_of = plan.label_of
 
-        def in_place(keys: Iterable[BlockKey]) -> list[PlannedItem[_Thing]]:
-            return [
-                PlannedItem(things[rank], rank, label_of[key])
+        def planned(keys: Iterable[BlockKey]) -> tuple[PlannedItem[_Item], ...]:
+            return tuple(
+                PlannedItem(items[rank], rank, label_of[key])
                 for key in keys
                 for rank in ranks_of[key]
-            ]
+            )
 
-        sent = dict.fromkeys(block.key for block in plan.blocks)
-        placed = in_place(sent)
-        left_out = in_place(key for key in ranks_of if key not in sent)
+        keys = dict.fromkeys(block.key for block in plan.blocks)
+        sent, left_out = planned(keys), planned(key for key in ranks_of if key not in keys)
         annotation = None
         if self._annotation == "append":
-            annotation = appended_annotation(plan, [one.label or "" for one in placed])
-        return PlannedItems(tuple(placed), tuple(left_out), plan, annotation)
+            annotation = appended_annotation(plan, [one.label or "" for one in sent])
+        return PlannedItems(sent, left_out, plan, annotation)
 
 
-def as_retrieved(things: Sequence[_Thing]) -> PlannedItems[_Thing]:
-    """Return things in the order in which they were retrieved."""
-    return PlannedItems(tuple(PlannedItem(thing, rank, None) for rank, thing in enumerate(things)))
+def as_retrieved(items: Sequence[_Item]) -> PlannedItems[_Item]:
+    """Return items in the order in which they were retrieved."""
+    return PlannedItems(tuple(PlannedItem(item, rank, None) for rank, item in enumerate(items)))
 
 
 def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
-    """Return what a document behind the planned ones says, or None if there is nothing to say.
+    """Return what a document behind the planned ones says; None if there is nothing to say.
 
     Args:
         plan: Their plan.
-        labels: The label of each document, in order; they may be shown without, so it says them.
+        labels: The label of each document, in order; the prompt may show them without, so the
+            annotation names them.
     """
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
@@ -192,14 +190,12 @@ def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
     return " ".join(said) or None
 
 
-def _ranks_of(
-    things: Sequence[_Thing], blocks: Sequence[ContextBlock]
-) -> dict[BlockKey, list[int]]:
-    """Return the ranks of the things behind each block, each of equal things once."""
+def _ranks_of(items: Sequence[_Item], blocks: Sequence[ContextBlock]) -> dict[BlockKey, list[int]]:
+    """Return the ranks of the items behind each block, each of equal items once."""
     ranks_of: dict[BlockKey, list[int]] = {}
     for rank, block in enumerate(blocks):
         ranks = ranks_of.setdefault(block.key, [])
-        if not any(_are_equal(things[rank], things[other]) for other in ranks):
+        if not any(_are_equal(items[rank], items[other]) for other in ranks):
             ranks.append(rank)
     return ranks_of
 
@@ -212,15 +208,10 @@ def _are_equal(one: object, other: object) -> bool:
 
 
 def checked_annotation(annotation: object) -> AnnotationMode:
-    """Return the annotation mode if it is one.
+    """Return the annotation mode.
 
     Raises:
-        InvalidRequestError: If there is no such mode.
+        InvalidRequestError: no such annotation mode.
     """
-    for mode in get_args(AnnotationMode):
-        if annotation == mode:
-            return mode  # type: ignore[no-any-return]
-    raise InvalidRequestError(
-        f"there is no annotation mode {describe(annotation)}; "
-        f"choose one of {', '.join(map(repr, get_args(AnnotationMode)))}"
-    )
+    modes = get_args(AnnotationMode)
+    return cast(AnnotationMode, checked_choice("annotation mode", annotation, modes))

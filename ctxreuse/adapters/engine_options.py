@@ -1,10 +1,19 @@
-"""vLLM's `cache_salt`: prompts with different salts share nothing in the engine's prefix cache."""
+"""What a request tells vLLM and routers besides its prompt: cache salt and session id.
+
+Prompts with different values of vLLM's `cache_salt` share nothing in the engine's prefix cache.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
+from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
+
+SESSION_HEADER = "X-Session-ID"
+"""By this header, routers keep a conversation on one engine."""
 
 _LONGEST = 128
 _FORBIDDEN = frozenset("@/\\\0")
@@ -18,10 +27,10 @@ def is_cache_salt(value: object) -> bool:
 
 
 def checked_cache_salt(value: object) -> str | None:
-    """Return a salt as it is, or None for none.
+    """Return a salt as it is; None is no salt.
 
     Raises:
-        InvalidRequestError: If vLLM would refuse it.
+        InvalidRequestError: vLLM would refuse it.
     """
     if value is None or (isinstance(value, str) and is_cache_salt(value)):
         return value
@@ -34,7 +43,7 @@ def checked_cache_salt(value: object) -> str | None:
 def tenant_salt(tenant: str, key: str = "") -> str | None:
     """Return a tenant's salt; the default tenant has none.
 
-    The tenant's name does not stand in it, and without the key nobody can tell whose it is.
+    It does not contain the tenant's name, and without the key nobody can tell the tenant.
 
     Args:
         tenant: The tenant's name.
@@ -46,10 +55,34 @@ def tenant_salt(tenant: str, key: str = "") -> str | None:
 
 
 def conversation_session(tenant: str, conversation_id: str | int, key: str = "") -> str:
-    """Return a session's name for routers that keep a conversation on one engine."""
+    """Return the session id of a conversation, for routers."""
     # hexadecimal: decimal conversion of integers stops at 4,300 digits
     name = conversation_id if isinstance(conversation_id, str) else format(conversation_id, "x")
     return _digest(key, "conversation", type(conversation_id).__name__, name, tenant)
+
+
+def added_salt(body: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
+    """Return what to add to a call's `extra_body`: the tenant's salt.
+
+    Nothing without a tenant, or if the user has set a salt.
+
+    Args:
+        body: What the user sends there.
+        scope: Tenant of the call.
+        key: A secret for the hash.
+    """
+    salt = tenant_salt(scope.tenant or "", key)
+    return {} if salt is None or "cache_salt" in body else {"cache_salt": salt}
+
+
+def added_session(headers: Mapping[str, Any], scope: RequestScope, key: str) -> dict[str, str]:
+    """Return what to add to a call's `extra_headers`: the conversation's session id.
+
+    Nothing without a conversation, or if the user has set a session id; see `added_salt`.
+    """
+    if scope.conversation_id is None or SESSION_HEADER.lower() in map(str.lower, headers):
+        return {}
+    return {SESSION_HEADER: conversation_session(scope.tenant or "", scope.conversation_id, key)}
 
 
 def _digest(key: str, *parts: str) -> str:

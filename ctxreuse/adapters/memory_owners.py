@@ -1,8 +1,8 @@
-"""Whose memories a Mem0 search reads: a user's store is a tenant.
+"""The tenant of a Mem0 search: the user whose memories it reads.
 
 An order reveals what was asked before, so the memories of one user never influence the order of
-another's. Every integration that searches Mem0 asks here, so that one user is one tenant however
-the memories are reached.
+another's. Every integration that searches Mem0 uses this module, so that one user is one tenant in
+all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 
 class _Condition(NamedTuple):
-    """What a filter says of one entity id: `entity relation value`."""
+    """A filter on one entity id: `entity relation value`."""
 
     entity: str
     relation: str
@@ -30,8 +30,8 @@ class _Condition(NamedTuple):
 def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> str:
     """Return the tenant whose memories a search with these filters reads.
 
-    It is the user, within the app if one is named; where no user is named, it is the agent, app and
-    run. A user's agents and runs are not told apart: it is one person who asks. Filters that join
+    It is the user, within the app if the filters name one; without a user it is the agent, app and
+    run. All agents and runs of a user are one tenant, because one person asks. Filters that join
     several users make a tenant of their own.
 
     Args:
@@ -39,8 +39,8 @@ def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> st
         entity_ids: `user_id` and the like, for memories that take them outside the filters.
 
     Returns:
-        A digest, for ids are often e-mail addresses: it may stand in logs, and is a valid
-        `cache_salt` for vLLM. "" if no entity is named.
+        A digest, because ids are often e-mail addresses: it may stand in logs, and is a valid
+        `cache_salt` for vLLM. "" if the filters name no entity.
 
     Example:
         >>> tenant_of({"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}) == tenant_of(
@@ -58,7 +58,7 @@ def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> st
 
 
 def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
-    """Yield what filters say of entities, however deep; metadata filters say nothing of them."""
+    """Yield the conditions on entities, at any depth; metadata filters have none."""
     if isinstance(filters, (list, tuple)):
         for one in filters:
             yield from _conditions(one, negated)
@@ -74,7 +74,7 @@ def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
 
 
 def _compared(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield relation and id; mem0 takes 7, "7" and " 7 " for the same id."""
+    """Yield relation and id; to mem0, 7, "7" and " 7 " are the same id."""
     if isinstance(value, Mapping):
         for operator, operand in value.items():
             if operator in ("eq", "in"):

@@ -1,6 +1,6 @@
-"""Where calls to a model wait for each other, are planned, and go on in the planned order.
+"""The gateway to a model: prompts wait for each other, are planned, and go on in the planned order.
 
-What the model wrappers of all frameworks share; a fault of ours sends prompts as given.
+The model wrappers of all frameworks share it. An internal error sends prompts as given.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPlanner, as_given
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner, Strategy
 
@@ -26,64 +27,66 @@ _Piece = TypeVar("_Piece")
 
 
 class ModelGateway:
-    """Plans calls and keeps the planner informed. Threads and tasks may share it.
+    """Plans prompts and tells the planner which were not sent. Threads and tasks may share it.
 
     Args:
         planner: Plans the contexts.
         strategy: "reuse", "paper" or "none".
-        window_s: Seconds for which a single call waits for others; 0 plans each on its own.
-        component: Whose calls these are, for the log.
+        window_s: Seconds for which a single prompt waits for others; 0 plans each on its own.
+        component: The model wrapper's name, for the log.
+        registry: Where rendered contexts are remembered; None takes the one of this process.
+
+    Attributes:
+        plan: Waits in this thread until a prompt is released; returns it planned.
+        aplan: Does the same in this task.
+        attempt: Returns what a function returns or, if it raises, what another one does.
 
     Raises:
-        InvalidRequestError: If the planner or the window is none.
-        UnknownStrategyError: If there is no such strategy.
+        InvalidRequestError: wrong type or out of range.
+        UnknownStrategyError: there is no such strategy.
     """
 
     def __init__(
-        self, planner: ReusePlanner, strategy: Strategy, window_s: float, component: str
+        self,
+        planner: ReusePlanner,
+        strategy: Strategy,
+        window_s: float,
+        component: str,
+        registry: ContextRegistry | None = None,
     ) -> None:
-        self._planner = PromptPlanner(planner, strategy)
+        self._planner = PromptPlanner(planner, strategy, registry)
         self._fail_open = FailOpen(component, "prompts are sent as given")
-        self._window = MicroBatcher(self._scheduled, window_s, dropped=self.forget)
+        self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
+        self.attempt = self._fail_open.attempt
+        self.plan = self._batcher.submit
+        self.aplan = self._batcher.asubmit
 
     @property
     def faults(self) -> int:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
-    def attempt(self, work: Callable[[], _Result], instead: Callable[[], _Result]) -> _Result:
-        """Return what `work` returns or, if that has a fault, what `instead` does."""
-        return self._fail_open.attempt(work, instead)
+    def plan_batch(self, prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
+        """Return prompts that are known together in the order in which to send them, each once."""
+        return self.attempt(lambda: self._planner.plan(prompts), lambda: as_given(prompts))
 
-    def go_through(self, call: Prompt) -> PlannedPrompt:
-        """Wait in this thread until it is the call's turn; return it planned."""
-        return self._window.submit(call)
-
-    async def ago_through(self, call: Prompt) -> PlannedPrompt:
-        """Wait in this task until it is the call's turn; return it planned."""
-        return await self._window.asubmit(call)
-
-    def plan_batch(self, calls: Sequence[Prompt]) -> list[PlannedPrompt]:
-        """Return calls that are known together in the order in which to send them, each once."""
-        return self._fail_open.attempt(lambda: self._planner.plan(calls), lambda: as_given(calls))
-
-    def forget(self, planned: PlannedPrompt) -> None:
-        """Tell the planner that a call was not sent, or failed."""
+    def evict(self, planned: PlannedPrompt) -> None:
+        """Tell the planner that a prompt was not sent, or that its call failed."""
         if planned.plans:
-            self._fail_open.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
+            self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
 
     @contextmanager
     def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
-        """Run what sends a call; if that raises or is cancelled, the planner forgets the call.
+        """Evict a prompt if the code that sends it raises or is cancelled.
 
         Args:
-            planned: The call; None if it was not planned.
+            planned: The prompt; None if it was not planned.
         """
         try:
             yield
         except BaseException:
             if planned is not None:
-                self.forget(planned)
+                self.evict(planned)
             raise
 
     def stream(
@@ -91,23 +94,23 @@ class ModelGateway:
     ) -> Generator[_Piece, None, None]:
         """Yield what a model streams.
 
-        If that fails or is cancelled before anything came, the planner forgets the call. Later on,
-        the engine has read the prompt and probably keeps it, whoever stops listening.
+        If that fails or is cancelled before the first piece, the planner forgets the prompt. Later
+        on, the engine has read the prompt and probably keeps it.
 
         Args:
-            planned: The call; None if it was not planned.
+            planned: The prompt; None if it was not planned.
             start: Makes the model stream.
         """
-        came = False
+        has_begun = False
         pieces = None
         try:
             pieces = start()
             for piece in pieces:
-                came = True
+                has_begun = True
                 yield piece
         except BaseException:
-            if planned is not None and not came:
-                self.forget(planned)
+            if planned is not None and not has_begun:
+                self.evict(planned)
             raise
         finally:
             close: Any = getattr(pieces, "close", None)
@@ -118,21 +121,21 @@ class ModelGateway:
         self, planned: PlannedPrompt | None, start: Callable[[], AsyncIterator[_Piece]]
     ) -> AsyncGenerator[_Piece, None]:
         """Yield what a model streams, as `stream` does."""
-        came = False
+        has_begun = False
         pieces = None
         try:
             pieces = start()
             async for piece in pieces:
-                came = True
+                has_begun = True
                 yield piece
         except BaseException:
-            if planned is not None and not came:
-                self.forget(planned)
+            if planned is not None and not has_begun:
+                self.evict(planned)
             raise
         finally:
             close: Any = getattr(pieces, "aclose", None)
             if close is not None:
                 await close()
 
-    def _scheduled(self, calls: list[Prompt]) -> list[Scheduled[PlannedPrompt]]:
-        return [Scheduled(planned.position, planned) for planned in self.plan_batch(calls)]
+    def _scheduled(self, prompts: list[Prompt]) -> list[Scheduled[PlannedPrompt]]:
+        return [Scheduled(planned.position, planned) for planned in self.plan_batch(prompts)]

@@ -1,6 +1,6 @@
-"""What a planned document says of itself in its metadata, written and read back.
+"""The plan that a planned document carries in its metadata, written and read back.
 
-Such metadata is JSON and may have been anywhere since, so it is read with care.
+Such metadata is JSON and may have been changed by anyone since, so it is read with care.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ctxreuse.context.rendering import Reference, SentBlock
 from ctxreuse.planning.plan import Plan
 
 METADATA_KEY = "ctxreuse"
-"""Under this key an adapter's documents carry rank, label and plan in their metadata."""
+"""An adapter's documents carry rank, label and plan in their metadata under this key."""
 
 Metadata: TypeAlias = Mapping[str, Any]
 """The metadata of a document of some framework."""
@@ -25,7 +25,7 @@ PlanMetadata: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PlannedDocument:
-    """A document of some framework, which may say where a plan put it.
+    """A document of some framework, whose metadata may say where a plan put it.
 
     Attributes:
         block: Its id, and its text as rendered.
@@ -37,20 +37,20 @@ class PlannedDocument:
 
     @property
     def is_annotation(self) -> bool:
-        """Whether it is an annotation of ours behind planned documents."""
-        mark = self.metadata.get(METADATA_KEY)
-        said = mark.get("annotation") if isinstance(mark, Mapping) else None
-        return isinstance(said, str) and said == text_digest(self.block.text).hex()
+        """Whether it is an annotation that an adapter put behind planned documents."""
+        carried = self.metadata.get(METADATA_KEY)
+        digest = carried.get("annotation") if isinstance(carried, Mapping) else None
+        return isinstance(digest, str) and digest == text_digest(self.block.text).hex()
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The beginning of a text that stands at the end of an earlier one.
+    """The beginning of a text, which repeats the end of an earlier one.
 
     Attributes:
-        characters: How many characters.
-        label: Under which label they stand.
-        digest: Of these characters, in hexadecimal, for the text may be changed later.
+        characters: Its length.
+        label: The label of the earlier text.
+        digest: Of these characters, in hexadecimal, because the text may be changed later.
     """
 
     characters: int
@@ -77,7 +77,7 @@ class DocumentPosition:
 
 @dataclass(frozen=True, slots=True)
 class DocumentMetadata:
-    """The marks that the documents of one plan get. They share the plan, which may be long.
+    """The metadata that the documents of one plan get. They share the plan, which may be long.
 
     Attributes:
         plan: The plan as metadata.
@@ -87,32 +87,32 @@ class DocumentMetadata:
     plan: PlanMetadata
     overlaps: Mapping[str, Overlap]
 
-    def place(self, rank: int, label: str) -> dict[str, Any]:
+    def position(self, rank: int, label: str) -> dict[str, Any]:
         """Return what a document of the plan carries."""
-        mark = {"rank": rank, "label": label, "plan": self.plan}
+        carried = {"rank": rank, "label": label, "plan": self.plan}
         if label in self.overlaps:
-            mark["overlap"] = asdict(self.overlaps[label])
-        return mark
+            carried["overlap"] = asdict(self.overlaps[label])
+        return carried
 
     def annotation(self, text: str) -> dict[str, Any]:
         """Return what the annotation behind the documents carries.
 
         Args:
-            text: Its words; the mark holds for these only, so that no document passes for it.
+            text: Its words; a document with other words does not pass for the annotation.
         """
         return {"annotation": text_digest(text).hex(), "plan": self.plan}
 
 
 def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
-    """Return the marks for a plan's documents.
+    """Return the metadata for a plan's documents.
 
     Args:
         plan: The plan.
         with_order: Whether its order annotation is kept.
     """
-    said = plan_metadata(plan)
+    carried = plan_metadata(plan)
     if not with_order:
-        said["order_annotation"] = None
+        carried["order_annotation"] = None
     overlaps = {
         part.label: Overlap(
             part.repeated, part.repeats, text_digest(part.block.text[: part.repeated]).hex()
@@ -120,7 +120,7 @@ def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
         for part in plan.parts
         if isinstance(part, SentBlock) and part.repeated
     }
-    return DocumentMetadata(said, overlaps)
+    return DocumentMetadata(carried, overlaps)
 
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:
@@ -147,9 +147,9 @@ def plan_metadata(plan: Plan) -> dict[str, Any]:
 
 
 def plan_of(metadata: Metadata) -> PlanMetadata | None:
-    """Return the plan in some metadata, or None if there is none of ours."""
-    mark = metadata.get(METADATA_KEY)
-    plan = mark.get("plan") if isinstance(mark, Mapping) else None
+    """Return the plan that metadata carries, or None if it carries no valid one."""
+    carried = metadata.get(METADATA_KEY)
+    plan = carried.get("plan") if isinstance(carried, Mapping) else None
     if not isinstance(plan, Mapping) or not isinstance(plan.get("parts"), list):
         return None
     order = plan.get("order_annotation")
@@ -159,35 +159,40 @@ def plan_of(metadata: Metadata) -> PlanMetadata | None:
 
 
 def position_of(metadata: Metadata) -> DocumentPosition | None:
-    """Return the place in some metadata, or None if there is none of ours."""
+    """Return the position that metadata carries, or None if it carries no valid one."""
     plan = plan_of(metadata)
     if plan is None:
         return None
-    mark = metadata[METADATA_KEY]
-    rank, label = mark.get("rank"), mark.get("label")
+    carried = metadata[METADATA_KEY]
+    rank, label = carried.get("rank"), carried.get("label")
     if not (isinstance(rank, int) and isinstance(label, str)):
         return None
-    return DocumentPosition(rank, label, plan, _overlap(mark.get("overlap")))
+    return DocumentPosition(rank, label, plan, _overlap(carried.get("overlap")))
 
 
 def left_out_words(documents: Sequence[PlannedDocument]) -> list[str]:
     """Return the location annotations of all plans that documents carry, each once."""
     plans = [plan for one in documents if (plan := plan_of(one.metadata)) is not None]
-    words = [part[2] for plan in plans for part in plan["parts"] if len(part) == 3]
-    return list(dict.fromkeys(words))  # each document repeats its plan
+    annotations = [part[2] for plan in plans for part in plan["parts"] if len(part) == 3]
+    return list(dict.fromkeys(annotations))  # each document repeats its plan
 
 
 def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentPosition] | None:
-    """Return where a plan put documents if they stand as one plan put them, maybe with gaps."""
-    places = [place for one in documents if (place := position_of(one.metadata)) is not None]
-    if not places or len(places) < len(documents):
+    """Return the positions of documents if they stand as one plan put them, maybe with gaps."""
+    positions: list[DocumentPosition] = []
+    for one in documents:
+        position = position_of(one.metadata)
+        if position is None:
+            return None
+        positions.append(position)
+    if not positions:
         return None
-    plan = places[0].plan
-    if any(place.plan is not plan and place.plan != plan for place in places):
+    plan = positions[0].plan
+    if any(position.plan is not plan and position.plan != plan for position in positions):
         return None
     number_of = {part[0]: number for number, part in enumerate(plan["parts"])}
-    positions = [number_of.get(place.label, -1) for place in places]
-    return places if positions[0] >= 0 and positions == sorted(positions) else None
+    numbers = [number_of.get(position.label, -1) for position in positions]
+    return positions if numbers[0] >= 0 and numbers == sorted(numbers) else None
 
 
 def retrievers_order(documents: Sequence[PlannedDocument]) -> list[int] | None:
@@ -201,16 +206,16 @@ def retrievers_order(documents: Sequence[PlannedDocument]) -> list[int] | None:
         documents: The documents, in order.
 
     Returns:
-        Positions in `documents`; None says that all have to stay as they are, since the earlier
+        Positions in `documents`; None says that all have to stay as they are, because the earlier
         plan left out what the conversation shows and they say where it stands.
     """
     if left_out_words(documents):
         return None
     kept = [number for number, one in enumerate(documents) if not one.is_annotation]
-    places = positions_as_planned([documents[number] for number in kept])
-    if places is None:
+    positions = positions_as_planned([documents[number] for number in kept])
+    if positions is None:
         return kept
-    ranked = sorted(zip(places, kept, strict=True), key=lambda pair: pair[0].rank)
+    ranked = sorted(zip(positions, kept, strict=True), key=lambda pair: pair[0].rank)
     return [number for _, number in ranked]
 
 
@@ -231,8 +236,8 @@ def _is_part(part: object) -> bool:
     return isinstance(name, (str, int)) and all(isinstance(one, str) for one in (label, *words))
 
 
-def _overlap(said: object) -> Overlap | None:
-    match said:
+def _overlap(carried: object) -> Overlap | None:
+    match carried:
         case {"characters": int(characters), "label": str(label), "digest": str(digest)}:
             return Overlap(characters, label, digest)
         case _:
@@ -240,5 +245,5 @@ def _overlap(said: object) -> Overlap | None:
 
 
 def _plain(name: BlockId) -> BlockId:
-    """Return an id as JSON has it: numpy's integers are none of its numbers."""
+    """Return an id as a JSON value; numpy's integers are not JSON numbers."""
     return name if isinstance(name, str) else int(name)

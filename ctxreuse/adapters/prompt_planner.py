@@ -1,23 +1,31 @@
-"""Planning finished prompts: what a wrapper around a language model does with its calls.
+"""Planning finished prompts: what a wrapper around a language model does before it sends them.
 
-A call's messages are text. Contexts that were rendered by us are found in it and planned; every
-other character stays as it is. All calls that wait together are planned as one batch and put into
-the order in which they should be sent.
+A prompt's messages are text. It is parsed once into pieces, text and contexts that we rendered; the
+contexts are planned from left to right, and what is sent is the pieces joined again, so every other
+character stays as it is. All prompts that wait together are planned as one batch and put into the
+order in which to send them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
-from ctxreuse.adapters.rendered_contexts import RENDERED, FoundContext, Renderings
+from ctxreuse.adapters.rendered_contexts import (
+    ContextRegistry,
+    FoundContext,
+    Piece,
+    context_registry,
+)
 from ctxreuse.context.blocks import ContextRequest, Message
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.ordering.schedule import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
@@ -43,21 +51,21 @@ class Prompt:
     """A prompt that is about to be sent.
 
     Attributes:
-        segments: Its texts in order.
-        scope: Whose it is.
+        parts: Its texts in order.
+        scope: Whose request it is.
     """
 
-    segments: tuple[PromptPart, ...]
+    parts: tuple[PromptPart, ...]
     scope: RequestScope = NO_SCOPE
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """A call with its contexts planned.
+    """A prompt with its contexts planned.
 
     Attributes:
-        position: Its position among the calls that were planned together.
-        texts: The text to send for each segment.
+        position: Its position among the prompts that were planned together.
+        texts: The text to send for each part.
         plans: The plans of the contexts that were planned now.
     """
 
@@ -73,241 +81,199 @@ class PromptPlanner:
     was sent then, byte for byte, or as it stands where that is not known any more.
 
     Args:
-        planner: Plans the contexts.
+        planner: Plans the contexts; None makes one.
         strategy: "reuse", "paper" or "none".
-        renderings: Where rendered contexts are remembered.
+        registry: Where rendered contexts are remembered; None takes the one of this process.
 
     Raises:
-        InvalidRequestError: If `planner` is no ReusePlanner.
-        UnknownStrategyError: If there is no such strategy.
+        InvalidRequestError: wrong type.
+        UnknownStrategyError: no such strategy.
     """
 
     def __init__(
         self,
-        planner: ReusePlanner,
+        planner: ReusePlanner | None = None,
         strategy: Strategy = "reuse",
-        renderings: Renderings = RENDERED,
+        registry: ContextRegistry | None = None,
     ) -> None:
-        self._planner = checked_planner(planner)
+        self._planner = planner_or_new(planner)
         check_strategy(strategy)
         self._strategy: Strategy = strategy
-        self._renderings = renderings
-        self._sent = _SentForms()
+        self._registry = context_registry(registry)
+        self._sent_texts: LRUMap[bytes, str] = LRUMap(
+            max_weight=_REMEMBERED_CHARACTERS, weight_of=len
+        )
+        self._lock = Lock()  # of _sent_texts
 
-    def plan(self, calls: Sequence[Prompt]) -> list[PlannedPrompt]:
-        """Return the calls in the order in which to send them, each once.
+    def plan(self, prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
+        """Return the prompts in the order in which to send them, each once.
 
         Args:
-            calls: What waits to be sent, in the order of arrival.
+            prompts: The prompts that wait to be sent, in the order of arrival.
         """
-        drafts = [_Draft(position, call) for position, call in enumerate(calls)]
-        waiting: list[tuple[_Draft, _Place]] = []
-        for draft in drafts:
-            self._look_for_contexts(draft)
-            place = self._next_place(draft)
-            if place is not None:
-                waiting.append((draft, place))
+        drafts = [_Draft(prompt, self._registry) for prompt in prompts]
+        waiting = [
+            (draft, request)
+            for draft in drafts
+            if (request := self._next_request(draft)) is not None
+        ]
         if len(waiting) == 1:
-            draft, place = waiting[0]
-            self._put(draft, place, self._planner.plan(place.request, self._strategy))
+            plans = [self._planner.plan(waiting[0][1], self._strategy)]
         elif waiting:
-            batch = self._planner.plan_batch(
-                [place.request for _, place in waiting], self._strategy
-            )
-            for (draft, place), plan in zip(waiting, batch.in_input_order(), strict=True):
-                self._put(draft, place, plan)
+            requests = [request for _, request in waiting]
+            plans = list(self._planner.plan_batch(requests, self._strategy).in_input_order())
+        else:
+            plans = []
+        for (draft, _), plan in zip(waiting, plans, strict=True):
+            self._show(draft, plan)
         for draft, _ in waiting:
-            while (place := self._next_place(draft)) is not None:
-                self._put(draft, place, self._planner.plan(place.request, self._strategy))
-        order = prefix_order([draft.prompt() for draft in drafts])
+            while (request := self._next_request(draft)) is not None:
+                self._show(draft, self._planner.plan(request, self._strategy))
+        whole = []  # what the engine will see, for comparing prompts; tenants share nothing
+        for draft in drafts:
+            texts = zip(draft.prompt.parts, draft.texts, strict=True)
+            shown = [f"{part.role}\n{text}\n" for part, text in texts]
+            whole.append("".join([f"{draft.prompt.scope.tenant or ''}\n", *shown]))
         return [
             PlannedPrompt(position, tuple(drafts[position].texts), tuple(drafts[position].plans))
-            for position in order
+            for position in prefix_order(whole)
         ]
 
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
         self._planner.evict([plan.request_id for plan in plans])
 
-    def _look_for_contexts(self, draft: _Draft) -> None:
-        for number, segment in enumerate(draft.call.segments):
-            for found in self._renderings.find(segment.text):
-                draft.contexts.append((number, found))
-
-    def _next_place(self, draft: _Draft) -> _Place | None:
-        """Return the draft's next context that has to be planned; show again what was sent."""
-        answered = max(
-            (
-                number
-                for number, segment in enumerate(draft.call.segments)
-                if segment.role == "assistant"
-            ),
-            default=-1,
-        )
-        while draft.contexts:
-            number, found = draft.contexts.pop(0)
-            if not found.blocks:  # planned before
-                draft.shown.add(number)
-                continue
-            key = draft.key_before(number, found)
-            if number <= answered:  # what the assistant itself says stands, too
-                sent = self._sent.get(key)
-                if sent is not None:
-                    draft.replace(number, found, sent)
-                draft.shown.add(number)
-                continue
-            return _Place(number, found, key, draft.request(number, found))
+    def _next_request(self, draft: _Draft) -> ContextRequest | None:
+        """Go on to the draft's next context that needs a plan; show again what was sent."""
+        while draft.pieces:
+            number, piece, key = draft.pieces[0]
+            if isinstance(piece, str):
+                draft.show(piece)
+            elif not piece.blocks:  # planned before
+                draft.show(piece.text)
+            elif number <= draft.answered:  # what the assistant itself says stays, too
+                with self._lock:
+                    sent = self._sent_texts.get(key)
+                draft.show(piece.text if sent is None else sent)
+            else:
+                return draft.request(number, piece)
         return None
 
-    def _put(self, draft: _Draft, place: _Place, plan: Plan) -> None:
+    def _show(self, draft: _Draft, plan: Plan) -> None:
+        """Show the draft's next context as planned, and remember that."""
+        key = draft.pieces[0].key
         text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
-        draft.replace(place.number, place.found, text)
-        draft.shown.add(place.number)
+        draft.show(text)
         draft.plans.append(plan)
-        self._sent.put(place.key, text)
+        with self._lock:
+            self._sent_texts.put(key, text)
 
 
-def as_given(calls: Sequence[Prompt]) -> list[PlannedPrompt]:
-    """Return the calls as they are, in the order of arrival: what to do where planning failed."""
+def as_given(prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
+    """Return the prompts as they are, in the order of arrival: what to do where planning failed."""
     return [
-        PlannedPrompt(position, tuple(segment.text for segment in call.segments))
-        for position, call in enumerate(calls)
+        PlannedPrompt(position, tuple(part.text for part in prompt.parts))
+        for position, prompt in enumerate(prompts)
     ]
 
 
-def checked_planner(planner: object) -> ReusePlanner:
-    """Return the planner if it is one.
+def planner_or_new(planner: object) -> ReusePlanner:
+    """Return the planner that was given, or a new one for None.
 
     Raises:
-        InvalidRequestError: If it is none.
+        InvalidRequestError: wrong type.
     """
-    if not isinstance(planner, ReusePlanner):
-        raise InvalidRequestError(
-            f"planner must be a ctxreuse.ReusePlanner, not {describe(planner)}; "
-            "pass planner=ReusePlanner(), or leave it out"
-        )
-    return planner
+    if planner is None:
+        return ReusePlanner()
+    wanted = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
+    return checked_kind("planner", planner, ReusePlanner, wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A context that waits for its plan: in which segment, and the request that it makes."""
+class _PlacedPiece(NamedTuple):
+    """A piece of a prompt: which part it belongs to, and the key of what is sent for it."""
 
-    number: int
-    found: FoundContext
-    key: bytes
-    request: ContextRequest
+    part: int
+    piece: Piece
+    key: bytes = b""
 
 
-@dataclass(slots=True)
 class _Draft:
-    """A call whose texts are being replaced, from the first to the last context.
+    """A prompt in the making, from the first piece to the last.
 
-    `shown` holds the segments that show a context; `shift` says which segment is at hand and how
-    much longer it has become, left of the next context.
+    Attributes:
+        prompt: The prompt as given.
+        pieces: The pieces that are still to come.
+        texts: What is sent for each part, up to the next piece.
+        plans: The plans of the contexts so far.
+        answered: The number of the last part that the assistant said; -1 if there is none.
     """
 
-    position: int
-    call: Prompt
-    texts: list[str] = field(default_factory=list)
-    contexts: list[tuple[int, FoundContext]] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
-    shift: tuple[int, int] = (0, 0)
-    shown: set[int] = field(default_factory=set)
+    def __init__(self, prompt: Prompt, registry: ContextRegistry) -> None:
+        self.prompt = prompt
+        self.pieces: deque[_PlacedPiece] = deque()
+        self.texts = [""] * len(prompt.parts)
+        self.plans: list[Plan] = []
+        self.answered = -1
+        self._shown: set[int] = set()  # the parts that show a context
+        before = _hash([prompt.scope.tenant or ""])  # tenant and everything before, as given
+        for number, part in enumerate(prompt.parts):
+            if part.role == "assistant":
+                self.answered = number
+            given = ""
+            for piece in registry.parse(part.text):
+                if isinstance(piece, str):
+                    self.pieces.append(_PlacedPiece(number, piece))
+                    given += piece
+                else:
+                    key = _hash([part.role, given, piece.digest.hex()], before).digest()
+                    self.pieces.append(_PlacedPiece(number, piece, key))
+                    given += piece.text
+            before = _hash([part.role, part.text], before)
 
-    def __post_init__(self) -> None:
-        self.texts = [segment.text for segment in self.call.segments]
-
-    def prompt(self) -> str:
-        """Return what the engine will see, for comparing prompts; tenants share nothing."""
-        texts = zip(self.call.segments, self.texts, strict=True)
-        whole = [f"{segment.role}\n{text}\n" for segment, text in texts]
-        return "".join([f"{self.call.scope.tenant or ''}\n", *whole])
-
-    def key_before(self, number: int, found: FoundContext) -> bytes:
-        """Return a digest of tenant, everything before the context, and the context, as given."""
-        here = self.call.segments[number]
-        before = [*self.call.segments[:number], PromptPart(here.role, here.text[: found.start])]
-        texts = (text for segment in before for text in (segment.role, segment.text))
-        return _digest([self.call.scope.tenant or "", *texts, found.digest.hex()])
-
-    def replace(self, number: int, found: FoundContext, text: str) -> None:
-        shift = self.shift[1] if self.shift[0] == number else 0
-        old = self.texts[number]
-        self.texts[number] = old[: found.start + shift] + text + old[found.end + shift :]
-        self.shift = (number, shift + len(text) - (found.end - found.start))
+    def show(self, text: str) -> None:
+        """Send a text for the next piece."""
+        number, piece, _ = self.pieces.popleft()
+        self.texts[number] += text
+        if not isinstance(piece, str):
+            self._shown.add(number)
 
     def request(self, number: int, found: FoundContext) -> ContextRequest:
-        """Return what to plan: the context's blocks behind everything that stands before it."""
-        shift = self.shift[1] if self.shift[0] == number else 0
-        role = self.call.segments[number].role
-        opening = self.texts[number][: found.start + shift]
+        """Return what to plan: the context's blocks behind everything that is sent before it."""
+        parts, scope = self.prompt.parts, self.prompt.scope
+        role = parts[number].role
         first = number  # of the texts that open this turn: the parts of one message
-        while first and self.call.segments[first - 1].role == role and first - 1 not in self.shown:
+        while first and parts[first - 1].role == role and first - 1 not in self._shown:
             first -= 1
-        openings = [{"role": role, "content": text} for text in self.texts[first:number]]
-        earlier = [
-            {"role": segment.role, "content": text}
-            for segment, text in zip(self.call.segments[:first], self.texts, strict=False)
-        ]
-        scope = self.call.scope
-        # a system message that shows a context uses labels, as a turn does
-        turns = [
-            message
-            for position, message in enumerate(earlier)
-            if message["role"] != "system" or position in self.shown
-        ]
-        system = [
-            message
-            for position, message in enumerate(earlier)
-            if message["role"] == "system" and position not in self.shown
-        ]
-        if number in self.shown:  # another context stands before this one in the same text
-            turns.append({"role": role, "content": opening})
-            opening = ""
+        system: list[Message] = []
+        turns: list[Message] = []
+        for position in range(first):
+            message = {"role": parts[position].role, "content": self.texts[position]}
+            # a system message that shows a context uses labels, as a turn does
+            is_turn = message["role"] != "system" or position in self._shown
+            (turns if is_turn else system).append(message)
+        openings = [{"role": role, "content": text} for text in self.texts[first : number + 1]]
+        if number in self._shown:  # another context stands before this one in the same text
+            turns.append(openings[-1])
+            openings[-1] = {"role": role, "content": ""}
         history: list[Message] | None = None
-        if turns and (scope.conversation_id is not None or self.shown):
-            history = list(turns)
-        elif scope.conversation_id is not None:
-            history = []
+        if scope.conversation_id is not None or (turns and self._shown):
+            history = turns
         else:
             system += turns  # the same for many, such as examples
-        preamble = [*system, *openings, {"role": role, "content": opening}]
+        preamble = [text for message in [*system, *openings] for text in message.values()]
         return ContextRequest(
             found.blocks,
-            system=_digest(text for message in preamble for text in message.values()).hex(),
+            system=_hash(preamble).hexdigest(),
             history=history,
             conversation_id=scope.conversation_id,
             tenant=scope.tenant or "",
         )
 
 
-def _digest(texts: Iterable[str]) -> bytes:
-    """Return 16 bytes that identify a list of texts."""
-    digest = hashlib.blake2b(digest_size=16)
+def _hash(texts: Iterable[str], before: hashlib.blake2b | None = None) -> hashlib.blake2b:
+    """Return a hash of 16 bytes that identifies a list of texts, behind those hashed before."""
+    whole = hashlib.blake2b(digest_size=16) if before is None else before.copy()
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
-
-
-class _SentForms:
-    """What contexts were replaced by, the latest ones."""
-
-    def __init__(self) -> None:
-        self._texts: OrderedDict[bytes, str] = OrderedDict()
-        self._characters = 0
-        self._lock = Lock()
-
-    def get(self, key: bytes) -> str | None:
-        with self._lock:
-            if key in self._texts:
-                self._texts.move_to_end(key)
-            return self._texts.get(key)
-
-    def put(self, key: bytes, text: str) -> None:
-        with self._lock:
-            self._characters += len(text) - len(self._texts.pop(key, ""))
-            self._texts[key] = text
-            while self._characters > _REMEMBERED_CHARACTERS and len(self._texts) > 1:
-                self._characters -= len(self._texts.popitem(last=False)[1])
+        whole.update(len(encoded).to_bytes(8, "big") + encoded)
+    return whole

@@ -2,20 +2,24 @@
 
 A model wrapper gets finished prompts. To plan the context in one it has to know, for certain, that
 a piece of text *is* a context and where its blocks begin. Nothing in the text can say so, since a
-document may hold any text; so what was rendered is remembered, by its digest, and only a piece of
-text that is equal to a rendering as a whole is one.
+document may hold any text; so a registry remembers what was rendered, by its digest, and only a
+piece of text that is equal to a rendering as a whole is a context.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from threading import Lock
+from typing import TypeAlias
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, text_digest
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import SentBlock, render_block, render_turn
 from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 
@@ -25,66 +29,64 @@ _SHORTEST_OPENING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSpan:
-    """Where a block's text stands in a rendering.
-
-    Attributes:
-        id: The block's id.
-        start: Its first character.
-        end: The character behind its last one.
-        tokens: Its token count, if it is known.
-    """
-
-    id: BlockId
-    start: int
-    end: int
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """A rendered context, without its text.
-
-    Attributes:
-        length: In characters.
-        digest: Of the whole text.
-        opening: The characters before the first block's text: a label.
-        ending: Digest of its last characters: the whole is compared only where these stand.
-        spans: The blocks, in order; none where they were planned before.
-        goes_on: What would follow if there were one more block: then it is only the beginning of
-            a longer context.
-    """
-
-    length: int
-    digest: bytes
-    opening: str
-    ending: bytes
-    spans: tuple[BlockSpan, ...]
-    goes_on: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class FoundContext:
     """A remembered context inside a text.
 
     Attributes:
-        start: Where it begins in the text.
-        end: Where it ends.
-        digest: Of the context as it stands there.
-        blocks: Its blocks, in the order in which they stand there; none where it shows them as
-            planned before, so that it is to be let alone.
+        text: The context as it stands there.
+        digest: Of this text.
+        blocks: Its blocks, in the order in which they stand there; none where the text shows them
+            as planned before, so that it is to be left alone.
     """
 
-    start: int
-    end: int
+    text: str
     digest: bytes
     blocks: tuple[ContextBlock, ...]
 
 
-class Renderings:
+Piece: TypeAlias = str | FoundContext
+"""A piece of a parsed text: a context, or the plain text between two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockSpan:
+    """Where a block's text stands in a rendering, and what else is known of the block."""
+
+    id: BlockId
+    start: int
+    end: int
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    """A rendered context, without its text.
+
+    Attributes:
+        digest: Of the whole text.
+        length: In characters.
+        head: Its first characters.
+        opening: The characters before the first block's text: a label.
+        ending: Digest of its last characters: the whole is compared only where these stand.
+        spans: The blocks, in order; none where they were planned before.
+        continuation: What would follow if there were one more block: where that stands, the text
+            is only the beginning of a longer context.
+    """
+
+    digest: bytes
+    length: int
+    head: str
+    opening: str
+    ending: bytes
+    spans: tuple[_BlockSpan, ...]
+    continuation: str
+
+
+class ContextRegistry:
     """Remembers rendered contexts, the latest ones, and finds them in prompts.
 
-    Keeps digests, spans and the first 64 characters of each, not the texts. Threads may share it.
+    It keeps digests, spans and the first 64 characters of each, not the texts. Threads may share
+    it.
 
     Args:
         max_renderings: How many are remembered; the least recently seen goes first.
@@ -92,17 +94,16 @@ class Renderings:
     """
 
     def __init__(self, max_renderings: int = 10_000, max_spans: int = 200_000) -> None:
-        self._max_renderings = max_renderings
-        self._max_spans = max_spans
-        self._spans = 0
-        self._by_digest: OrderedDict[bytes, tuple[str, Rendering]] = OrderedDict()
-        self._by_head: dict[str, dict[bytes, Rendering]] = {}
+        self._renderings: LRUMap[bytes, _Rendering] = LRUMap(
+            max_renderings, max_weight=max_spans, weight_of=lambda one: len(one.spans)
+        )
+        self._by_head: dict[str, dict[bytes, _Rendering]] = {}
         self._head_lengths: Counter[int] = Counter()
         self._openings: Counter[str] = Counter()
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._by_digest)
+        return len(self._renderings)
 
     def render(
         self, blocks: Iterable[ContextBlock], templates: Templates = DEFAULT_TEMPLATES
@@ -113,16 +114,20 @@ class Renderings:
             blocks: The blocks; the same id and text twice is shown once.
             templates: The words around them.
         """
-        unique = ContextRequest(blocks).unique_blocks.values()
-        parts = [
-            SentBlock(templates.block_label(ordinal), block)
-            for ordinal, block in enumerate(unique, start=1)
-        ]
+        parts: list[SentBlock] = []
+        spans: list[_BlockSpan] = []
+        end = 0
+        for ordinal, block in enumerate(ContextRequest(blocks).unique_blocks.values(), start=1):
+            part = SentBlock(templates.block_label(ordinal), block)
+            start = end + len(templates.before_text(part.label))
+            spans.append(_BlockSpan(block.id, start, start + len(block.text), block.tokens))
+            parts.append(part)
+            end += len(render_block(part.label, block.text, templates)) + len(templates.separator)
         text = render_turn(parts, None, "", templates)
         if parts:
             next_label = templates.before_text(templates.block_label(len(parts) + 1))
-            goes_on = templates.separator + next_label if next_label else ""
-            self._remember(text, tuple(_spans(parts, templates)), goes_on)
+            continuation = templates.separator + next_label if next_label else ""
+            self._remember(text, tuple(spans), continuation)
         return text
 
     def remember_planned(self, text: str) -> None:
@@ -133,36 +138,34 @@ class Renderings:
         context.
         """
         if text:
-            self._remember(text, ())
+            self._remember(text, (), "")
 
-    def find(self, text: str) -> list[FoundContext]:
-        """Return the remembered contexts that stand in a text, from left to right.
+    def parse(self, text: str) -> list[Piece]:
+        """Return a text as pieces that add up to it: remembered contexts, and plain text.
 
-        Of two that overlap the one that begins first counts, and of those the longest: a document
-        that repeats a whole context is a document, not a context.
+        Of two contexts that overlap the one that begins first counts, and of those that begin
+        together the longest: a document that repeats a whole context is a document, not a context.
         """
-        if not self._by_digest:
-            return []
-        found: list[FoundContext] = []
+        pieces: list[Piece] = []
+        end = 0
         with self._lock:
-            behind = 0
-            for start in self._candidates(text):
-                if start < behind:
-                    continue
-                rendering = self._standing_at(text, start)
-                if rendering is not None:
-                    self._by_digest.move_to_end(rendering.digest)
-                    behind = start + rendering.length
-                    found.append(_found(text, start, rendering))
-        return found
+            openings = "|".join(re.escape(opening) for opening in self._openings)
+            # looking ahead finds openings that overlap
+            for match in re.finditer(f"(?=(?:{openings}))", text) if openings else ():
+                start = match.start()
+                found = self._context_at(text, start) if start >= end else None
+                if found is not None:
+                    if end < start:
+                        pieces.append(text[end:start])
+                    pieces.append(found)
+                    end = start + len(found.text)
+        if end < len(text):
+            pieces.append(text[end:])
+        return pieces
 
-    def _candidates(self, text: str) -> list[int]:
-        pattern = "|".join(re.escape(opening) for opening in self._openings)
-        # looking ahead finds openings that overlap
-        return [match.start() for match in re.finditer(f"(?=(?:{pattern}))", text)]
-
-    def _standing_at(self, text: str, start: int) -> Rendering | None:
-        candidates: list[Rendering] = []
+    def _context_at(self, text: str, start: int) -> FoundContext | None:
+        """Return the longest remembered context that begins at a position of a text."""
+        candidates: list[_Rendering] = []
         for length in self._head_lengths:
             candidates += self._by_head.get(text[start : start + length], {}).values()
         candidates.sort(key=lambda one: one.length, reverse=True)
@@ -170,73 +173,72 @@ class Renderings:
             end = start + length
             if end > len(text):
                 continue
-            ending = _ending(text[max(start, end - _ENDING) : end])
-            ending_so = {one.digest: one for one in as_long if one.ending == ending}
-            standing = ending_so.get(text_digest(text[start:end])) if ending_so else None
-            if standing and not (standing.goes_on and text.startswith(standing.goes_on, end)):
-                return standing
+            ending = text_digest(text[max(start, end - _ENDING) : end])
+            by_digest = {one.digest: one for one in as_long if one.ending == ending}
+            if not by_digest:
+                continue
+            shown = text[start:end]
+            found = by_digest.get(text_digest(shown))
+            if found and not (found.continuation and text.startswith(found.continuation, end)):
+                self._renderings.get(found.digest)  # counts as seen
+                blocks = [
+                    ContextBlock(id=span.id, text=shown[span.start : span.end], tokens=span.tokens)
+                    for span in found.spans
+                ]
+                return FoundContext(shown, found.digest, tuple(blocks))
         return None
 
-    def _remember(self, text: str, spans: tuple[BlockSpan, ...], goes_on: str = "") -> None:
-        opening = text[: max(spans[0].start if spans else 0, _SHORTEST_OPENING)]
-        rendering = Rendering(len(text), text_digest(text), opening, _ending(text), spans, goes_on)
-        head = text[:_HEAD]
+    def _remember(self, text: str, spans: tuple[_BlockSpan, ...], continuation: str) -> None:
+        rendering = _Rendering(
+            digest=text_digest(text),
+            length=len(text),
+            head=text[:_HEAD],
+            opening=text[: max(spans[0].start if spans else 0, _SHORTEST_OPENING)],
+            ending=text_digest(text[-_ENDING:]),
+            spans=spans,
+            continuation=continuation,
+        )
         with self._lock:
-            self._forget(rendering.digest)
-            self._by_digest[rendering.digest] = (head, rendering)
-            self._by_head.setdefault(head, {})[rendering.digest] = rendering
-            self._head_lengths[len(head)] += 1
-            self._openings[opening] += 1
-            self._spans += len(spans)
-            while len(self._by_digest) > self._max_renderings or (
-                self._spans > self._max_spans and len(self._by_digest) > 1
-            ):
-                self._forget(next(iter(self._by_digest)))
+            known = self._renderings.pop(rendering.digest)
+            if known is not None:
+                self._forget(known)
+            for _, least_recent in self._renderings.put(rendering.digest, rendering):
+                self._forget(least_recent)
+            self._by_head.setdefault(rendering.head, {})[rendering.digest] = rendering
+            self._head_lengths[len(rendering.head)] += 1
+            self._openings[rendering.opening] += 1
 
-    def _forget(self, digest: bytes) -> None:
-        head, rendering = self._by_digest.pop(digest, (None, None))
-        if head is None or rendering is None:
-            return
-        same_head = self._by_head[head]
-        del same_head[digest]
+    def _forget(self, rendering: _Rendering) -> None:
+        same_head = self._by_head[rendering.head]
+        del same_head[rendering.digest]
         if not same_head:
-            del self._by_head[head]
-        _take_one(self._head_lengths, len(head))
-        _take_one(self._openings, rendering.opening)
-        self._spans -= len(rendering.spans)
+            del self._by_head[rendering.head]
+        self._head_lengths[len(rendering.head)] -= 1
+        self._openings[rendering.opening] -= 1
+        if not self._head_lengths[len(rendering.head)]:
+            del self._head_lengths[len(rendering.head)]
+        if not self._openings[rendering.opening]:
+            del self._openings[rendering.opening]
 
 
-RENDERED = Renderings()
-"""What this process rendered. Shared, so that plain functions and model wrappers need no handle."""
+_sharing = Lock()
 
 
-def _spans(parts: Sequence[SentBlock], templates: Templates) -> Iterable[BlockSpan]:
-    start = 0
-    for label, block, *_ in parts:
-        first = start + len(templates.before_text(label))
-        yield BlockSpan(block.id, first, first + len(block.text), block.tokens)
-        start += len(render_block(label, block.text, templates)) + len(templates.separator)
+@cache
+def _shared_registry() -> ContextRegistry:
+    return ContextRegistry()
 
 
-def _ending(text: str) -> bytes:
-    return text_digest(text[-_ENDING:])
+def context_registry(registry: ContextRegistry | None = None) -> ContextRegistry:
+    """Return the registry given or, for None, the one that this process shares.
 
+    The shared one is made when it is first asked for. It lets plain functions render what a model
+    wrapper finds, without a handle.
 
-def _found(text: str, start: int, rendering: Rendering) -> FoundContext:
-    return FoundContext(
-        start,
-        start + rendering.length,
-        rendering.digest,
-        tuple(
-            ContextBlock(
-                id=span.id, text=text[start + span.start : start + span.end], tokens=span.tokens
-            )
-            for span in rendering.spans
-        ),
-    )
-
-
-def _take_one(counter: Counter[str] | Counter[int], key: str | int) -> None:
-    counter[key] -= 1  # type: ignore[index]
-    if not counter[key]:  # type: ignore[index]
-        del counter[key]
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if registry is None:
+        with _sharing:
+            return _shared_registry()
+    return checked_kind("registry", registry, ContextRegistry, "a ContextRegistry or None")

@@ -1,4 +1,4 @@
-"""Keeping the index at what an engine's cache can hold, for engines that report no evictions."""
+"""Bounds the index by what an engine's cache can hold, if the engine reports no evictions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
@@ -20,7 +21,7 @@ class _Stored(NamedTuple):
 
 
 class CapacityTracker:
-    """Forgets in the planner's index what the engine must have evicted.
+    """Evicts from the planner's index what the engine must have evicted.
 
     The engine's cache holds whole prompts and answers: system texts, labels, annotations,
     questions, chat markup. The index counts the tokens of context blocks only, as the planner
@@ -30,18 +31,17 @@ class CapacityTracker:
     answer), and the plan how many block tokens came into the index. Over the requests that fill
     the engine's cache once, the ratio of the two sums is the share of the cache that block tokens
     take; the index is cut to that share of the capacity, least recently used first over all
-    tenants, since the engine's cache is one and does the same.
+    tenants, because the engine has one cache and does the same.
 
-    An engine that publishes its evictions needs none of this: see `KVEventSync`. Requests that were
-    planned count as sent; those that failed must be taken out with `forget`. It may be shared by
-    threads.
+    For an engine that publishes its evictions use `KVEventSync` instead. Requests that were planned
+    count as sent; `forget` takes out those that failed. Threads may share it.
 
     Args:
-        planner: Whose index is kept.
+        planner: The planner whose index is bounded.
         capacity_tokens: Tokens that the engine's cache holds.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type or out of range.
 
     Example:
         >>> from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
@@ -56,14 +56,8 @@ class CapacityTracker:
     """
 
     def __init__(self, planner: ReusePlanner, capacity_tokens: int) -> None:
-        if not isinstance(planner, ReusePlanner):
-            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
-        if not isinstance(capacity_tokens, int) or capacity_tokens < 0:
-            raise InvalidRequestError(
-                f"capacity_tokens must be an integer from 0, not {describe(capacity_tokens)}"
-            )
-        self.planner = planner
-        self.capacity_tokens = capacity_tokens
+        self.planner = checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
+        self.capacity_tokens = checked_integer("capacity_tokens", capacity_tokens)
         self._lock = Lock()
         self._recent: deque[_Stored] = deque()
         self._tokens = 0
@@ -73,14 +67,14 @@ class CapacityTracker:
     def from_metrics(
         cls, planner: ReusePlanner, metrics: PrefixCacheMetrics | str
     ) -> CapacityTracker:
-        """Return one of the size that the engine reports.
+        """Return a tracker of the size that the engine reports.
 
         Args:
-            planner: Whose index is kept.
+            planner: The planner whose index is bounded.
             metrics: The engine's `/metrics`, as text or parsed.
 
         Raises:
-            InvalidRequestError: If they do not tell the size.
+            InvalidRequestError: the metrics do not tell the size.
         """
         if not isinstance(metrics, PrefixCacheMetrics):
             metrics = PrefixCacheMetrics.parse(metrics)
@@ -94,7 +88,7 @@ class CapacityTracker:
 
     @property
     def block_share(self) -> float:
-        """The share of the engine's cache that block tokens take, as measured; 1 before that."""
+        """The measured share of the engine's cache that block tokens take; 1 at first."""
         return min(1.0, self._block_tokens / self._tokens) if self._tokens else 1.0
 
     def observe(
@@ -104,13 +98,13 @@ class CapacityTracker:
         cached_tokens: int | None,
         completion_tokens: int = 0,
     ) -> None:
-        """Take note of an answered request, and forget what it pushed out.
+        """Note an answered request, and evict what it pushed out.
 
         Args:
             plan: The request's plan.
             prompt_tokens: Tokens of its prompt, as the engine counts them.
             cached_tokens: Those that came from the cache. None, for engines that do not tell,
-                takes the plan's expectation.
+                uses the plan's expectation.
             completion_tokens: Tokens of the answer.
         """
         expected = plan.expected_cached_tokens

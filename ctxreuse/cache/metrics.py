@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_string
 
 _SAMPLE = re.compile(
     r"""^(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)
@@ -49,18 +49,16 @@ class PrefixCacheMetrics:
 
     @classmethod
     def parse(cls, text: str) -> PrefixCacheMetrics:
-        """Read a `/metrics` page; lines that are none of ours are passed over.
+        """Read a `/metrics` page; skip lines about anything else.
 
         Args:
             text: The page.
 
         Raises:
-            InvalidRequestError: If it is no string.
+            InvalidRequestError: wrong type.
         """
-        if not isinstance(text, str):
-            raise InvalidRequestError(f"metrics must be a string, not {describe(text)}")
         queries, hits, usages, configs = [], [], [], []
-        for name, labels, value in _samples(text):
+        for name, labels, value in _samples(checked_string("metrics", text)):
             match name:
                 case "prefix_cache_queries":
                     queries.append(value)

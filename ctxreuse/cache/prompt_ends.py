@@ -30,7 +30,7 @@ def block_ends(
         For each of `plan.blocks` the number of tokens from the prompt's start to the block's end.
 
     Raises:
-        InvalidRequestError: If there is no chat template, or it changes the message's text.
+        InvalidRequestError: there is no chat template, or it changes the message's text.
 
     Example:
         >>> from ctxreuse import ContextRequest, ReusePlanner
@@ -62,7 +62,7 @@ def block_ends(
 def _token_offsets(tokenizer: Any, text: str) -> Sequence[tuple[int, int]] | None:
     """Return where each token begins and ends in a text, in characters, from one encoding.
 
-    None where the tokenizer does not tell, or not in the text's order.
+    None if the tokenizer does not tell, or not in the text's order.
     """
     if getattr(tokenizer, "is_fast", False) is True:  # of transformers
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -117,7 +117,7 @@ def checked_ends(ends: Sequence[int], blocks: int) -> list[int]:
     """Return ends as a list.
 
     Raises:
-        InvalidRequestError: If they are not one ascending integer a block.
+        InvalidRequestError: not one ascending integer a block.
     """
     listed = list(ends)
     if len(listed) != blocks or not all(isinstance(end, int) for end in listed):

@@ -6,12 +6,12 @@ never the last token of the prompt, which must be computed to get logits, so a f
 still computes its last block. Finished requests put their full blocks at the end of a free queue,
 last block first, and blocks are taken from its front: least recently used first, and of one request
 the last blocks first. A full block keeps its content in the free queue until it is taken. The block
-that a request leaves part-filled can serve nobody, so it is taken before any block with content.
+that a request leaves part-filled can serve no other, so it is taken before any with content.
 
 Two physical blocks may hold the same content, as in vLLM, which does not merge them. A block that
 several running requests share is held until the last of them ends. An engine gives a running
-request its blocks as its answer grows; here it gets them all at the start, so that it need never be
-interrupted for want of one.
+request its blocks as its answer grows; here it gets them all at the start, so that it is never
+interrupted because none is free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from itertools import count
 from typing import NewType
 
 from ctxreuse.cache.usage import CacheUsage
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_integer, checked_optional_integer
 
 ContentHash = NewType("ContentHash", bytes)
 """A full block's tokens, chained over everything before them."""
@@ -37,7 +37,7 @@ BlockNumber = NewType("BlockNumber", int)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningPrompt:
-    """A prompt that runs, and so holds its blocks.
+    """A running prompt, which holds its blocks.
 
     Attributes:
         usage: Its tokens, and how many of them came from the cache.
@@ -59,7 +59,7 @@ class PrefixCacheSimulator:
         null_block: Whether the engine keeps one block back as padding, as vLLM does.
 
     Raises:
-        InvalidRequestError: If a number is out of range.
+        InvalidRequestError: wrong type or out of range.
 
     Example:
         >>> cache = PrefixCacheSimulator(block_size=4)
@@ -76,18 +76,8 @@ class PrefixCacheSimulator:
         *,
         null_block: bool = False,
     ) -> None:
-        if not isinstance(block_size, int) or block_size < 1:
-            raise InvalidRequestError(
-                f"block_size must be an integer from 1, not {describe(block_size)}"
-            )
-        if capacity_tokens is not None and (
-            not isinstance(capacity_tokens, int) or capacity_tokens < 0
-        ):
-            raise InvalidRequestError(
-                f"capacity_tokens must be an integer from 0 or None, not "
-                f"{describe(capacity_tokens)}"
-            )
-        self.block_size = block_size
+        self.block_size = checked_integer("block_size", block_size, 1)
+        checked_optional_integer("capacity_tokens", capacity_tokens)
         self._block_limit: int | None = None
         if capacity_tokens is not None:
             self._block_limit = max(0, capacity_tokens // block_size - null_block)
@@ -175,8 +165,8 @@ class PrefixCacheSimulator:
         Args:
             running: The prompt.
             generated: Its answer's token ids, no more than there is room for.
-            uncomputed: Tokens at the prompt's end that were not computed, for it was aborted; no
-                other prompt may have begun since `start`. What would hold them serves nobody.
+            uncomputed: Tokens at the prompt's end that were not computed, because it was aborted;
+                no other prompt may have begun since `start`. Their blocks serve no prompt.
         """
         held, hashes = running._held, running._hashes
         if uncomputed:

@@ -31,3 +31,9 @@ class CacheUsage:
         return CacheUsage(
             self.prompt_tokens + other.prompt_tokens, self.cached_tokens + other.cached_tokens
         )
+
+    def __sub__(self, earlier: CacheUsage) -> CacheUsage:
+        """Return what came after an earlier reading of the same counters."""
+        return CacheUsage(
+            self.prompt_tokens - earlier.prompt_tokens, self.cached_tokens - earlier.cached_tokens
+        )

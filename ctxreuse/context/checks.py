@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
@@ -24,7 +24,7 @@ def checked_integer(
     Raises:
         InvalidRequestError: wrong type or out of range.
     """
-    if not isinstance(value, int) or value < at_least:
+    if not _is_integer(value, at_least):
         raise error(f"{name} must be an integer from {at_least}, not {describe(value)}")
     return value
 
@@ -33,11 +33,15 @@ def checked_optional_integer(name: str, value: Any, at_least: int = 0) -> int | 
     """Return the value if it is None or an integer from `at_least`; see `checked_integer`."""
     if value is None:
         return None
-    if not isinstance(value, int) or value < at_least:
+    if not _is_integer(value, at_least):
         raise InvalidRequestError(
             f"{name} must be an integer from {at_least} or None, not {describe(value)}"
         )
     return value
+
+
+def _is_integer(value: object, at_least: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
 
 
 def checked_number(name: str, value: Any, at_least: float = 0) -> float:

@@ -89,6 +89,12 @@ class ShadowPlanner:
         self._note([arrived], strategy)
         return arrived.sent
 
+    def preview(
+        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+    ) -> Plan:
+        """Return what `plan` would return; only what is sent counts."""
+        return self._as_sent.preview(request, "none", deduplicate=False)
+
     def plan_batch(
         self,
         requests: Sequence[ContextRequest],

@@ -206,6 +206,14 @@ class TenantPlanner:
             turn = self._open_turn(request, deduplicate)
             return self._send(turn, self._order(turn, strategy))
 
+    def preview(
+        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+    ) -> Plan:
+        """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
+        with self._lock:
+            turn = self._open_turn(request, deduplicate)
+            return self._send(turn, self._order(turn, strategy, preview=True), preview=True)
+
     def plan_batch(
         self,
         requests: Sequence[ContextRequest],
@@ -295,7 +303,7 @@ class TenantPlanner:
         tokens, weights = self._weigh(request.blocks)
         return _Turn(request, state, tokens, weights, history, shown)
 
-    def _order(self, turn: _Turn, strategy: Strategy) -> list[BlockKey]:
+    def _order(self, turn: _Turn, strategy: Strategy, *, preview: bool = False) -> list[BlockKey]:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return list(turn.weights)
@@ -303,7 +311,8 @@ class TenantPlanner:
         if strategy == "paper":
             return paper_order(turn.weights, root, self._settings.alpha)
         order = turn.state.online.order(turn.weights, root)
-        turn.state.online.learn(turn.weights, turn.request.system)
+        if not preview:
+            turn.state.online.learn(turn.weights, turn.request.system)
         return order
 
     def _batch_context(self, request: ContextRequest) -> BatchContext:
@@ -316,8 +325,8 @@ class TenantPlanner:
                 cached = match.path
         return BatchContext(request, weights, cached)
 
-    def _send(self, turn: _Turn, order: list[BlockKey]) -> Plan:
-        """Make the plan for an order, and record that it is sent."""
+    def _send(self, turn: _Turn, order: list[BlockKey], *, preview: bool = False) -> Plan:
+        """Make the plan for an order, and record that it is sent unless it is a preview."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
         sent = [key for key in order if key not in shown]
         ordinals: Sequence[int] = range(1, len(sent) + 1)
@@ -329,7 +338,7 @@ class TenantPlanner:
         annotation = None
         if self._settings.annotate and not request.history and order != list(turn.weights):
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
-        request_id = request.request_id
+        request_id = "" if preview else request.request_id
         while request_id is None or (request.request_id is None and request_id in turn.state.index):
             request_id = f"request-{next(self._request_number)}"
         block_of = {block.key: block for block in reversed(request.blocks)}  # the first of a key
@@ -345,7 +354,9 @@ class TenantPlanner:
                 labels[label] = block.id
         if self._settings.trim_overlaps:
             parts = replace_overlaps(parts, turn.history.texts)
-        logged, cached = self._record(turn, request_id, parts, ordinals)
+        logged, cached = None, 0
+        if not preview:
+            logged, cached = self._record(turn, request_id, parts, ordinals)
         return Plan(
             request=request,
             request_id=request_id,

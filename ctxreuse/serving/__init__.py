@@ -10,9 +10,9 @@ from ctxreuse.serving.client.stream import CompletionStream
 from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.membership import EngineSpec
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import ReplicaStatus
+from ctxreuse.serving.pool.replica_factory import EngineSpec
 
 Engine = EngineSpec
 """The former name of `EngineSpec`."""

@@ -1,17 +1,19 @@
-"""Sending a batch: in the scheduled order, so many at a time, the answers in the caller's order."""
+"""Sending a batch in the scheduled order, with the answers in the caller's order."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planning.plan import BatchPlan, Plan
+from ctxreuse.serving.aio.gather import all_in_order
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
 
@@ -46,8 +48,8 @@ async def dispatch(
     """Send plans to an engine and wait for all answers.
 
     The requests start in the order of the plans, at most `concurrency` of them at a time; a failed
-    one does not stop the others. A cancelled dispatch cancels them all, and the planner hears of
-    those that were not answered.
+    one does not stop the others. A cancelled dispatch cancels them all, and the planner is told
+    which were not answered.
 
     An engine finds a prompt's beginning in its cache once the blocks are registered. vLLM registers
     them when it schedules the request that computes them, so that followers in the same step hit.
@@ -58,7 +60,7 @@ async def dispatch(
     Args:
         client: Where to send them.
         plans: A batch plan, or plans in the order in which to send them.
-        concurrency: How many requests are under way at a time.
+        concurrency: How many requests run at a time.
         leader_first: Whether followers wait for their leader's first token.
         progress: Called whenever a request has ended.
         **params: As in `EngineClient.complete`.
@@ -67,17 +69,12 @@ async def dispatch(
         One outcome a request, in the order of the batch's input, or of the plans.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type or out of range.
     """
     sequence = plans.plans if isinstance(plans, BatchPlan) else plans
     _check(client, sequence, concurrency)
-    jobs = [_Job(plan) for plan in sequence]
-    if leader_first:
-        for job, leader in zip(jobs, leaders(sequence), strict=True):
-            job.leader = None if leader is None else jobs[leader]
-    await _Dispatch(client, jobs, progress, params).run(concurrency)
-    outcomes = [job.outcome for job in jobs if job.outcome is not None]
-    assert len(outcomes) == len(jobs)
+    batch = _Batch(client, sequence, concurrency, progress, params)
+    outcomes = await batch.send(leaders(sequence) if leader_first else [None] * len(sequence))
     if isinstance(plans, BatchPlan):
         by_position = dict(zip(plans.order, outcomes, strict=True))
         outcomes = [by_position[position] for position in range(len(outcomes))]
@@ -149,92 +146,63 @@ class _Node:
     children: dict[Hashable, _Node] = field(default_factory=dict)
 
 
-class _Job:
-    """One request of a batch; its followers may start once its first token has come."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.leader: _Job | None = None
-        self.leads_no_more = False
-        self.outcome: Outcome | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        return self.leader is None or self.leader.leads_no_more
-
-
-class _Dispatch:
-    """The requests of one batch, and the workers that send them."""
+class _Batch:
+    """The requests of one batch; each waits for its turn, and maybe for its leader."""
 
     def __init__(
         self,
         client: EngineClient,
-        jobs: Sequence[_Job],
+        plans: Sequence[Plan],
+        concurrency: int,
         progress: Progress | None,
         params: dict[str, Any],
     ) -> None:
         self._client = client
-        self._jobs = jobs
-        self._pending = deque(jobs)
+        self._queue: OrderedQueue[int, None] = OrderedQueue(concurrency)
+        self._slots = [Slot(self._queue, position) for position in range(len(plans))]
+        self._plans = plans
         self._progress = progress
         self._params = params
-        self._news = asyncio.Event()
-        self._ended = 0
+        self._followers: dict[int | None, list[int]] = defaultdict(list)
+        self._outcomes: dict[int, Outcome] = {}
 
-    async def run(self, concurrency: int) -> None:
-        """Send all requests; if that is cancelled or fails, cancel what is under way."""
-        workers = [
-            asyncio.ensure_future(self._work()) for _ in range(min(concurrency, len(self._jobs)))
-        ]
+    async def send(self, leaders: Sequence[int | None]) -> list[Outcome]:
+        """Send all requests; if that is cancelled or fails, cancel those that run."""
+        for position, leader in enumerate(leaders):
+            self._followers[leader].append(position)
+        self._release_followers(None)
         try:
-            await asyncio.gather(*workers)
+            return await all_in_order(self._slots, self._send)
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            for job in self._jobs:
-                if job.outcome is None:
-                    self._client.forget(job.plan)
+            for position, plan in enumerate(self._plans):
+                if position not in self._outcomes:
+                    self._client.forget(plan)
 
-    async def _work(self) -> None:
-        while (job := await self._next()) is not None:
-            try:
-                completion = await self._client.complete(
-                    job.plan, on_first_token=partial(self._release, job), **self._params
-                )
-                job.outcome = Outcome(job.plan, completion)
-            except EngineError as error:
-                job.outcome = Outcome(job.plan, error=error)
-            self._release(job)
-            self._ended += 1
-            if self._progress is not None:
-                self._progress(self._ended, len(self._jobs))
+    async def _send(self, slot: Slot[int, None]) -> Outcome:
+        position = slot.item
+        plan = self._plans[position]
+        let_go = partial(self._release_followers, position)
+        try:
+            completion = await self._client.complete(plan, on_first_token=let_go, **self._params)
+            outcome = Outcome(plan, completion)
+        except EngineError as error:
+            outcome = Outcome(plan, error=error)
+        self._outcomes[position] = outcome
+        let_go()
+        if self._progress is not None:
+            self._progress(len(self._outcomes), len(self._plans))
+        return outcome
 
-    async def _next(self) -> _Job | None:
-        """Return the first request that may start; wait until there is one."""
-        while self._pending:
-            for position, job in enumerate(self._pending):
-                if job.is_ready:
-                    del self._pending[position]
-                    return job
-            self._news.clear()
-            await self._news.wait()
-        return None
-
-    def _release(self, leader: _Job) -> None:
-        leader.leads_no_more = True
-        self._news.set()
+    def _release_followers(self, leader: int | None) -> None:
+        """Let the requests start that follow a leader, once."""
+        for position in self._followers.pop(leader, ()):
+            self._queue.line_up([self._slots[position]], first=position)
 
 
 def _check(client: object, plans: object, concurrency: object) -> None:
-    if not isinstance(client, EngineClient):
-        raise InvalidRequestError(f"client must be an EngineClient, not {describe(client)}")
+    checked_kind("client", client, EngineClient, "an EngineClient")
     if isinstance(plans, (str, bytes)) or not isinstance(plans, Sequence):
         raise InvalidRequestError(f"plans must be a BatchPlan or a list, not {describe(plans)}")
     for plan in plans:
-        if not isinstance(plan, Plan):
-            raise InvalidRequestError(f"a plan must be a Plan, not {describe(plan)}")
-    if not isinstance(concurrency, int) or concurrency < 1:
-        raise InvalidRequestError(
-            f"concurrency must be an integer from 1, not {describe(concurrency)}"
-        )
+        checked_kind("a plan", plan, Plan, "a Plan")
+    checked_integer("concurrency", concurrency, 1)

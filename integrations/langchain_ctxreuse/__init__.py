@@ -1,6 +1,6 @@
 """ctxreuse for LangChain: a retriever, a compressor, a chat model and an agent middleware.
 
-Each is swapped in for, or wrapped around, what an application has already.
+Each replaces a component that an application has, or wraps it.
 
 A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever`, as `SpeculativeRAGChain`
 (retriever, prompt and model), or with a whole graph as `WorkflowRunnable`; `LangChainLLM` and
@@ -26,8 +26,7 @@ from langchain_ctxreuse.formatting import format_context
 if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
-    from langchain_ctxreuse.workflow.langchain_llm import LangChainLLM
-    from langchain_ctxreuse.workflow.retriever_stage import RetrieverStage
+    from langchain_ctxreuse.workflow.served_components import LangChainLLM, RetrieverStage
     from langchain_ctxreuse.workflow.speculative_chain import LinkedChain as LinkedChain
     from langchain_ctxreuse.workflow.speculative_chain import SpeculativeRAGChain
     from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
@@ -47,10 +46,10 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    "LangChainLLM": "workflow.langchain_llm",
+    "LangChainLLM": "workflow.served_components",
     "SpeculativeRAGChain": "workflow.speculative_chain",
     "LinkedChain": "workflow.speculative_chain",  # the former name
-    "RetrieverStage": "workflow.retriever_stage",
+    "RetrieverStage": "workflow.served_components",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",
     "WorkflowRetriever": "workflow.workflow_retriever",
@@ -59,7 +58,7 @@ _ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs more than langchain-core, or much of it, when it is asked for."""
+    """Import on first use what needs more than langchain-core, or much of it."""
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)

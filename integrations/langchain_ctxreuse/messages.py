@@ -1,11 +1,12 @@
-"""LangChain messages as the texts that are planned, and the planned texts put back."""
+"""The texts in LangChain messages: read to be planned, and put back as planned."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import (
     AIMessage,
@@ -29,52 +30,87 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 _BEFORE_THE_MESSAGES = ("model", "tools", "functions")
 """Arguments of a call that change what stands before its messages."""
 
+_Message = TypeVar("_Message", bound=BaseMessage)
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a text stands: the whole content of a message, or a part of it."""
+
+class TextPart(NamedTuple):
+    """A text in a message's content.
+
+    Attributes:
+        text: The text.
+        part: Which part of a multi-part content it is; None if the content is a string.
+    """
+
+    text: str
+    part: int | None
+
+
+def text_parts(message: BaseMessage) -> list[TextPart]:
+    """Return the texts in a message's content."""
+    if isinstance(message.content, str):
+        return [TextPart(message.content, None)]
+    texts = [
+        (one if isinstance(one, str) else one.get("text"), number)
+        for number, one in enumerate(message.content)
+    ]
+    return [TextPart(text, number) for text, number in texts if isinstance(text, str)]
+
+
+def with_text(message: _Message, new: TextPart) -> _Message:
+    """Return a copy of a message with one of its texts replaced; the other parts stay."""
+    content: Any = new.text
+    if new.part is not None:
+        content = list(message.content)
+        old = content[new.part]
+        content[new.part] = new.text if isinstance(old, str) else {**old, "text": new.text}
+    return message.model_copy(update={"content": content})
+
+
+class _TextPosition(NamedTuple):
+    """Where a text stands: in which message, and in which part of its content, as in `TextPart`."""
 
     message: int
-    part: int | None = None
+    part: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
     """A prompt's messages with the texts in them.
 
-    What is no text (an image, a tool call, the tools) is a segment, too: a digest, so that prompts
+    What is no text (an image, a tool call, the tools) is a part, too: a digest, so that prompts
     that differ in it are not taken for alike. It is never put back.
 
     Attributes:
         messages: The messages, never changed.
-        segments: Their texts in order, at least one for each message.
-        places: Where each segment stands; None for what is no text.
+        parts: Their texts in order, at least one for each message.
+        positions: Where each part stands; None for what is no text.
     """
 
     messages: tuple[BaseMessage, ...]
-    segments: tuple[PromptPart, ...]
-    places: tuple[_Place | None, ...]
+    parts: tuple[PromptPart, ...]
+    positions: tuple[_TextPosition | None, ...]
 
     def says_the_same_as(self, other: PromptTexts) -> bool:
-        """Return whether another prompt's texts are the same, and stand in the same places.
+        """Return whether another prompt's texts are the same, and stand in the same positions.
 
         What is no text does not count: LangChain rewrites it on the way from prompt to model.
         """
-        return self.places == other.places and all(
-            place is None or one == another
-            for place, one, another in zip(self.places, self.segments, other.segments, strict=True)
+        return self.positions == other.positions and all(
+            position is None or one == another
+            for position, one, another in zip(self.positions, self.parts, other.parts, strict=True)
         )
 
     def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
-        """Return the messages with each segment's text replaced, as copies where that changes them.
+        """Return the messages with each part's text replaced, as copies where that changes them.
 
         Args:
-            texts: One text a segment, in order.
+            texts: One text a part, in order.
         """
         messages = list(self.messages)
-        for place, segment, text in zip(self.places, self.segments, texts, strict=True):
-            if place is not None and text != segment.text:
-                messages[place.message] = _with_text(messages[place.message], place.part, text)
+        for position, part, text in zip(self.positions, self.parts, texts, strict=True):
+            if position is not None and text != part.text:
+                changed = with_text(messages[position.message], TextPart(text, position.part))
+                messages[position.message] = changed
         return messages
 
 
@@ -85,47 +121,31 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         messages: The prompt.
         arguments: What the model is called with besides.
     """
-    segments: list[PromptPart] = []
-    places: list[_Place | None] = []
+    parts: list[PromptPart] = []
+    positions: list[_TextPosition | None] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
-        segments.append(PromptPart("system", _digest(before)))
-        places.append(None)
+        parts.append(PromptPart("system", _digest(before)))
+        positions.append(None)
     for number, message in enumerate(messages):
         role = _role(message)
-        for part, text in _texts(message):
-            segments.append(PromptPart(role, text))
-            places.append(None if part is _NO_TEXT else _Place(number, part))
-    return PromptTexts(tuple(messages), tuple(segments), tuple(places))
-
-
-_NO_TEXT = -1
-
-
-def _texts(message: BaseMessage) -> Iterator[tuple[int | None, str]]:
-    """Yield each text with its part's number: None for the whole content, -1 for no text."""
-    if isinstance(message.content, str):
-        yield None, message.content
-    else:
-        for number, part in enumerate(message.content):
-            if isinstance(part, str):
-                yield number, part
-            elif part.get("type") == "text" and isinstance(part.get("text"), str):
-                yield number, part["text"]
+        is_string = isinstance(message.content, str)
+        content: Sequence[Any] = [message.content] if is_string else message.content
+        for part, one in enumerate(content):
+            text = one
+            if not isinstance(one, str):
+                text = one.get("text") if one.get("type") == "text" else None
+            if isinstance(text, str):
+                parts.append(PromptPart(role, text))
+                positions.append(_TextPosition(number, None if is_string else part))
             else:
-                yield _NO_TEXT, _digest(part)
-    calls = message.tool_calls if isinstance(message, AIMessage) else []
-    if calls or message.content == []:
-        yield _NO_TEXT, _digest(calls) if calls else ""
-
-
-def _with_text(message: BaseMessage, part: int | None, text: str) -> BaseMessage:
-    if part is None:
-        return message.model_copy(update={"content": text})
-    content = list(message.content)
-    old = content[part]
-    content[part] = text if isinstance(old, str) else {**old, "text": text}
-    return message.model_copy(update={"content": content})
+                parts.append(PromptPart(role, _digest(one)))
+                positions.append(None)
+        calls = message.tool_calls if isinstance(message, AIMessage) else []
+        if calls or not content:
+            parts.append(PromptPart(role, _digest(calls) if calls else ""))
+            positions.append(None)
+    return PromptTexts(tuple(messages), tuple(parts), tuple(positions))
 
 
 def _role(message: BaseMessage) -> str:

@@ -1,4 +1,4 @@
-"""Writing down what a LangChain application retrieves, without changing any of it."""
+"""Recording what a LangChain application retrieves, without changing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
-from langchain_ctxreuse.documents.document_plans import marked_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 
@@ -24,14 +24,14 @@ class TraceCallbackHandler(BaseCallbackHandler):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever (compression, ensembles, several queries) the outermost counts.
-    The conversation is the run's `thread_id`, `conversation_id` or `session_id` in its metadata, as
-    LangGraph and LangSmith users have it, or what `ctxreuse.request_context` says.
+    The conversation is `thread_id`, `conversation_id` or `session_id` in the run's metadata, where
+    LangGraph and LangSmith keep it, or that of `ctxreuse.request_context`.
 
     Args:
-        recorder: Where to.
+        recorder: Writes the records.
     """
 
-    run_inline = True  # in the order in which it happens, and in the caller's context
+    run_inline = True  # in the order of the events, and in the caller's context
 
     def __init__(self, recorder: TraceRecorder) -> None:
         self._recorder = recorder
@@ -42,12 +42,12 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
     @property
     def ignore_retriever(self) -> bool:
-        """Whether LangChain need not call it any more."""
+        """Whether LangChain may skip it."""
         return self._has_ended
 
     @property
     def ignore_chain(self) -> bool:
-        """Whether LangChain need not call it any more."""
+        """Whether LangChain may skip it."""
         return self._has_ended
 
     def ends(self) -> None:
@@ -64,7 +64,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Note the query."""
+        """Keep the query until the result comes."""
         if not self._note_inside(run_id, parent_run_id):
             with self._lock:
                 self._asked[run_id] = (query, _scope(metadata or {}))
@@ -72,14 +72,14 @@ class TraceCallbackHandler(BaseCallbackHandler):
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """Record what was found."""
+        """Record the result."""
         with self._lock:
             asked = self._asked.pop(run_id, None)
         self._forget(run_id)
         if asked is None:
             return
         query, scope = asked
-        found = [marked_document(document) for document in documents]
+        found = [planned_document(document) for document in documents]
         self._recorder.record(
             [one.block for one in found if not one.is_annotation],
             query,
@@ -102,15 +102,15 @@ class TraceCallbackHandler(BaseCallbackHandler):
         parent_run_id: UUID | None = None,
         **kwargs: Any,
     ) -> None:
-        """Note whether it is part of a retriever."""
+        """Note whether the chain is part of a retriever."""
         self._note_inside(run_id, parent_run_id)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget it."""
+        """Forget the chain."""
         self._forget(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget it."""
+        """Forget the chain."""
         self._forget(run_id)
 
     def _note_inside(self, run_id: UUID, parent_run_id: UUID | None) -> bool:
@@ -126,8 +126,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
 
 def _scope(metadata: Mapping[str, Any]) -> RequestScope:
-    said = [metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None]
-    conversation = said[0] if said else None
+    named = [metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None]
+    conversation = named[0] if named else None
     if conversation is not None and not isinstance(conversation, int):
         conversation = str(conversation)
     return current_scope().inside(conversation_id=conversation)
@@ -137,10 +137,10 @@ def _scope(metadata: Mapping[str, Any]) -> RequestScope:
 def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
     """Record what any retriever of this process returns meanwhile, in any thread or task.
 
-    Afterwards a handler that does nothing stays with LangChain, which has no way to take it back.
+    Afterwards a handler that does nothing stays registered, because LangChain cannot remove it.
 
     Args:
-        recorder: Where to.
+        recorder: Writes the records.
     """
     handler = TraceCallbackHandler(recorder)
     register_configure_hook(ContextVar("ctxreuse_recording", default=handler), inheritable=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from langchain_core.messages import (
     MessageLikeRepresentation,
@@ -12,11 +13,12 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
+from pydantic import BaseModel, PrivateAttr
 
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope, current_scope
-from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.messages import text_parts
 
 _fail_open = FailOpen(
     "langchain_ctxreuse",
@@ -25,23 +27,64 @@ _fail_open = FailOpen(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedRequest:
+    """The request that a component serves.
+
+    Attributes:
+        config: LangChain's, with what the chain or graph around the call says.
+        scope: Whose request it is.
+    """
+
+    config: RunnableConfig
+    scope: RequestScope
+
+
+class RequestCarrier(BaseModel):
+    """A LangChain component whose private methods know the request that they serve.
+
+    LangChain gives the config to the public methods, such as `invoke`, and keeps it from the
+    private ones, such as `_generate`, which may run later, in another thread or context. So each
+    call runs on a shallow copy of the component, which carries the request.
+    """
+
+    _request: CarriedRequest | None = PrivateAttr(default=None)
+
+    def _carrying(self, config: RunnableConfig | None) -> Self:
+        """Return a copy for one call."""
+        copy = self.model_copy()
+        copy._request = CarriedRequest(ensure_config(config), scope_from_config(config))
+        return copy
+
+    @property
+    def _carried(self) -> CarriedRequest:
+        """The request of the call at hand; outside of one, what the code around says."""
+        return self._request or CarriedRequest(ensure_config(), scope_from_config(None))
+
+
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     """Return tenant, conversation and history of a call.
 
     What `ctxreuse.request_context` says is refined by `config["configurable"]`: `thread_id` names
     the conversation, `tenant` whose it is, `history` (LangChain messages or dicts) what will be
-    sent before this turn. Other tenants and threads than texts count as their text; a history that
-    is none is not used.
+    sent before this turn. A tenant or thread that is not a string counts as its text; a history
+    that cannot be read is not used.
 
     Args:
         config: The call's config; inside chains and graphs the one around it counts, too.
     """
-    said: Mapping[str, Any] = ensure_config(config).get("configurable", {})
-    tenant, thread, history = (said.get(name) for name in ("tenant", "thread_id", "history"))
+    configurable: Mapping[str, Any] = ensure_config(config).get("configurable", {})
+    tenant, thread, history = (
+        configurable.get(name) for name in ("tenant", "thread_id", "history")
+    )
+    if history is not None:
+        history = _fail_open.attempt(
+            lambda: history_as_openai(configurable["history"]), lambda: None
+        )
     return current_scope().inside(
         tenant=None if tenant is None else str(tenant),
         conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),
-        history=None if history is None else _history(history),
+        history=history,
     )
 
 
@@ -62,10 +105,6 @@ def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Mes
         for message in messages_as_openai(messages)
         if message["role"] not in ("system", "developer")
     ]
-
-
-def _history(given: Any) -> list[Message] | None:
-    return _fail_open.attempt(lambda: history_as_openai(given), lambda: None)
 
 
 def _as_openai(message: MessageLikeRepresentation) -> Message:

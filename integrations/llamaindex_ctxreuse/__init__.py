@@ -1,11 +1,11 @@
 """ctxreuse for LlamaIndex: a postprocessor, a retriever, a model, memories and a chat engine.
 
-Each is swapped in for, or wrapped around, what an application has already.
+Each replaces or wraps a part that an application has already.
 
 Tenant, conversation and history reach all of them through `ctxreuse.request_context`, across
 `await`, `asyncio_run`, `run_jobs` and LlamaIndex's own threads. Steps of a workflow run in the
-context in which its `run` was called, whoever sends them events; what a step sets ends with it.
-A thread pool of one's own loses it, unless work goes through `contextvars.copy_context().run`.
+context in which its `run` was called, also for events from elsewhere; what a step sets ends with
+it. Your own thread pool loses it, unless work goes through `contextvars.copy_context().run`.
 
 A `ctxreuse.workflow.WorkflowEngine` plugs in as `WorkflowRetriever` or as
 `SpeculativeRAGQueryEngine` (retriever, template and model); a step of a workflow awaits the
@@ -30,19 +30,18 @@ from llamaindex_ctxreuse.formatting import format_context
 from llamaindex_ctxreuse.llm.reuse_llm import ReuseLLM
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 from llamaindex_ctxreuse.memory.replay_memory import ReplayMemory, reuse_memory
-from llamaindex_ctxreuse.nodes.postprocessor import ReusePostprocessor
-from llamaindex_ctxreuse.nodes.retriever import ReuseRetriever
+from llamaindex_ctxreuse.nodes.node_postprocessor import ReusePostprocessor
+from llamaindex_ctxreuse.nodes.node_retriever import ReuseRetriever
 
 if TYPE_CHECKING:
-    from llamaindex_ctxreuse.workflow.llamaindex_llm import LlamaIndexLLM
-    from llamaindex_ctxreuse.workflow.llamaindex_stage import RetrieverStage
+    from llamaindex_ctxreuse.workflow.engine_retriever import WorkflowRetriever
+    from llamaindex_ctxreuse.workflow.llamaindex_stage import LlamaIndexLLM, RetrieverStage
     from llamaindex_ctxreuse.workflow.speculative_query_engine import (
         LinkedQueryEngine as LinkedQueryEngine,
     )
     from llamaindex_ctxreuse.workflow.speculative_query_engine import (
         SpeculativeRAGQueryEngine,
     )
-    from llamaindex_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
 
 __all__ = [
     "LlamaIndexLLM",
@@ -62,9 +61,9 @@ __all__ = [
 _ON_DEMAND = {
     "SpeculativeRAGQueryEngine": "workflow.speculative_query_engine",
     "LinkedQueryEngine": "workflow.speculative_query_engine",  # the former name
-    "LlamaIndexLLM": "workflow.llamaindex_llm",
+    "LlamaIndexLLM": "workflow.llamaindex_stage",
     "RetrieverStage": "workflow.llamaindex_stage",
-    "WorkflowRetriever": "workflow.workflow_retriever",
+    "WorkflowRetriever": "workflow.engine_retriever",
 }
 
 

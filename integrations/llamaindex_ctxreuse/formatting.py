@@ -11,7 +11,7 @@ from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 from llamaindex_ctxreuse.nodes.node_plans import (
     checked_metadata_mode,
     checked_nodes,
-    marked_documents,
+    planned_documents,
 )
 
 
@@ -22,18 +22,17 @@ def format_context(
 ) -> str:
     r"""Return nodes as text for a prompt: labels, blocks, annotations.
 
-    Nodes that one plan put into order are shown as that plan says, also where some of them were
-    taken away since. Any others are shown in the order given, labels counted from 1, and a
-    `ReuseLLM` that meets the text plans it then.
+    Nodes in the order of one plan are shown as that plan says, even if some of them were taken
+    away since. Other nodes are shown in the order given, labels counted from 1, and a `ReuseLLM`
+    that finds the text in a prompt plans it then.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
-        metadata_mode: Which metadata is part of a node's text; the postprocessor's, if it has
-            another than the default.
-        templates: The words around the nodes; the planner's, if it has others than the default.
+        metadata_mode: Which metadata is part of a node's text; pass the postprocessor's.
+        templates: The words around the nodes; pass the planner's.
 
     Raises:
-        InvalidRequestError: If something else than nodes is given, or there is no such mode.
+        InvalidRequestError: not a list of NodeWithScore, or no such mode.
 
     Example:
         >>> from llama_index.core.schema import TextNode
@@ -43,4 +42,4 @@ def format_context(
     """
     mode = checked_metadata_mode(metadata_mode)
     given = checked_nodes(nodes, "format_context")
-    return format_documents(marked_documents(given, mode), templates)
+    return format_documents(planned_documents(given, mode), templates)

@@ -1,4 +1,4 @@
-"""Writing down what a LlamaIndex application sends, without changing any of it."""
+"""Records what a LlamaIndex application sends, without changing any of it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
-from llamaindex_ctxreuse.nodes.node_plans import marked_documents
+from llamaindex_ctxreuse.nodes.node_plans import planned_documents
 
 
 @dataclass(slots=True)
-class _Call:
-    """What happens in one call from outside: a query, a turn of a chat, a bare retrieval."""
+class _RecordedCall:
+    """One call of the application: a query, a turn of a chat, a retrieval alone."""
 
     scope: RequestScope
     retrievals: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)
     has_synthesized: bool = False
 
 
-class _Span(BaseSpan):
-    """A span that knows what it is part of."""
+class _RecordedSpan(BaseSpan):
+    """A span with the call that it is part of."""
 
-    _call: _Call = PrivateAttr()
+    _call: _RecordedCall = PrivateAttr()
     _is_inside_retriever: bool = PrivateAttr(default=False)
     _is_retriever: bool = PrivateAttr(default=False)
 
 
-class TraceSpanHandler(BaseSpanHandler[_Span]):
+class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     """Records the nodes that query and chat engines give to their response synthesizer.
 
-    That is behind all postprocessors. Of a call without one, the outermost retrievals are recorded.
-    The conversation is what `ctxreuse.request_context` says. Add it to the dispatcher, or use
-    `recording`.
+    The synthesizer comes after all postprocessors. Of a call without a synthesizer, the outermost
+    retrievals are recorded. `ctxreuse.request_context` says the conversation. Add the handler to
+    the dispatcher, or use `recording`.
 
     Args:
-        recorder: Where to.
+        recorder: Keeps the records.
     """
 
     _recorder: TraceRecorder = PrivateAttr()
@@ -70,11 +70,11 @@ class TraceSpanHandler(BaseSpanHandler[_Span]):
         parent_span_id: str | None = None,
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
-    ) -> _Span:
-        """Begin a span; record what a synthesizer is given."""
-        span = _Span(id_=id_, parent_id=parent_span_id)
+    ) -> _RecordedSpan:
+        """Begin a span; record the nodes of a synthesizer."""
+        span = _RecordedSpan(id_=id_, parent_id=parent_span_id)
         parent = None if parent_span_id is None else self.open_spans.get(parent_span_id)
-        span._call = _Call(current_scope()) if parent is None else parent._call
+        span._call = _RecordedCall(current_scope()) if parent is None else parent._call
         span._is_retriever = isinstance(instance, BaseRetriever)
         if parent is not None:
             span._is_inside_retriever = parent._is_retriever or parent._is_inside_retriever
@@ -91,7 +91,7 @@ class TraceSpanHandler(BaseSpanHandler[_Span]):
         instance: Any | None = None,
         result: Any | None = None,
         **kwargs: Any,
-    ) -> _Span | None:
+    ) -> _RecordedSpan | None:
         """End a span."""
         span = self.open_spans.get(id_)
         if span is None:
@@ -111,18 +111,18 @@ class TraceSpanHandler(BaseSpanHandler[_Span]):
         instance: Any | None = None,
         err: BaseException | None = None,
         **kwargs: Any,
-    ) -> _Span | None:
-        """Drop a span; what was retrieved before it failed was not sent."""
+    ) -> _RecordedSpan | None:
+        """Drop a span that failed: its nodes were not sent."""
         return self.open_spans.get(id_)
 
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: _RecordedCall) -> None:
         if not call.has_synthesized:
             for query, nodes in call.retrievals:
                 self._record(query, nodes, call.scope)
         call.retrievals.clear()
 
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], scope: RequestScope) -> None:
-        documents = marked_documents(nodes, MetadataMode.LLM)
+        documents = planned_documents(nodes, MetadataMode.LLM)
         self._recorder.record(
             [one.block for one in documents if not one.is_annotation],
             query.query_str if isinstance(query, QueryBundle) else str(query),
@@ -136,7 +136,7 @@ def recording(recorder: TraceRecorder) -> Iterator[TraceSpanHandler]:
     """Record everything that LlamaIndex sends inside, in any thread or task.
 
     Args:
-        recorder: Where to.
+        recorder: Keeps the records.
     """
     dispatcher = get_dispatcher()
     handler = TraceSpanHandler(recorder)

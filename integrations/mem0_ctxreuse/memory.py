@@ -1,19 +1,23 @@
-"""mem0's `Memory` and `MemoryClient`, with planned searches."""
+"""mem0's memories and clients, sync and async, with planned searches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import EllipsisType
 from typing import Any
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.planning import MemorySearch, asked
-from mem0_ctxreuse.protocols import SearchableMemory
-from mem0_ctxreuse.rendering import MemoryContext
-from mem0_ctxreuse.signatures import like_wrapped
-from mem0_ctxreuse.wrapper import MemoryWrapper, is_async
+from mem0_ctxreuse.memory_planner import MemorySearch, asked
+from mem0_ctxreuse.memory_results import MemoryContext
+from mem0_ctxreuse.wrapper import (
+    AsyncSearchableMemory,
+    MemoryWrapper,
+    SearchableMemory,
+    is_async,
+    is_sync,
+    like_wrapped,
+)
 
 
 class ReuseMemory(MemoryWrapper):
@@ -23,19 +27,18 @@ class ReuseMemory(MemoryWrapper):
     pages), `update`, `delete`, `history`, `reset`, `with`. An attribute that the memory has is set
     there, too.
 
-    A fault in planning never fails a call: the memories go through as found, the first fault is
+    A planning fault never fails a call: the memories go through as found, the first fault is
     logged, all are counted in `faults`. Errors of the memory itself are raised as they are.
 
     Args:
         memory: A mem0 `Memory` or `MemoryClient`, or anything that searches as they do.
-        planner: Plans the contexts; an own one if it is left out. Share one between wrappers that
-            talk to the same engine.
-        tenant: Whose requests they are. None takes that of `ctxreuse.request_context` (which goes
-            before a tenant given here, too), else the user whose memories the filters select
-            (`mem0_ctxreuse.tenant_of`).
+        planner: Plans the contexts; None makes a new one. Share one between wrappers that talk to
+            the same engine.
+        tenant: The tenant of the requests, unless `ctxreuse.request_context` says another. None
+            takes the user whose memories the filters select (`mem0_ctxreuse.tenant_of`).
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type.
 
     Example:
         >>> class Notes:
@@ -50,7 +53,7 @@ class ReuseMemory(MemoryWrapper):
         self,
         memory: SearchableMemory,
         *,
-        planner: ReusePlanner | EllipsisType = ...,
+        planner: ReusePlanner | None = None,
         tenant: str | None = None,
     ) -> None:
         super().__init__(memory, planner=planner, tenant=tenant)
@@ -75,7 +78,8 @@ class ReuseMemory(MemoryWrapper):
             own place), in planned order. A dict has one more key, `"ctxreuse"`:
             `{"memories": [{"id", "rank", "label"}, ...], "plan": {...}}`, JSON-compatible; `rank`
             is the memory's position as found, from 0, the `plan` holds the order annotation. A
-            result that is a list stays one, without it. Where planning failed there is no such key.
+            result that is a list stays one, without it. After a planning fault there is no such
+            key.
         """
         search = MemorySearch(self._memory.search, query, args, kwargs)
         return self._memory_planner.reordered(search.run(), search)
@@ -105,7 +109,7 @@ class ReuseMemory(MemoryWrapper):
             kwargs: As `search` takes them: `filters`, `top_k`, ...
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
+            InvalidRequestError: wrong type.
         """
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
@@ -129,12 +133,7 @@ class ReuseMemory(MemoryWrapper):
             message: memories, annotation, question. Without memories it is the question alone.
         """
         return self.context(
-            query,
-            *args,
-            system=system,
-            history=history,
-            conversation_id=conversation_id,
-            **kwargs,
+            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
         ).messages()
 
     def __enter__(self) -> ReuseMemory:
@@ -143,3 +142,73 @@ class ReuseMemory(MemoryWrapper):
 
     def __exit__(self, *raised: Any) -> Any:
         return self._special("__exit__")(*raised)
+
+
+class AsyncReuseMemory(MemoryWrapper):
+    """An `AsyncMemory` or `AsyncMemoryClient` of mem0 whose searches come in planned order.
+
+    `ReuseMemory`, awaited; planning takes less than a millisecond and is not awaited.
+
+    Args:
+        memory: A mem0 `AsyncMemory` or `AsyncMemoryClient`, or anything that searches as they do.
+        planner: As for `ReuseMemory`.
+        tenant: As for `ReuseMemory`.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+
+    def __init__(
+        self,
+        memory: AsyncSearchableMemory,
+        *,
+        planner: ReusePlanner | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        super().__init__(memory, planner=planner, tenant=tenant)
+        if is_sync(memory):
+            raise InvalidRequestError(
+                f"the search of {type(memory).__name__} cannot be awaited; use ReuseMemory"
+            )
+
+    @like_wrapped
+    async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
+        """Do what `ReuseMemory.search` does."""
+        search = MemorySearch(self._memory.search, query, args, kwargs)
+        return self._memory_planner.reordered(await search.run(), search)
+
+    async def context(
+        self,
+        query: str,
+        *args: Any,
+        system: str | None = None,
+        history: Iterable[Message] | None = None,
+        conversation_id: str | int | None = None,
+        **kwargs: Any,
+    ) -> MemoryContext:
+        """Do what `ReuseMemory.context` does."""
+        request = asked(query, system, history, conversation_id)
+        search = MemorySearch(self._memory.search, query, args, kwargs)
+        return self._memory_planner.context(await search.run(), search, request)
+
+    async def messages(
+        self,
+        query: str,
+        *args: Any,
+        system: str | None = None,
+        history: Iterable[Message] | None = None,
+        conversation_id: str | int | None = None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Do what `ReuseMemory.messages` does."""
+        context = await self.context(
+            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
+        )
+        return context.messages()
+
+    async def __aenter__(self) -> AsyncReuseMemory:
+        await self._special("__aenter__")()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return await self._special("__aexit__")(*raised)

@@ -1,26 +1,46 @@
-"""Everything about a wrapped memory that is not searching: it passes through."""
+"""A wrapper around a memory: everything but searching passes through."""
 
 from __future__ import annotations
 
 import inspect
-from types import EllipsisType
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import Any, Protocol, TypeVar, cast
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.planning import MemoryPlanner
+from mem0_ctxreuse.memory_planner import MemoryPlanner
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class SearchableMemory(Protocol):
+    """Searches as mem0's `Memory` and `MemoryClient` do."""
+
+    def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
+        """Return `{"results": [memory, ...]}` or a list of memories, best first."""
+        ...
+
+
+class AsyncSearchableMemory(Protocol):
+    """Searches as mem0's `AsyncMemory` and `AsyncMemoryClient` do."""
+
+    def search(self, query: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Return what a `SearchableMemory` does, awaited."""
+        ...
 
 
 class MemoryWrapper:
     """A memory with its searches planned; what is not defined here is the wrapped memory's.
 
     Args:
-        memory: What is wrapped.
-        planner: Plans the contexts; an own one if it is left out.
-        tenant: Whose requests they are, if not that of the user whose memories are searched.
+        memory: The memory to wrap.
+        planner: Plans the contexts; None makes a new one.
+        tenant: The tenant of the requests; None takes the user whose memories are searched.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type.
     """
 
     _memory: Any
@@ -30,23 +50,21 @@ class MemoryWrapper:
         self,
         memory: Any,
         *,
-        planner: ReusePlanner | EllipsisType = ...,
+        planner: ReusePlanner | None = None,
         tenant: str | None = None,
     ) -> None:
-        if isinstance(planner, EllipsisType):
-            planner = ReusePlanner()
-        own = MemoryPlanner(planner, tenant, type(self).__name__)
+        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__)
         object.__setattr__(self, "_memory", _checked_memory(memory))
-        object.__setattr__(self, "_memory_planner", own)
+        object.__setattr__(self, "_memory_planner", memory_planner)
 
     @property
     def memory(self) -> Any:
-        """The wrapped memory; what is searched there is neither planned nor counted as sent."""
+        """The wrapped memory; its own searches are neither planned nor counted as sent."""
         return self._memory
 
     @property
     def planner(self) -> ReusePlanner:
-        """Plans the contexts; tell it what the engine evicts."""
+        """Plans the contexts; it has to learn what the engine evicts."""
         return self._memory_planner.planner
 
     @property
@@ -104,3 +122,32 @@ def _checked_memory(memory: Any) -> Any:
             "none: pass Memory.from_config(...) or MemoryClient(...)"
         )
     return memory
+
+
+def like_wrapped(method: _Method) -> _Method:
+    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's.
+
+    Frameworks make tools from signatures.
+
+    Args:
+        method: A method of a subclass of `MemoryWrapper`.
+    """
+    return cast(_Method, _LikeWrapped(method))
+
+
+class _LikeWrapped:
+    """A descriptor: on the class the method itself, on an instance one with another signature.
+
+    The signature differs from instance to instance (a `Memory`, a `MemoryClient`), so the class
+    cannot have it.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        if instance is None:
+            return self._method
+        wrapped = getattr(instance.memory, self._method.__name__)
+        call = partial(MethodType(self._method, instance))
+        return update_wrapper(call, wrapped, updated=())

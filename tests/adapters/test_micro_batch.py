@@ -3,10 +3,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from ctxreuse.adapters import micro_batch as window_module
+from ctxreuse.adapters import micro_batch
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled, checked_window
 from ctxreuse.errors import InvalidRequestError
 
@@ -15,9 +16,9 @@ LONG_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody go on without the baton, so that a baton that is lost is noticed."""
-    monkeypatch.setattr(window_module, "_STANDSTILL_S", 1_000.0)
+def no_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody go on without the release token, so that a lost token is noticed."""
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 1_000.0)
 
 
 class Planner:
@@ -46,7 +47,7 @@ class Planner:
 
     def waiting(self) -> int:
         batch = self.window._open
-        return 0 if batch is None else len(batch.tickets)
+        return 0 if batch is None else len(batch.arrived)
 
     def close(self, callers: int) -> None:
         """Close the window, as if its time was over, when so many have come."""
@@ -90,17 +91,18 @@ def test_threads_are_planned_together_and_get_their_own_results() -> None:
     assert planner.batches == [["c", "a", "b"]]
 
 
-def test_threads_get_the_baton_in_the_planned_order() -> None:
+def test_threads_are_released_in_the_planned_order() -> None:
     planner = Planner()
     futures = started(planner.call, "c", "a", "b", planner=planner)
-    batons: list[str] = []
+    released: list[str] = []
     assert planner.window._open is not None
-    for ticket in planner.window._open.tickets:
-        ticket._wake = _noting(batons, ticket.item, ticket._wake)
+    for slot in planner.window._open.arrived:
+        waiter: Any = slot.waiter
+        waiter.wake = _noting(released, slot.item, waiter.wake)
     planner.close(3)
     for future in futures:
         future.result(10)
-    assert batons == ["a", "b", "c"]
+    assert released == ["a", "b", "c"]
 
 
 def _noting(notes: list[str], item: str, wake: Callable[[], object]) -> Callable[[], object]:
@@ -197,7 +199,7 @@ async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_droppe
     planner = Planner()
     tasks = {item: asyncio.create_task(planner.acall(item)) for item in "cab"}
     await until(lambda: planner.waiting() == 3)
-    planner.close(3)  # planned; the baton is on its way to "a"
+    planner.close(3)  # planned; the release token is on its way to "a"
     tasks["b"].cancel()
     async with asyncio.timeout(10):
         assert await tasks["a"] == "plan of a"
@@ -208,7 +210,7 @@ async def test_who_is_cancelled_behind_a_long_planning_is_passed_over_and_droppe
     assert planner.gone == ["a", "c"]
 
 
-async def test_who_is_cancelled_with_the_baton_passes_it_on() -> None:
+async def test_who_is_cancelled_with_the_release_token_passes_it_on() -> None:
     planner = Planner()
     tasks = {item: asyncio.create_task(planner.acall(item)) for item in "ab"}
     await until(lambda: planner.waiting() == 2)
@@ -249,7 +251,7 @@ def test_a_closed_event_loop_does_not_hold_up_others() -> None:
 def test_an_event_loop_that_stands_still_does_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(window_module, "_STANDSTILL_S", 0.02)
+    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.02)
     planner = Planner(window_s=0.05)
     loop = asyncio.new_event_loop()
     try:

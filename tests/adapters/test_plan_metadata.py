@@ -23,8 +23,8 @@ from ctxreuse.planning.plan import Plan
 PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}
 
 
-def marked(text: str, mark: Any) -> PlannedDocument:
-    return PlannedDocument(ContextBlock(id=text, text=text), {METADATA_KEY: mark})
+def carrying(text: str, carried: Any) -> PlannedDocument:
+    return PlannedDocument(ContextBlock(id=text, text=text), {METADATA_KEY: carried})
 
 
 def moved_plan() -> Plan:
@@ -40,16 +40,16 @@ def moved_plan() -> Plan:
 
 def planned_documents() -> list[PlannedDocument]:
     plan = moved_plan()
-    marks = document_metadata(plan, with_order=True)
+    metadata = document_metadata(plan, with_order=True)
     rank_of = {"b": 0, "a": 1, "c": 2}
     documents = [
-        PlannedDocument(block, {METADATA_KEY: marks.place(rank_of[str(block.id)], label)})
+        PlannedDocument(block, {METADATA_KEY: metadata.position(rank_of[str(block.id)], label)})
         for block, label in zip(plan.blocks, plan.labels, strict=True)
     ]
-    return [*documents, marked("words", marks.annotation("words"))]
+    return [*documents, carrying("words", metadata.annotation("words"))]
 
 
-def test_marks_are_json_and_read_back_as_written():
+def test_plan_metadata_is_json_and_read_back_as_written():
     for document in planned_documents():
         metadata = json.loads(json.dumps(document.metadata))
         assert position_of(metadata) == position_of(document.metadata)
@@ -72,7 +72,7 @@ def test_the_retrievers_order_is_found_again_without_the_annotation():
 def test_documents_that_say_where_left_out_ones_stand_have_to_stay():
     words = "Please refer to [Doc_1] in the previous conversation."
     plan = {"parts": [["[Doc_1]", "a", words], ["[Doc_2]", "b"]], "order_annotation": None}
-    document = marked("b", {"rank": 1, "label": "[Doc_2]", "plan": plan})
+    document = carrying("b", {"rank": 1, "label": "[Doc_2]", "plan": plan})
     assert left_out_words([document, document]) == [words]
     assert retrievers_order([document]) is None
 
@@ -84,7 +84,7 @@ def test_an_annotation_is_one_for_its_own_words_only():
 
 
 @pytest.mark.parametrize(
-    "mark",
+    "carried",
     [
         "text",
         {},
@@ -103,38 +103,38 @@ def test_an_annotation_is_one_for_its_own_words_only():
         {"rank": 0, "label": ["[Doc_1]"], "plan": PLAN},
     ],
 )
-def test_a_mark_that_is_none_of_ours_changes_nothing(mark: Any):
-    document = marked("text", mark)
+def test_metadata_that_is_not_valid_changes_nothing(carried: Any):
+    document = carrying("text", carried)
     assert position_of(document.metadata) is None
     assert retrievers_order([document]) == [0]
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
 
 @pytest.mark.parametrize("overlap", [None, 3, {}, {"characters": 3}, {"characters": "3"}])
-def test_an_overlap_that_is_none_of_ours_leaves_nothing_out(overlap: Any):
-    document = marked("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
+def test_an_overlap_that_is_not_valid_leaves_nothing_out(overlap: Any):
+    document = carrying("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
     assert position_of(document.metadata) == DocumentPosition(0, "[Doc_1]", PLAN, None)
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
 
 def test_an_overlap_is_read_back():
     said = {"characters": 2, "label": "[Doc_1]", "digest": "00"}
-    mark = {"rank": 1, "label": "[Doc_2]", "plan": PLAN, "overlap": said}
-    assert position_of({METADATA_KEY: mark}) == DocumentPosition(
+    carried = {"rank": 1, "label": "[Doc_2]", "plan": PLAN, "overlap": said}
+    assert position_of({METADATA_KEY: carried}) == DocumentPosition(
         1, "[Doc_2]", PLAN, Overlap(2, "[Doc_1]", "00")
     )
 
 
-def test_places_of_two_plans_are_none():
+def test_documents_of_two_plans_do_not_stand_as_planned():
     first, other = (
         planned_documents()[0],
-        marked("b", {"rank": 1, "label": "[Doc_2]", "plan": PLAN}),
+        carrying("b", {"rank": 1, "label": "[Doc_2]", "plan": PLAN}),
     )
     assert positions_as_planned([first]) == [position_of(first.metadata)]
     assert positions_as_planned([first, other]) is None
     assert positions_as_planned([]) is None
 
 
-def test_templates_that_are_none_are_refused():
+def test_templates_of_another_type_are_refused():
     with pytest.raises(ValueError, match="templates must be Templates, not 'x'"):
         format_documents([], "x")  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from ctxreuse.adapters.prompt_planner import (
     PromptPart,
     PromptPlanner,
     as_given,
-    checked_planner,
+    planner_or_new,
 )
-from ctxreuse.adapters.rendered_contexts import Renderings
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.context.templates import Templates
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
@@ -26,21 +26,21 @@ def block(letter: str, text: str | None = None) -> ContextBlock:
 
 
 class World:
-    """A planner with renderings of its own, so that tests cannot see each other's."""
+    """A planner with its own registry, so that tests cannot see each other's contexts."""
 
     def __init__(self, planner: ReusePlanner | None = None, strategy: Any = "reuse") -> None:
         self.planner = ReusePlanner() if planner is None else planner
-        self.renderings = Renderings()
-        self.calls = PromptPlanner(self.planner, strategy, self.renderings)
+        self.registry = ContextRegistry()
+        self.prompts = PromptPlanner(self.planner, strategy, self.registry)
 
     def context(self, letters: str) -> str:
-        return self.renderings.render([block(letter) for letter in letters])
+        return self.registry.render([block(letter) for letter in letters])
 
-    def plan(self, *calls: Prompt) -> list[PlannedPrompt]:
-        return self.calls.plan(calls)
+    def plan(self, *prompts: Prompt) -> list[PlannedPrompt]:
+        return self.prompts.plan(prompts)
 
-    def one(self, *segments: PromptPart, **scope: Any) -> PlannedPrompt:
-        [planned] = self.plan(Prompt(segments, RequestScope(**scope)))
+    def one(self, *parts: PromptPart, **scope: Any) -> PlannedPrompt:
+        [planned] = self.plan(Prompt(parts, RequestScope(**scope)))
         return planned
 
     def user(self, text: str, **scope: Any) -> str:
@@ -79,12 +79,12 @@ def test_a_context_that_nobody_rendered_is_not_touched() -> None:
 
 def test_calls_without_a_context_are_given_back_as_they_are() -> None:
     world = World()
-    segments = (
+    parts = (
         PromptPart("system", "Be brief."),
         PromptPart("user", "Hi!"),
         PromptPart("user", ""),
     )
-    assert world.one(*segments) == PlannedPrompt(0, ("Be brief.", "Hi!", ""), ())
+    assert world.one(*parts) == PlannedPrompt(0, ("Be brief.", "Hi!", ""), ())
     assert world.plan() == []
     assert world.plan(Prompt(())) == [PlannedPrompt(0, ())]
 
@@ -103,9 +103,9 @@ def test_text_around_contexts_stays_as_it_is(before: str, between: str, behind: 
 def test_no_document_is_lost_or_altered(text: str, other: str) -> None:
     world = World()
     documents = [block("x", text), block("y", other), block("z", "end")]
-    world.user(world.renderings.render(documents))
+    world.user(world.registry.render(documents))
     [planned] = world.plan(
-        Prompt((PromptPart("user", world.renderings.render(documents[::-1])),), RequestScope())
+        Prompt((PromptPart("user", world.registry.render(documents[::-1])),), RequestScope())
     )
     [plan] = planned.plans
     assert sorted((one.id, one.text) for one in plan.blocks) == sorted(
@@ -119,7 +119,7 @@ def test_a_document_that_poses_as_a_context_stays_whole() -> None:
     world = World()
     world.user(world.context("abc"))
     posing = block("p", world.context("cab"))
-    rendered = world.renderings.render([block("q"), posing])
+    rendered = world.registry.render([block("q"), posing])
     sent = world.user(rendered)
     assert sent == rendered
     assert posing.text in sent
@@ -129,7 +129,7 @@ def test_a_context_that_was_planned_before_is_only_scheduled() -> None:
     world = World()
     world.user(world.context("cab"))
     planned = f"{world.context('abc')}\n\n{order_words(3, 1, 2)}"
-    world.renderings.remember_planned(planned)
+    world.registry.remember_planned(planned)
     assert world.one(PromptPart("user", f"{planned}\n\nWhich?")) == PlannedPrompt(
         0, (f"{planned}\n\nWhich?",)
     )
@@ -138,7 +138,7 @@ def test_a_context_that_was_planned_before_is_only_scheduled() -> None:
 def test_labels_count_on_behind_a_context_that_was_planned_before() -> None:
     world = World()
     planned = world.context("ab")
-    world.renderings.remember_planned(planned)
+    world.registry.remember_planned(planned)
     sent = world.user(f"{planned}\n\n{world.context('c')}")
     assert sent == f"{planned}\n\n[Doc_3] {block('c').text}"
 
@@ -199,12 +199,12 @@ def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
 
 def test_what_the_assistant_repeats_of_a_context_stays_as_it_is() -> None:
     world = World()
-    segments = (
+    parts = (
         PromptPart("user", world.context("abc")),
         PromptPart("assistant", world.context("cab")),
         PromptPart("user", "Why?"),
     )
-    assert world.one(*segments).texts == (world.context("abc"), world.context("cab"), "Why?")
+    assert world.one(*parts).texts == (world.context("abc"), world.context("cab"), "Why?")
 
 
 def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself() -> None:
@@ -334,8 +334,8 @@ def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
     world = World()
     [planned] = world.plan(Prompt((PromptPart("user", world.context("abc")),)))
     assert world.planner.statistics().requests == 1
-    world.calls.forget(planned.plans)
-    world.calls.forget(planned.plans)
+    world.prompts.forget(planned.plans)
+    world.prompts.forget(planned.plans)
     assert world.planner.statistics().requests == 0
     assert letters_in(world.user(world.context("cab"))) == "cab"
 
@@ -364,12 +364,26 @@ def test_calls_as_given_keep_order_and_texts() -> None:
     assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 
-@pytest.mark.parametrize("planner", [None, "planner", 3, ReusePlanner])
-def test_a_planner_that_is_none_is_refused(planner: object) -> None:
+@pytest.mark.parametrize("planner", ["planner", 3, ReusePlanner])
+def test_a_planner_of_another_type_is_refused(planner: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
-        checked_planner(planner)
+        planner_or_new(planner)
     with pytest.raises(InvalidRequestError, match=r"leave it out"):
         PromptPlanner(planner)  # type: ignore[arg-type]
+
+
+def test_without_a_planner_there_is_a_new_one() -> None:
+    planner = ReusePlanner()
+    assert planner_or_new(planner) is planner
+    assert isinstance(planner_or_new(None), ReusePlanner)
+    assert planner_or_new(None) is not planner_or_new(None)
+    with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
+        planner_or_new("planner")
+
+
+def test_a_registry_of_another_type_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="registry must be a ContextRegistry or None"):
+        PromptPlanner(ReusePlanner(), registry="shared")  # type: ignore[arg-type]
 
 
 def test_an_unknown_strategy_is_refused() -> None:
@@ -384,5 +398,6 @@ def test_many_sent_forms_are_forgotten_again(monkeypatch: pytest.MonkeyPatch) ->
     questions: Sequence[str] = [f"{number} {world.context('cab')}" for number in range(5)]
     for question in questions:
         world.user(question)
-    forms = world.calls._sent
-    assert forms._characters == sum(map(len, forms._texts.values())) <= 3_000
+    texts = world.prompts._sent_texts
+    assert texts.weight == sum(map(len, texts.values())) <= 3_000
+    assert len(texts) > 1

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from helpers import contexts_in
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
-from ctxreuse.adapters.rendered_contexts import FoundContext, Renderings
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, FoundContext, context_registry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.templates import Templates
 
@@ -19,82 +20,84 @@ def found_texts(found: Sequence[FoundContext]) -> list[list[str]]:
 
 
 def test_a_rendering_shows_labels_and_texts() -> None:
-    assert Renderings().render(blocks("first", "second")) == "[Doc_1] first\n\n[Doc_2] second"
+    assert ContextRegistry().render(blocks("first", "second")) == "[Doc_1] first\n\n[Doc_2] second"
 
 
 def test_a_rendering_is_found_in_a_prompt_with_its_blocks() -> None:
-    renderings = Renderings()
-    context = renderings.render([ContextBlock(id=7, text="seven", tokens=3), *blocks("eight")])
-    [found] = renderings.find(f"Read: {context}! Which?")
-    assert (found.start, found.end) == (6, 6 + len(context))
+    registry = ContextRegistry()
+    context = registry.render([ContextBlock(id=7, text="seven", tokens=3), *blocks("eight")])
+    before, found, behind = registry.parse(f"Read: {context}! Which?")
+    assert (before, behind) == ("Read: ", "! Which?")
+    assert isinstance(found, FoundContext)
+    assert found.text == context
     assert found.blocks == (ContextBlock(id=7, text="seven", tokens=3), *blocks("eight"))
 
 
 def test_ids_come_back_with_their_type() -> None:
-    renderings = Renderings()
-    [found] = renderings.find(
-        renderings.render([ContextBlock(id=1, text="x"), ContextBlock(id="1", text="x")])
+    registry = ContextRegistry()
+    [found] = contexts_in(
+        registry.render([ContextBlock(id=1, text="x"), ContextBlock(id="1", text="x")]), registry
     )
     assert [block.id for block in found.blocks] == [1, "1"]
     assert [type(block.id) for block in found.blocks] == [int, str]
 
 
 def test_the_same_block_twice_is_shown_once() -> None:
-    assert Renderings().render(blocks("a", "b", "a")) == "[Doc_1] a\n\n[Doc_2] b"
+    assert ContextRegistry().render(blocks("a", "b", "a")) == "[Doc_1] a\n\n[Doc_2] b"
 
 
 def test_nothing_is_remembered_of_an_empty_context() -> None:
-    renderings = Renderings()
-    assert renderings.render([]) == ""
-    assert len(renderings) == 0
-    assert renderings.find("") == []
-    assert renderings.find("anything") == []
+    registry = ContextRegistry()
+    assert registry.render([]) == ""
+    assert len(registry) == 0
+    assert registry.parse("") == []
+    assert registry.parse("anything") == ["anything"]
 
 
 def test_text_that_was_not_rendered_is_not_found() -> None:
-    renderings = Renderings()
-    context = renderings.render(blocks("first", "second"))
-    assert renderings.find("[Doc_1] first\n\n[Doc_2] other") == []
-    assert renderings.find(context[:-1]) == []
-    assert renderings.find(context.replace("first", "First")) == []
+    registry = ContextRegistry()
+    context = registry.render(blocks("first", "second"))
+    assert contexts_in("[Doc_1] first\n\n[Doc_2] other", registry) == []
+    assert contexts_in(context[:-1], registry) == []
+    assert contexts_in(context.replace("first", "First"), registry) == []
 
 
 def test_several_contexts_are_found_from_left_to_right() -> None:
-    renderings = Renderings()
-    one, other = renderings.render(blocks("a", "b")), renderings.render(blocks("c"))
-    found = renderings.find(f"{other} and {one} and {other}")
+    registry = ContextRegistry()
+    one, other = registry.render(blocks("a", "b")), registry.render(blocks("c"))
+    found = contexts_in(f"{other} and {one} and {other}", registry)
     assert found_texts(found) == [["c"], ["a", "b"], ["c"]]
-    assert [each.start for each in found] == sorted(each.start for each in found)
+    assert [each.text for each in found] == [other, one, other]
 
 
 def test_of_contexts_that_begin_at_the_same_place_the_longest_counts() -> None:
-    renderings = Renderings()
-    renderings.render(blocks("a"))
-    both = renderings.render(blocks("a", "b"))
-    assert found_texts(renderings.find(both)) == [["a", "b"]]
+    registry = ContextRegistry()
+    registry.render(blocks("a"))
+    both = registry.render(blocks("a", "b"))
+    assert found_texts(contexts_in(both, registry)) == [["a", "b"]]
 
 
 def test_a_context_inside_a_document_is_part_of_the_document() -> None:
-    renderings = Renderings()
-    inside = renderings.render(blocks("a", "b"))
-    outside = renderings.render(blocks("first", f"quotes {inside} whole"))
-    assert found_texts(renderings.find(outside)) == [["first", f"quotes {inside} whole"]]
+    registry = ContextRegistry()
+    inside = registry.render(blocks("a", "b"))
+    outside = registry.render(blocks("first", f"quotes {inside} whole"))
+    assert found_texts(contexts_in(outside, registry)) == [["first", f"quotes {inside} whole"]]
 
 
 def test_openings_that_overlap_are_all_looked_at() -> None:
-    renderings = Renderings()
-    renderings.render(blocks("x"))
-    context = renderings.render(blocks("y" * 20), Templates(label="1] {ordinal}"))
+    registry = ContextRegistry()
+    registry.render(blocks("x"))
+    context = registry.render(blocks("y" * 20), Templates(label="1] {ordinal}"))
     assert context.startswith("1] 1 yyy")
-    assert found_texts(renderings.find(f"[Doc_{context}")) == [["y" * 20]]
+    assert found_texts(contexts_in(f"[Doc_{context}", registry)) == [["y" * 20]]
 
 
 def test_other_templates_are_found_too() -> None:
-    renderings = Renderings()
+    registry = ContextRegistry()
     short = Templates(label="{ordinal}", block="{label}) {text};", separator=" ")
-    context = renderings.render(blocks("a", "", "c" * 100), short)
+    context = registry.render(blocks("a", "", "c" * 100), short)
     assert context == f"1) a; 2) ; 3) {'c' * 100};"
-    assert found_texts(renderings.find(f"..{context}..")) == [["a", "", "c" * 100]]
+    assert found_texts(contexts_in(f"..{context}..", registry)) == [["a", "", "c" * 100]]
 
 
 @given(
@@ -103,84 +106,89 @@ def test_other_templates_are_found_too() -> None:
     behind=st.text(max_size=20),
 )
 def test_whatever_was_rendered_is_found_again(texts: list[str], before: str, behind: str) -> None:
-    renderings = Renderings()
+    registry = ContextRegistry()
     given_blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(texts)]
-    context = renderings.render(given_blocks)
-    found = renderings.find(before + context + behind)
-    assert [one.blocks for one in found if one.start == len(before)] == [tuple(given_blocks)]
+    context = registry.render(given_blocks)
+    pieces = registry.parse(before + context + behind)
+    texts = [one if isinstance(one, str) else one.text for one in pieces]
+    at = {len("".join(texts[:number])): piece for number, piece in enumerate(pieces)}
+    found = at[len(before)]
+    assert isinstance(found, FoundContext)
+    assert found.blocks == tuple(given_blocks)
 
 
 def test_a_text_that_was_planned_is_found_without_blocks() -> None:
-    renderings = Renderings()
+    registry = ContextRegistry()
     planned = "[Doc_1] a\n\n[Doc_2] b\n\nRead [Doc_2] first."
-    renderings.remember_planned(planned)
-    renderings.remember_planned("")
-    assert renderings.find(f"- {planned} -") == [
-        FoundContext(2, 2 + len(planned), text_digest(planned), ())
-    ]
+    registry.remember_planned(planned)
+    registry.remember_planned("")
+    found = FoundContext(planned, text_digest(planned), ())
+    assert registry.parse(f"- {planned} -") == ["- ", found, " -"]
 
 
 def test_the_beginning_of_a_planned_text_is_no_context() -> None:
-    renderings = Renderings()
-    context = renderings.render(blocks("a", "b"))
-    renderings.remember_planned(f"{context}\n\nRead [Doc_2] first.")
-    assert found_texts(renderings.find(f"{context}\n\nRead [Doc_2] first.")) == [[]]
-    assert found_texts(renderings.find(f"{context}\n\nWhich?")) == [["a", "b"]]
+    registry = ContextRegistry()
+    context = registry.render(blocks("a", "b"))
+    registry.remember_planned(f"{context}\n\nRead [Doc_2] first.")
+    assert found_texts(contexts_in(f"{context}\n\nRead [Doc_2] first.", registry)) == [[]]
+    assert found_texts(contexts_in(f"{context}\n\nWhich?", registry)) == [["a", "b"]]
 
 
 def test_a_document_in_a_planned_text_cannot_pose_as_a_context() -> None:
-    renderings = Renderings()
-    posing = renderings.render(blocks("a", "b"))
-    renderings.remember_planned(f"[Doc_1] quotes {posing}\n\n[Doc_2] c")
-    assert found_texts(renderings.find(f"[Doc_1] quotes {posing}\n\n[Doc_2] c")) == [[]]
+    registry = ContextRegistry()
+    posing = registry.render(blocks("a", "b"))
+    registry.remember_planned(f"[Doc_1] quotes {posing}\n\n[Doc_2] c")
+    assert found_texts(contexts_in(f"[Doc_1] quotes {posing}\n\n[Doc_2] c", registry)) == [[]]
 
 
 def test_the_least_recently_seen_is_forgotten_first() -> None:
-    renderings = Renderings(max_renderings=2)
-    first = renderings.render(blocks("first"))
-    second = renderings.render(blocks("second"))
-    renderings.find(first)
-    third = renderings.render(blocks("third"))
-    assert len(renderings) == 2
-    assert found_texts(renderings.find(first + second + third)) == [["first"], ["third"]]
+    registry = ContextRegistry(max_renderings=2)
+    first = registry.render(blocks("first"))
+    second = registry.render(blocks("second"))
+    contexts_in(first, registry)
+    third = registry.render(blocks("third"))
+    assert len(registry) == 2
+    assert found_texts(contexts_in(first + second + third, registry)) == [["first"], ["third"]]
 
 
 def test_contexts_of_many_blocks_count_by_their_blocks() -> None:
-    renderings = Renderings(max_spans=5)
-    first = renderings.render(blocks("a", "b", "c"))
-    second = renderings.render(blocks("d", "e", "f"))
-    assert found_texts(renderings.find(first + second)) == [["d", "e", "f"]]
-    huge = renderings.render(blocks(*"abcdefgh"))
-    assert found_texts(renderings.find(huge)) == [list("abcdefgh")], "the latest is always kept"
-    assert len(renderings) == 1
+    registry = ContextRegistry(max_spans=5)
+    first = registry.render(blocks("a", "b", "c"))
+    second = registry.render(blocks("d", "e", "f"))
+    assert found_texts(contexts_in(first + second, registry)) == [["d", "e", "f"]]
+    huge = registry.render(blocks(*"abcdefgh"))
+    assert found_texts(contexts_in(huge, registry)) == [list("abcdefgh")], (
+        "the latest is always kept"
+    )
+    assert len(registry) == 1
 
 
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
-    renderings = Renderings(max_renderings=3)
+    registry = ContextRegistry(max_renderings=3)
     for number in range(50):
-        renderings.render(blocks(f"text {number}" * (number % 9), str(number)))
-    assert len(renderings) == len(renderings._by_digest) == 3
-    assert sum(map(len, renderings._by_head.values())) == 3
-    assert renderings._head_lengths.total() == renderings._openings.total() == 3
-    assert renderings._spans == 6
+        registry.render(blocks(f"text {number}" * (number % 9), str(number)))
+    assert len(registry) == 3
+    assert sum(map(len, registry._by_head.values())) == 3
+    assert registry._head_lengths.total() == registry._openings.total() == 3
+    assert registry._renderings.weight == 6
 
 
 def test_rendering_the_same_again_counts_once() -> None:
-    renderings = Renderings()
-    assert renderings.render(blocks("a", "b")) == renderings.render(blocks("a", "b"))
-    assert len(renderings) == 1
-    assert renderings._spans == 2
+    registry = ContextRegistry()
+    assert registry.render(blocks("a", "b")) == registry.render(blocks("a", "b"))
+    assert len(registry) == 1
+    assert registry._renderings.weight == 2
 
 
 def test_threads_may_render_and_find_at_the_same_time() -> None:
-    renderings = Renderings(max_renderings=50)
+    registry = ContextRegistry(max_renderings=50)
 
     def render_and_find(name: int) -> int:
         for number in range(50):
-            context = renderings.render(blocks(f"{name} {number}", "x"))
-            if renderings.find(f"- {context} -"):
+            context = registry.render(blocks(f"{name} {number}", "x"))
+            if contexts_in(f"- {context} -", registry):
                 continue
-            assert len(renderings) == 50, "only a full memory forgets"
+            assert len(registry) == 50, "only a full memory forgets"
         return name
 
     with ThreadPoolExecutor(8) as pool:
@@ -188,19 +196,29 @@ def test_threads_may_render_and_find_at_the_same_time() -> None:
 
 
 def test_texts_with_lone_surrogates_are_found() -> None:
-    renderings = Renderings()
-    context = renderings.render(blocks("\ud800", "b"))
-    assert found_texts(renderings.find(f"\udfff{context}")) == [["\ud800", "b"]]
+    registry = ContextRegistry()
+    context = registry.render(blocks("\ud800", "b"))
+    assert found_texts(contexts_in(f"\udfff{context}", registry)) == [["\ud800", "b"]]
 
 
 def test_the_texts_themselves_are_not_kept() -> None:
-    renderings = Renderings()
-    renderings.render(blocks("public " * 20 + "a secret"))
-    assert "secret" not in repr(vars(renderings))
+    registry = ContextRegistry()
+    registry.render(blocks("public " * 20 + "a secret"))
+    assert "secret" not in repr(vars(registry))
 
 
 def test_the_beginning_of_a_longer_context_is_no_context():
-    renderings = Renderings()
-    short = renderings.render([ContextBlock(id="a", text="A"), ContextBlock(id="b", text="B")])
-    assert renderings.find(f"{short}\n\n[Doc_3] C") == []
-    assert len(renderings.find(f"{short}\n\nWhich?")) == 1
+    registry = ContextRegistry()
+    short = registry.render([ContextBlock(id="a", text="A"), ContextBlock(id="b", text="B")])
+    assert contexts_in(f"{short}\n\n[Doc_3] C", registry) == []
+    assert len(contexts_in(f"{short}\n\nWhich?", registry)) == 1
+
+
+def test_a_process_shares_one_registry():
+    with ThreadPoolExecutor(8) as pool:
+        [shared] = set(pool.map(lambda _: context_registry(), range(20)))
+    assert context_registry(None) is shared
+    own = ContextRegistry()
+    assert context_registry(own) is own
+    context = own.render(blocks("only in the own one"))
+    assert contexts_in(context, shared) == []

@@ -389,3 +389,9 @@ def test_a_prompt_fits_if_the_whole_cache_holds_it_with_its_answer():
     assert PrefixCacheSimulator().fits(10**9, 10**9)
     assert not PrefixCacheSimulator(0).fits(1)
     assert not PrefixCacheSimulator(8, block_size=4, null_block=True).fits(5)
+
+
+def test_the_difference_of_two_readings_is_what_came_between_them():
+    earlier, later = CacheUsage(100, 40), CacheUsage(160, 90)
+    assert later - earlier == CacheUsage(60, 50)
+    assert earlier + (later - earlier) == later

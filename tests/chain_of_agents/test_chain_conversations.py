@@ -71,10 +71,10 @@ turns = st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=
 def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
     given_turns: list[list[int]], mode: str, workers: int
 ) -> None:
-    said: dict[str, str] = {}
+    answers: dict[str, str] = {}
 
     def answer(messages: Messages) -> str:
-        return said.setdefault(repr(messages), f" Note {len(said)}.\n")
+        return answers.setdefault(repr(messages), f" Note {len(answers)}.\n")
 
     agents = Agents(answer, mode=mode, workers=workers)
     before: dict[str, list[dict[str, Any]]] = {}
@@ -88,7 +88,7 @@ def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
             earlier = before.get(name, prompt[:1])
             assert prompt[: len(earlier)] == earlier
             assert len(prompt) == len(earlier) + 1
-            before[name] = [*prompt, {"role": "assistant", "content": said[repr(prompt)]}]
+            before[name] = [*prompt, {"role": "assistant", "content": answers[repr(prompt)]}]
         assert len(shown) == len(set(shown))
         read = sum(len(step.documents) for step in trace.workers)
         pointed = sum(len(step.shown_before) for step in trace.workers)

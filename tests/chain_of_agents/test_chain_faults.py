@@ -19,7 +19,8 @@ from chain_helpers import (
     question,
     word_count,
 )
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
 
 from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ContextBlock, ReusePlanner
@@ -233,6 +234,15 @@ class TestWorkers:
         assert all("4711" not in step.error for step in failed.value.trace.steps)
 
 
+class Stalls(SaysModel):
+    """Begins to stream an answer, and stalls."""
+
+    async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        for word in ("The", " answer"):
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
+        await asyncio.sleep(60)
+
+
 class TestManager:
     @MODES
     @pytest.mark.parametrize("is_streamed", [False, True])
@@ -270,21 +280,20 @@ class TestManager:
             list(chain.stream(question(1)))
 
     def test_an_answer_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
-        class Stalls(SaysModel):
-            async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-                from langchain_core.messages import AIMessageChunk
-                from langchain_core.outputs import ChatGenerationChunk
-
-                yield ChatGenerationChunk(message=AIMessageChunk(content="The"))
-                yield ChatGenerationChunk(message=AIMessageChunk(content=" answer"))
-                await asyncio.sleep(60)
-
         pieces: list[str] = []
         chain = ChainOfAgents(llm=Stalls(), timeout_s=0.02)
         with pytest.raises(ManagerError) as failed:
             pieces.extend(chain.stream(question(1)))
         assert pieces == ["The", " answer"]
         assert failed.value.trace.steps[-1].outcome == "timed out"
+
+    async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self) -> None:
+        stream: Any = ChainOfAgents(llm=Stalls(), timeout_s=0.02).astream(question(1))
+        for piece in ("The", " answer"):
+            assert await asyncio.create_task(anext(stream)) == piece
+        with pytest.raises(ManagerError) as failed:
+            await asyncio.create_task(anext(stream))
+        assert isinstance(failed.value.__cause__, TimeoutError)
 
     def test_an_engine_that_stalls_in_the_middle_of_its_stream_times_out(self) -> None:
         async def say(body: dict[str, Any]) -> Any:
@@ -440,13 +449,19 @@ class TestArguments:
             ({"workers": 0}, "workers must be an integer from 1, not 0 (int)"),
             ({"workers": True}, "workers must be an integer from 1, not True (bool)"),
             ({"planner": "p"}, "planner must be a ReusePlanner, not 'p' (str)"),
-            ({"mode": "both"}, "mode must be 'sequential' or 'parallel', not 'both' (str)"),
-            ({"packing": 1}, "packing must be 'auto' or 'single' or 'packed', not 1 (int)"),
+            (
+                {"mode": "both"},
+                "there is no mode 'both' (str); choose one of 'sequential', 'parallel'",
+            ),
+            (
+                {"packing": 1},
+                "there is no packing 1 (int); choose one of 'auto', 'single', 'packed'",
+            ),
             ({"prompts": "p"}, "prompts must be ChainPrompts, not 'p' (str)"),
             ({"note_tokens": 0}, "note_tokens must be an integer from 1, not 0 (int)"),
             ({"answer_tokens": "9"}, "answer_tokens must be an integer from 1, not '9' (str)"),
-            ({"segment_tokens": -1}, "segment_tokens must be an integer from 1, not -1 (int)"),
-            ({"context_window": 1.5}, "context_window must be an integer from 1, not 1.5 (float)"),
+            ({"segment_tokens": -1}, "segment_tokens must be an integer from 1 or None, not -1"),
+            ({"context_window": 1.5}, "context_window must be an integer from 1 or None, not 1.5"),
             ({"timeout_s": 0}, "timeout_s must be a number above 0 or None, not 0 (int)"),
             ({"timeout_s": "1"}, "timeout_s must be a number above 0 or None, not '1' (str)"),
             ({"timeout_s": float("nan")}, "timeout_s must be a number above 0 or None, not nan"),

@@ -1,28 +1,26 @@
-"""The parts of a chain: segments, budgets, outcomes, prompts, the desk, histories."""
+"""The parts of a chain: segments, budgets, outcomes, prompts, placement, memory."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chain_helpers import word_count
+from chain_helpers import Agents, word_count
 from langchain_core.documents import Document as LangChainDocument
 from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
-from chain_of_agents.agent_memory import MANAGER, AgentReply, Histories
+from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
-from chain_of_agents.one_task import in_one_task
-from chain_of_agents.reply_outcomes import described, is_timeout, outcome_of
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
+from chain_of_agents.trace.steps import failure_of, outcome_of
 from ctxreuse import ContextBlock, Templates
 from ctxreuse.errors import EngineError, InvalidRequestError
-from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity
 
 
@@ -129,18 +127,12 @@ class TestSegments:
         assert self.cut(agents, 100, 0, True) == list(zip(agents, "abcdef", strict=True))
 
 
-def budget(asked: str = "q", window: int = 1_000, **options: Any) -> Any:
-    given: dict[str, Any] = {
-        "is_counted": True,
-        "prompts": ChainPrompts(),
-        "templates": Templates(),
-        "count_tokens": word_count,
-        "note_tokens": 10,
-        "answer_tokens": 20,
-        "segment_tokens": None,
-        **options,
-    }
-    return budget_of(asked, window, **given)
+def budget(asked: str = "q", window: int = 1_000, is_counted: bool = True, **options: Any) -> Any:
+    planner: Any = SimpleNamespace(
+        counts_tokens=is_counted, count_tokens=word_count, templates=Templates()
+    )
+    agents = Agents(**{"note_tokens": 10, "answer_tokens": 20, **options})
+    return budget_of(asked, window, agents.settings, planner)
 
 
 class TestBudget:
@@ -210,8 +202,8 @@ class TestOutcomes:
         assert outcome_of(text) == outcome
 
     def test_a_foreign_error_is_named_and_only_ours_is_quoted(self) -> None:
-        assert described(ValueError("the secret document")) == "ValueError"
-        assert described(EngineError("e0 did not answer")) == "e0 did not answer"
+        assert failure_of(ValueError("the secret document")) == ("failed", "ValueError")
+        assert failure_of(EngineError("e0 did not answer")) == ("failed", "e0 did not answer")
 
     def test_a_timeout_is_found_in_the_causes_and_by_its_name(self) -> None:
         class ReadTimeoutError(Exception):
@@ -219,9 +211,9 @@ class TestOutcomes:
 
         wrapped = EngineError("x")
         wrapped.__cause__ = ReadTimeoutError()
-        assert is_timeout(TimeoutError())
-        assert is_timeout(wrapped)
-        assert not is_timeout(ValueError())
+        assert failure_of(TimeoutError()) == ("timed out", "TimeoutError")
+        assert failure_of(wrapped) == ("timed out", "x")
+        assert failure_of(ValueError()) == ("failed", "ValueError")
 
 
 class TestPrompts:
@@ -275,10 +267,7 @@ class Engines:
         self.down: set[str] = set()
         self.generations = dict.fromkeys(names, 0)
 
-    def all_engines(self) -> tuple[str, ...]:
-        return self.names
-
-    def engines(self) -> tuple[str, ...]:
+    def available(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.down)
 
     def generation(self, engine: str) -> int:
@@ -289,45 +278,45 @@ def some(*names: str) -> list[Document]:
     return [Document(ContextBlock(id=name, text=name).key, 100) for name in names]
 
 
-class TestDesk:
+class TestPlacement:
     def test_a_document_stays_with_its_agent(self) -> None:
-        desk = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
-        first = desk.assign(some("x", "y", "z"), "", {})
-        assert desk.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
+        placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
+        first = placement.assign(some("x", "y", "z"), "", {})
+        assert placement.assign(some("z", "x", "y"), "", {}) == [first[2], first[0], first[1]]
 
-    def test_what_a_conversation_has_shown_stays_with_who_has_been_shown_it(self) -> None:
-        desk = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
+    def test_what_a_conversation_has_shown_stays_with_its_agent(self) -> None:
+        placement = AgentPlacement(5, Engines("a", "b"), DocumentAffinity)
         x, y = some("x", "y")
-        [before, _] = desk.assign([x, y], "", {})
+        [before, _] = placement.assign([x, y], "", {})
         other = (before + 1) % 5
-        assert desk.assign([x], "", {x.key: other}) == [other]
+        assert placement.assign([x], "", {x.key: other}) == [other]
 
-    def test_nobody_on_an_engine_that_is_down_gets_documents_unless_all_are(self) -> None:
+    def test_no_agent_on_an_engine_that_is_down_gets_documents_unless_all_are(self) -> None:
         engines = Engines("a", "b")
-        desk = AgentPlacement(4, engines, DocumentAffinity)
-        desk.assign(some("x"), "", {})
+        placement = AgentPlacement(4, engines, DocumentAffinity)
+        placement.assign(some("x"), "", {})
         engines.down = {"a"}
         shown = {one.key: agent for one, agent in zip(some("p", "q"), (0, 1), strict=True)}
-        agents = desk.assign(some("x", "y", "z", "p", "q"), "", shown)
-        assert {desk.engine_of(agent) for agent in agents} == {"b"}
+        agents = placement.assign(some("x", "y", "z", "p", "q"), "", shown)
+        assert {placement.engine_of(agent) for agent in agents} == {"b"}
         engines.down = {"a", "b"}
-        assert len(desk.assign(some("x", "y"), "", {})) == 2
+        assert len(placement.assign(some("x", "y"), "", {})) == 2
 
     def test_an_emptied_engine_s_agents_have_read_nothing(self) -> None:
         forgotten: list[Any] = []
 
-        class Homes(DocumentAffinity):
+        class Affinity(DocumentAffinity):
             def forget_agent(self, agent: Any) -> None:
                 forgotten.append(agent)
 
         engines = Engines("a", "b")
-        desk = AgentPlacement(4, engines, Homes)
-        desk.assign(some("x"), "", {})
+        placement = AgentPlacement(4, engines, Affinity)
+        placement.assign(some("x"), "", {})
         engines.generations["a"] += 1
-        desk.assign(some("y"), "", {})
-        assert forgotten == [agent for agent in range(4) if desk.engine_of(agent) == "a"]
+        placement.assign(some("y"), "", {})
+        assert forgotten == [agent for agent in range(4) if placement.engine_of(agent) == "a"]
 
-    def test_other_tenants_have_no_say(self) -> None:
+    def test_other_tenants_do_not_count(self) -> None:
         busy, quiet = (AgentPlacement(5, Engines("a"), DocumentAffinity) for _ in range(2))
         busy.assign(some(*"abcdefgh"), "other", {})
         assert busy.assign(some("x", "y"), "t", {}) == quiet.assign(some("x", "y"), "t", {})
@@ -340,7 +329,7 @@ class TestDesk:
         assert [before[agent] for agent in moved] == ["b"] * 5
         assert sorted(after.values()) in (["a"] * 8 + ["c"] * 7, ["a"] * 7 + ["c"] * 8)
 
-    def test_without_any_engine_nobody_can_read(self) -> None:
+    def test_without_any_engine_no_agent_can_read(self) -> None:
         with pytest.raises(EngineError, match="no engine any more; add"):
             AgentPlacement(2, Engines(), DocumentAffinity).assign(some("x"), "", {})
 
@@ -348,7 +337,7 @@ class TestDesk:
         assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
 
 
-KEY = ("", str, "c")
+KEY = ConversationKey("", str, "c")
 A, B = (ContextBlock(id=name, text=name).key for name in "ab")
 
 
@@ -358,44 +347,37 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 
 class TestHistories:
     def test_a_turn_is_appended_as_it_was_sent_and_answered(self) -> None:
-        histories = Histories()
-        histories.record(
-            KEY, [AgentReply(2, (), "p1", "a1", (A,)), AgentReply(MANAGER, (), "m1", "n1")]
-        )
-        histories.record(KEY, [AgentReply(2, turn("p1", "a1"), "p2", "a2", (B,))])
-        assert histories.of(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
-        assert histories.of(KEY, MANAGER) == turn("m1", "n1")
-        assert histories.shown(KEY) == {A: 2, B: 2}
-        assert histories.of(KEY, 0) == histories.of(None, 2) == ()
-        assert histories.shown(None) == histories.shown(("", int, 1)) == {}
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(2, (), "p1", "a1", (A,)), AgentTurn(MANAGER, (), "m1", "n1")])
+        memory.record(KEY, [AgentTurn(2, turn("p1", "a1"), "p2", "a2", (B,))])
+        assert memory.history(KEY, 2) == (*turn("p1", "a1"), *turn("p2", "a2"))
+        assert memory.history(KEY, MANAGER) == turn("m1", "n1")
+        assert memory.shown(KEY) == {A: 2, B: 2}
+        assert memory.history(KEY, 0) == memory.history(None, 2) == ()
+        assert memory.shown(None) == memory.shown(ConversationKey("", int, 1)) == {}
 
     def test_a_turn_behind_a_history_that_has_gone_on_is_left_out(self) -> None:
-        histories = Histories()
-        histories.record(KEY, [AgentReply(0, (), "p1", "a1", (A,))])
-        histories.record(KEY, [AgentReply(0, turn("p1", "a1"), "p2", "a2")])
-        histories.record(KEY, [AgentReply(0, turn("p1", "a1"), "late", "late", (B,))])
-        assert histories.of(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
-        assert histories.shown(KEY) == {A: 0}
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])
+        memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "p2", "a2")])
+        memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "late", "late", (B,))])
+        assert memory.history(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
+        assert memory.shown(KEY) == {A: 0}
 
     def test_an_agent_that_begins_anew_has_been_shown_only_what_it_is_shown_then(self) -> None:
-        histories = Histories()
-        histories.record(
-            KEY, [AgentReply(0, (), "p1", "a1", (A,)), AgentReply(1, (), "p", "a", (B,))]
-        )
-        histories.record(KEY, [AgentReply(0, (), "p2", "a2")])
-        assert histories.of(KEY, 0) == turn("p2", "a2")
-        assert histories.shown(KEY) == {B: 1}
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))])
+        memory.record(KEY, [AgentTurn(0, (), "p2", "a2")])
+        assert memory.history(KEY, 0) == turn("p2", "a2")
+        assert memory.shown(KEY) == {B: 1}
 
     def test_the_least_recently_used_conversation_is_forgotten(self) -> None:
-        histories = Histories(max_conversations=2)
-        for name in ("c1", "c2", "c1", "c3"):
-            histories.record(("", str, name), [AgentReply(0, (), name, "a", (A,))])
-        assert histories.of(("", str, "c2"), 0) == ()
-        assert [histories.forget(("", str, name)) for name in ("c1", "c2", "c3")] == [
-            True,
-            False,
-            True,
-        ]
+        memory = AgentMemory(max_conversations=2)
+        first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))
+        for key in (first, second, first, third):
+            memory.record(key, [AgentTurn(0, (), "p", "a", (A,))])
+        assert memory.history(second, 0) == ()
+        assert [memory.forget(key) for key in (first, second, third)] == [True, False, True]
 
 
 class TestAnswersAndErrors:
@@ -430,67 +412,3 @@ class TestAnswersAndErrors:
         assert [step.name for step in trace.steps] == ["worker 3", "worker 1", "manager"]
         assert (trace.prompt_tokens, trace.cached_tokens, trace.duration_s) == (12, 2, 4.0)
         assert (trace.answer, trace.workers, trace.failures) == ("yes", steps[:2], steps[1:2])
-
-
-class TestEventLoops:
-    @pytest.mark.parametrize("lasting", [True, False])
-    def test_what_is_asynchronous_runs_for_sync_callers(self, lasting: bool) -> None:
-        async def work() -> int:
-            await asyncio.sleep(0)
-            return 3
-
-        async def pieces() -> Any:
-            yield 1
-            yield 2
-
-        assert sync_bridge.run(work, lasting=lasting) == 3
-        assert list(sync_bridge.iterate(pieces, lasting=lasting)) == [1, 2]
-
-    def test_the_lasting_event_loop_is_the_same_for_every_call(self) -> None:
-        async def loop() -> asyncio.AbstractEventLoop:
-            return asyncio.get_running_loop()
-
-        assert sync_bridge.run(loop, lasting=True) is sync_bridge.run(loop, lasting=True)
-        assert sync_bridge.run(loop, lasting=False) is not sync_bridge.run(loop, lasting=True)
-
-    def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself(self) -> None:
-        async def inner() -> str:
-            return "done"
-
-        async def outer() -> str:
-            return sync_bridge.run(inner, lasting=True)
-
-        assert sync_bridge.run(outer, lasting=True) == "done"
-
-    @pytest.mark.parametrize("lasting", [True, False])
-    def test_errors_arrive_and_who_stops_early_cancels(self, lasting: bool) -> None:
-        ended: list[str] = []
-
-        async def pieces() -> Any:
-            try:
-                yield 1
-                await asyncio.sleep(60)
-            finally:
-                ended.append("cancelled")
-
-        async def fails() -> None:
-            raise ValueError("no")
-
-        with pytest.raises(ValueError, match="no"):
-            sync_bridge.run(fails, lasting=lasting)
-        stream = sync_bridge.iterate(pieces, lasting=lasting)
-        assert next(stream) == 1
-        stream.close()  # type: ignore[attr-defined]  # a generator
-        sync_bridge.run(lambda: asyncio.sleep(0.001), lasting=lasting)
-        assert ended == ["cancelled"]
-
-    async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self) -> None:
-        async def pieces() -> Any:
-            async with asyncio.timeout(0.01):
-                yield 1
-                await asyncio.sleep(60)
-
-        stream = in_one_task(pieces())
-        assert await asyncio.create_task(anext(stream)) == 1
-        with pytest.raises(TimeoutError):
-            await asyncio.create_task(anext(stream))

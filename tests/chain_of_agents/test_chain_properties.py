@@ -156,15 +156,15 @@ class Script:
     def __call__(self, messages: Any) -> str | None:
         if is_managers(messages):
             return "the answer"
-        said = self.answers[len(self.given) % len(self.answers)]
-        self.given.append(None if said == "raise" else said)
-        if said == "raise":
+        reply = self.answers[len(self.given) % len(self.answers)]
+        self.given.append(None if reply == "raise" else reply)
+        if reply == "raise":
             raise ValueError("no")
-        return said
+        return reply
 
 
-def is_note(said: str | None) -> bool:
-    return said is not None and any(character.isalnum() for character in said)
+def is_note(reply: str | None) -> bool:
+    return reply is not None and any(character.isalnum() for character in reply)
 
 
 scripts = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=6)
@@ -180,11 +180,11 @@ def test_in_sequence_each_worker_gets_the_last_answered_note_and_so_does_the_man
     trace = agents.run(documents(number), "Why?")
 
     note = ""
-    for prompt, said in zip(agents.model.prompts, script.given, strict=False):
+    for prompt, reply in zip(agents.model.prompts, script.given, strict=False):
         query = agents.settings.prompts.worker_query("Why?", note)
         assert prompt[-1]["content"].endswith("\n\n" + query)
         assert ("Note of the readers before you:" in prompt[-1]["content"]) == bool(note)
-        note = said.strip() if is_note(said) and said is not None else note
+        note = reply.strip() if is_note(reply) and reply is not None else note
     last = [step.position + 1 for step in trace.workers if step.outcome == "answered"][-1:]
     query = agents.settings.prompts.manager_query("Why?", [(n, note) for n in last])
     assert agents.model.prompts[-1][-1]["content"] == query
@@ -202,9 +202,9 @@ def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of
     for prompt in agents.model.prompts[:-1]:
         assert prompt[-1]["content"].endswith(agents.settings.prompts.worker_query("Why?"))
     notes = [
-        (place, said.strip())
-        for place, said in enumerate(script.given, 1)
-        if said and is_note(said)
+        (place, reply.strip())
+        for place, reply in enumerate(script.given, 1)
+        if reply and is_note(reply)
     ]
     query = agents.settings.prompts.manager_query("Why?", notes)
     assert agents.model.prompts[-1][-1]["content"] == query

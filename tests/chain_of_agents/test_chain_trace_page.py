@@ -9,9 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from chain_of_agents import Step, Trace
 from chain_of_agents.trace import trace_page
-from chain_of_agents.trace.steps import Step, Trace
-from chain_of_agents.trace.trace_page import render
 from ctxreuse.errors import MissingExtraError
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -78,7 +77,7 @@ def read(html: str) -> Element:
 
 
 def shown(*steps: Step, question: str = "Why?", mode: str = "sequential") -> Element:
-    return read(render(Trace(question=question, mode=mode, steps=steps)))
+    return read(Trace(question=question, mode=mode, steps=steps).to_html())
 
 
 def worker(position: int, **given: object) -> Step:
@@ -294,7 +293,7 @@ def test_hostile_text_stays_text_wherever_it_stands() -> None:
         replica=HOSTILE,
         outcome=HOSTILE,
     )
-    html = render(Trace(question=HOSTILE, mode=HOSTILE, steps=(step, manager(note=HOSTILE))))
+    html = Trace(question=HOSTILE, mode=HOSTILE, steps=(step, manager(note=HOSTILE))).to_html()
     tree = read(html)
     assert tree.all("script") == tree.all("img") == []
     names = {name for element in tree.all() for name in element.attributes}
@@ -314,7 +313,7 @@ def test_text_from_a_trace_cannot_turn_the_direction_of_what_stands_around_it() 
 
 
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
-    html = render(Trace(question="Why?", mode="parallel", steps=(worker(0), manager())))
+    html = Trace(question="Why?", mode="parallel", steps=(worker(0), manager())).to_html()
     tree = read(html)
     assert tree.all("script") == tree.all("link") == []
     for element in tree.all():
@@ -391,7 +390,7 @@ def test_only_all_is_100_percent_and_only_nothing_is_0(share: float, words: str)
 
 
 def test_a_missing_jinja2_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace_page._template.cache_clear()
+    vars(trace_page._PAGE).pop("_template", None)  # it is compiled once
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtraError, match=r"Trace\.to_html .*'ctxreuse\[agents\]'"):
         Trace(question="Why?", mode="parallel").to_html()

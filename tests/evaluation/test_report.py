@@ -15,6 +15,7 @@ from test_estimate import replay
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.replay.estimate import (
     TraceSummary,
     estimate,
@@ -23,7 +24,6 @@ from ctxreuse.evaluation.replay.estimate import (
     shown,
 )
 from ctxreuse.evaluation.report import page, write_pictures, write_report
-from ctxreuse.evaluation.report.html_page import HtmlPage
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 

@@ -1,15 +1,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
-from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -19,6 +17,7 @@ from langchain_model_helpers import (
     RecordingModel,
     StreamingModel,
     context,
+    global_cache,
     letters_in,
     question,
     text_of,
@@ -28,6 +27,8 @@ from langchain_openai import ChatOpenAI
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
+
+__all__ = ["global_cache"]
 
 CONTEXTS = ["abc", "xyz", "bca", "zyx", "mno", "cab"]
 PLANNED = ["q0", "q2", "q5", "q1", "q3", "q4"]
@@ -69,13 +70,6 @@ def contents(answers: list[AIMessage]) -> list[Any]:
 
 
 every_method = pytest.mark.parametrize("method", METHODS)
-
-
-@pytest.fixture
-def global_cache() -> Iterator[None]:
-    set_llm_cache(InMemoryCache())
-    yield
-    set_llm_cache(None)
 
 
 @every_method
@@ -518,10 +512,10 @@ class TestWindow:
 
         inner = RecordingModel()
         wrapper = model(inner, planner=Watched())
-        window = wrapper._gate._window
+        window = wrapper._gate._batcher
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(wrapper.invoke, prompts())
-            while window._open is None or len(window._open.tickets) < 6:
+            while window._open is None or len(window._open.arrived) < 6:
                 time.sleep(0.001)
             window._close(window._open)  # as if its time was over
             assert contents(list(answers)) == ["q0", "q1", "q2", "q3", "q4", "q5"]
@@ -548,9 +542,9 @@ class TestWindow:
     async def test_who_is_cancelled_behind_others_is_taken_back(self) -> None:
         inner = RecordingModel()
         wrapper = model(inner)
-        window = wrapper._gate._window
+        window = wrapper._gate._batcher
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
-        while window._open is None or len(window._open.tickets) < 6:
+        while window._open is None or len(window._open.arrived) < 6:
             await asyncio.sleep(0.001)
         window._close(window._open)  # as if its time was over: planned, nobody has gone on
         assert wrapper.planner.statistics().requests == 6

@@ -19,14 +19,14 @@ from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
     RetrievedDocuments,
     document_block,
-    marked_document,
+    planned_document,
     without_plan,
 )
 
 __all__ = ["no_sockets"]
 
 
-def arranger(
+def document_planner(
     annotation: str = "append", planner: ReusePlanner | None = None
 ) -> LangChainDocumentPlanner:
     return LangChainDocumentPlanner(planner or ReusePlanner(), annotation, "Test")  # type: ignore[arg-type]
@@ -34,9 +34,9 @@ def arranger(
 
 def planned(letters: str, annotation: str = "append") -> list[Document]:
     """Return documents in another order than the retriever's, with the annotation behind them."""
-    used = arranger(annotation)
-    used.arrange(RetrievedDocuments(documents("".join(sorted(letters))), "?", NO_SCOPE))
-    found = used.arrange(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
+    used = document_planner(annotation)
+    used.plan(RetrievedDocuments(documents("".join(sorted(letters))), "?", NO_SCOPE))
+    found = used.plan(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
     assert letters_of(found)[: len(letters)] == "".join(sorted(letters))
     return found
 
@@ -115,7 +115,7 @@ def test_a_documents_identity_is_its_id_and_text():
 
 def test_planned_documents_go_back_to_the_retrievers_order():
     found = planned("cba")
-    assert marked_document(found[-1]).is_annotation
+    assert planned_document(found[-1]).is_annotation
     assert without_plan(found) == documents("cba")
     assert without_plan(found[1:]) == documents("cb"), "also where some were taken away"
 
@@ -137,47 +137,47 @@ def test_unplanned_documents_among_planned_ones_stay_in_the_order_given():
 
 
 def test_a_plan_that_left_something_out_is_not_made_anew():
-    used = arranger()
+    used = document_planner()
     conversation = RequestScope(conversation_id="t", history=())
-    used.arrange(RetrievedDocuments(documents("ab"), "?", conversation))
+    used.plan(RetrievedDocuments(documents("ab"), "?", conversation))
     history = ({"role": "user", "content": f"[Doc_1] {document('a').page_content}\n\n?"},)
-    found = used.arrange(
+    found = used.plan(
         RetrievedDocuments(documents("ca"), "?", conversation.inside(history=history))
     )
     assert letters_of(found) == "cP", "P: Please refer to [Doc_1]"
     assert without_plan(found) is None
-    assert arranger().arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    assert document_planner().plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
 
 
 def test_planning_twice_gives_one_plan_and_one_annotation():
     found = planned("cba")
-    again = arranger(planner=ReusePlanner()).arrange(RetrievedDocuments(found, "?", NO_SCOPE))
+    again = document_planner(planner=ReusePlanner()).plan(RetrievedDocuments(found, "?", NO_SCOPE))
     assert letters_of(again) == "cba", "another planner, so the order as retrieved"
     assert [place.rank for place in places(again)] == [0, 1, 2]
-    assert not any(marked_document(one).is_annotation for one in again)
+    assert not any(planned_document(one).is_annotation for one in again)
 
 
 def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
-    used = arranger()
+    used = document_planner()
     for letters in ("abc", "cba"):
-        once = used.arrange(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
-        twice = used.arrange(RetrievedDocuments(once, "?", NO_SCOPE))
+        once = used.plan(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
+        twice = used.plan(RetrievedDocuments(once, "?", NO_SCOPE))
         assert [one.page_content for one in twice] == [one.page_content for one in once]
         assert [place.rank for place in places(twice)] == [place.rank for place in places(once)]
 
 
 def test_a_fault_in_replanning_leaves_the_earlier_plan():
     found = planned("cba")
-    faulty = arranger(planner=FaultyPlanner())
-    assert faulty.arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    faulty = document_planner(planner=FaultyPlanner())
+    assert faulty.plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
     assert faulty.faults == 1
 
 
-def test_metadata_of_our_name_that_is_none_of_ours_is_not_taken_for_a_plan():
+def test_metadata_under_our_name_that_is_not_valid_is_not_taken_for_a_plan():
     for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
         found = Document("text", metadata={"ctxreuse": mark})
         assert position_of(found.metadata) is None
-        assert not marked_document(found).is_annotation
+        assert not planned_document(found).is_annotation
         assert without_plan([found]) == [Document("text")]
 
 

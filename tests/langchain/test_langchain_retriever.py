@@ -37,7 +37,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse import ReuseRetriever, format_context
-from langchain_ctxreuse.documents.document_plans import RetrievedDocuments, marked_document
+from langchain_ctxreuse.documents.document_plans import RetrievedDocuments, planned_document
 
 __all__ = ["no_sockets"]
 
@@ -337,7 +337,7 @@ def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_
 def test_where_the_history_shows_everything_one_document_says_so_in_metadata_mode_too():
     [only] = second_turn(reuse_retriever(annotation="metadata"), "b")
     assert only.page_content == "Please refer to [Doc_2] in the previous conversation."
-    assert marked_document(only).is_annotation
+    assert planned_document(only).is_annotation
 
 
 def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_names():
@@ -349,7 +349,7 @@ def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_na
 @pytest.mark.parametrize("found", [None, "text", [1]])
 def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
     retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever._arranger.arrange(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    assert retriever._documents.plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
     assert retriever.faults == 1
 
 

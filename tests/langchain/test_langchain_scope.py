@@ -58,7 +58,7 @@ def test_values_of_another_type_count_as_their_text():
 
 
 @pytest.mark.parametrize("history", [3, [object()], [{"no": "role"}]])
-def test_a_history_that_is_none_is_not_used_and_never_raises(history, caplog):
+def test_a_history_that_cannot_be_read_is_not_used_and_never_raises(history, caplog):
     with caplog.at_level(logging.WARNING, "ctxreuse"):
         said = config(tenant="acme", thread_id="t1", history=history)
         assert scope_from_config(said) == RequestScope("acme", "t1", None)

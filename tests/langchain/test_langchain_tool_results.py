@@ -88,9 +88,9 @@ def test_a_named_tools_text_is_split_where_its_documents_do_not_stand_in_it():
 
 
 def test_documents_that_a_planned_retriever_gave_go_back_to_its_order_without_the_annotation():
-    arranger = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
-    arranger.arrange(RetrievedDocuments(documents("abc"), "?", NO_SCOPE))
-    given = arranger.arrange(RetrievedDocuments(documents("cba"), "?", NO_SCOPE))
+    document_planner = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
+    document_planner.plan(RetrievedDocuments(documents("abc"), "?", NO_SCOPE))
+    given = document_planner.plan(RetrievedDocuments(documents("cba"), "?", NO_SCOPE))
     found = in_documents(given, "\n\n".join(one.page_content for one in given))
     assert [block_id for block_id, _ in blocks(found) or []] == ["id-c", "id-b", "id-a"]
 

@@ -2,31 +2,30 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_socket
+from adapter_conformance import FaultyPlanner
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
-from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
+from llamaindex_helpers import (
+    CountingPlanner,
+    LetterRetriever,
+    RecordingLLM,
+    letter_nodes,
+    letter_text,
+)
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.cache.simulator import PrefixCacheSimulator
-from ctxreuse.serving.emulation.emulated_engine import word_tokens
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.chat import chat_turn
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
-
-
-@pytest.fixture(autouse=True)
-def _without_network() -> Iterator[None]:
-    pytest_socket.disable_socket(allow_unix_socket=True)
-    yield
-    pytest_socket.enable_socket()
 
 
 def engine(llm: Any = None, **options: Any) -> ReuseChatEngine:
@@ -113,9 +112,9 @@ class TestPrompts:
         cached = []
         for message in ("abc one?", "cbd two?", "ab three?"):
             chat.chat(message)
-            usage = cache.serve(word_tokens(inner.prompts[-1]), "")
+            usage = cache.serve(ENGINE_TOKENIZER.ids(inner.prompts[-1]), "")
             cached.append(usage.cached_tokens)
-        lengths = [len(word_tokens(prompt)) for prompt in inner.prompts]
+        lengths = [len(ENGINE_TOKENIZER.ids(prompt)) for prompt in inner.prompts]
         assert all(one >= before - 16 for one, before in zip(cached[1:], lengths[:-1], strict=True))
 
     def test_metadata_is_shown_as_the_mode_says(self) -> None:
@@ -316,6 +315,27 @@ class TestWindow:
         for number in cut:
             assert inner.prompts[number].startswith("<user>[Doc_")
 
+    @pytest.mark.parametrize("settings", [{}, {"mode": "shadow"}])
+    def test_each_turn_is_planned_once_cut_or_not(self, settings: Any) -> None:
+        inner = RecordingLLM(context_window=1_000, num_output=100)
+        planner = CountingPlanner(**settings)
+        chat = engine(inner, planner=planner, token_counter=lambda text: len(text) // 4)
+        for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl")):
+            chat.chat(f"{letters} {number}?")
+        assert not grow(inner.prompts), "the conversation is longer than the window"
+        assert (planner.plans, planner.evictions) == (6, 0)
+        assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
+        assert chat.faults == 0
+
+    def test_a_turn_that_cannot_be_planned_is_cut_as_it_is_sent(self) -> None:
+        inner = RecordingLLM(context_window=1_000, num_output=100)
+        chat = engine(inner, planner=FaultyPlanner(), token_counter=lambda text: len(text) // 4)
+        for number in range(6):
+            chat.chat(f"ab {number}?")
+        assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
+        assert inner.prompts[1].count("says:") == 4, "nothing is left out"
+        assert chat.faults == 6
+
     def test_what_dropped_turns_showed_is_sent_again(self) -> None:
         inner = RecordingLLM(context_window=1_000, num_output=100)
         chat = engine(inner, token_counter=lambda text: len(text) // 4)
@@ -481,7 +501,7 @@ class TestRetrieval:
             AnnotationNode(text="[Doc_1] > [Doc_2]"),
         ]
         if is_ours:
-            monkeypatch.setattr(chat_turn, "without_plan", fails)
+            monkeypatch.setattr(chat_turn, "retrieved_nodes", fails)
         inner, planner = RecordingLLM(), ReusePlanner()
         options: dict[str, Any] = {"planner": planner, "metadata_mode": MetadataMode.LLM}
         chat = engine(inner, retriever=Odd(), **options)
@@ -506,12 +526,18 @@ class TestMaking:
         chat = ReuseChatEngine.from_defaults(LetterRetriever(), MockLLM(), system_prompt="Hi.")
         assert "system: Hi." in chat.chat("ab one?").response
 
+    def test_without_a_planner_each_engine_makes_its_own(self) -> None:
+        inner = RecordingLLM()
+        for word in ("abc", "cba"):
+            engine(inner, planner=None).chat(f"{word} one?")
+        assert not any("priority" in prompt for prompt in inner.prompts)
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ({"llm": None}, "llm must be a LlamaIndex LLM"),
             ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
-            ({"planner": None}, r"planner must be a ctxreuse\.ReusePlanner"),
+            ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"system_prompt": 3}, "system must be a string"),
             ({"node_postprocessors": ["x"]}, "node_postprocessors holds str"),
             ({"metadata_mode": MetadataMode.ALL}, "shows the model the plan"),

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from threading import Thread, current_thread
 from typing import Any
 
 import pytest
-import pytest_socket
 from adapter_conformance import AdapterConformance, FaultyPlanner, Retrieved, Shown
+from helpers import contexts_in
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.postprocessor import LongContextReorder, SimilarityPostprocessor
@@ -24,16 +24,8 @@ from llama_index.core.schema import (
 from llamaindex_helpers import LetterRetriever, letter_nodes, letter_text
 
 from ctxreuse import ReusePlanner, Templates, request_context
-from ctxreuse.adapters.rendered_contexts import RENDERED
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
-
-
-@pytest.fixture(autouse=True)
-def _without_network() -> Iterator[None]:
-    pytest_socket.disable_socket(allow_unix_socket=True)
-    yield
-    pytest_socket.enable_socket()
 
 
 def letters(nodes: Sequence[NodeWithScore]) -> str:
@@ -189,6 +181,12 @@ class TestPlannedNodes:
         assert "only here" not in annotation.metadata
         for mode in (MetadataMode.LLM, MetadataMode.EMBED):
             assert annotation.node.get_content(mode) == annotation.text
+
+    def test_without_a_planner_each_makes_its_own(self) -> None:
+        for word in ("abc", "cba"):
+            planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))
+            assert letters(planned) == word
+            assert letters(ReuseRetriever(LetterRetriever(), planner=None).retrieve(word)) == word
 
     def test_a_copy_in_another_process_has_a_planner_of_its_own(self) -> None:
         postprocessor = ReusePostprocessor(annotation="metadata")
@@ -424,7 +422,7 @@ class TestFormatContext:
     def test_nodes_that_nobody_planned_are_labelled_from_1_and_remembered(self) -> None:
         text = format_context(letter_nodes("ab"), MetadataMode.NONE)
         assert text == f"[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}"
-        [found] = RENDERED.find(f"Context:\n{text}\nQuestion?")
+        [found] = contexts_in(f"Context:\n{text}\nQuestion?")
         assert [block.id for block in found.blocks] == ["id-a", "id-b"]
 
     def test_metadata_is_shown_as_the_mode_says(self) -> None:
@@ -443,7 +441,7 @@ class TestFormatContext:
             "Please read the context in the following priority order: "
             "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
         )
-        assert [found.blocks for found in RENDERED.find(text)] == [()], "it is not planned again"
+        assert [found.blocks for found in contexts_in(text)] == [()], "it is not planned again"
 
     def test_without_annotation_the_order_is_not_told(self) -> None:
         postprocessor = ReusePostprocessor(annotation="off")

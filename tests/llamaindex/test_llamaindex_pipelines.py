@@ -6,13 +6,11 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-import pytest_socket
 from llama_index.core.async_utils import asyncio_run, run_async_tasks, run_jobs
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine
@@ -36,13 +34,6 @@ from llamaindex_ctxreuse import (
     format_context,
 )
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
-
-
-@pytest.fixture(autouse=True)
-def _without_network() -> Iterator[None]:
-    pytest_socket.disable_socket(allow_unix_socket=True)
-    yield
-    pytest_socket.enable_socket()
 
 
 def letters(prompt: str) -> str:

@@ -354,9 +354,16 @@ async def test_mocks_may_be_wrapped() -> None:
 
 def test_wrong_arguments_are_refused_at_construction() -> None:
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
-        ReuseMemory(FakeMemory(), planner=None)  # type: ignore[arg-type]
+        ReuseMemory(FakeMemory(), planner=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="tenant must be a string, not 3"):
         ReuseMemory(FakeMemory(), tenant=3)  # type: ignore[arg-type]
     planner = ReusePlanner()
     assert ReuseMemory(FakeMemory(), planner=planner).planner is planner
-    assert isinstance(ReuseMemory(FakeMemory()).planner, ReusePlanner)
+
+
+def test_without_a_planner_each_wrapper_makes_its_own() -> None:
+    wrappers = [ReuseMemory(FakeMemory()), ReuseMemory(FakeMemory(), planner=None)]
+    wrappers.append(AsyncReuseMemory(AsyncFakeMemory(), planner=None))  # type: ignore[arg-type]
+    planners = [wrapper.planner for wrapper in wrappers]
+    assert all(isinstance(planner, ReusePlanner) for planner in planners)
+    assert len(set(map(id, planners))) == 3

@@ -42,7 +42,7 @@ class Visits:
         """Come at a time, hold a place for a while; return the plan."""
         if at is not None:
             await asyncio.sleep(at - now())
-        async with self.room.turn(request) as plan:
+        async with self.room.slot(request) as plan:
             with self._lock:
                 self._inside += 1
                 self.most = max(self.most, self._inside)
@@ -72,9 +72,9 @@ async def cancelled(*tasks):
 
 
 def assert_is_empty(room):
-    assert (room.inside, room.waiting) == (0, 0)
-    assert not room._arrived
-    assert not room._line
+    assert (room.running, room.waiting) == (0, 0)
+    assert not room._queue.arrived
+    assert not room._queue.has_waiting()
 
 
 def assert_knows_only(planner, plans):
@@ -305,7 +305,7 @@ def test_the_room_says_how_many_wait_and_how_many_are_inside():
         tasks = [visits.task(big_request([n])) for n in range(5)]
         for seconds in (0.001, 0.5, 1.0, 1.0, 1.0):
             await asyncio.sleep(seconds)
-            counts.append((room.inside, room.waiting))
+            counts.append((room.running, room.waiting))
         await asyncio.gather(*tasks)
         return counts
 
@@ -317,7 +317,7 @@ def test_a_place_is_given_back_when_what_happens_inside_fails():
     visits = Visits(room)
 
     async def fail():
-        async with room.turn(big_request([1])):
+        async with room.slot(big_request([1])):
             raise ValueError("boom")
 
     async def main():
@@ -363,7 +363,7 @@ def test_who_is_cancelled_before_a_place_is_free_is_never_planned(monkeypatch):
         left = visits.task(big_request([2]))
         await asyncio.sleep(0.1)
         await cancelled(left)
-        assert (room.inside, room.waiting) == (1, 0)
+        assert (room.running, room.waiting) == (1, 0)
         await first
 
     run_in_virtual_time(main())
@@ -379,9 +379,9 @@ def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_planne
     async def main():
         tasks = [visits.task(big_request([n], str(n))) for n in range(3)]
         await asyncio.sleep(0.5)
-        assert (room.inside, room.waiting, planner.statistics().requests) == (1, 2, 3)
+        assert (room.running, room.waiting, planner.statistics().requests) == (1, 2, 3)
         await cancelled(tasks[1])
-        assert (room.inside, room.waiting, planner.statistics().requests) == (1, 1, 2)
+        assert (room.running, room.waiting, planner.statistics().requests) == (1, 1, 2)
         await asyncio.gather(tasks[0], tasks[2])
 
     run_in_virtual_time(main())
@@ -398,13 +398,13 @@ def test_who_is_cancelled_between_being_let_through_and_going_on_gives_the_place
     visits = Visits(room)
 
     async def main():
-        first = room.turn(big_request([1]))
+        first = room.slot(big_request([1]))
         sent = await first.__aenter__()
         second, third = visits.task(big_request([2], "2")), visits.task(big_request([3], "3"))
         await asyncio.sleep(0.5)
-        assert (room.inside, room.waiting) == (1, 2)
+        assert (room.running, room.waiting) == (1, 2)
         await first.__aexit__(None, None, None)
-        assert (room.inside, room.waiting) == (1, 1)  # the second was let through
+        assert (room.running, room.waiting) == (1, 1)  # the second was let through
         for _ in range(turns_of_the_loop):
             await asyncio.sleep(0)
         assert visits.plans == []
@@ -427,7 +427,7 @@ def test_who_is_cancelled_inside_gives_the_place_back_and_was_sent():
         await asyncio.sleep(0.5)
         await cancelled(first)
         await asyncio.sleep(0)
-        assert (room.inside, room.waiting) == (1, 0)
+        assert (room.running, room.waiting) == (1, 0)
         await second
 
     run_in_virtual_time(main())
@@ -458,10 +458,10 @@ def test_a_turn_is_for_one_request():
     room, _ = room_of()
 
     async def main():
-        turn = room.turn(big_request([1]))
+        turn = room.slot(big_request([1]))
         async with turn:
             pass
-        with pytest.raises(AssertionError, match="a turn is for one request"):
+        with pytest.raises(AssertionError, match="an admission slot is for one request"):
             await turn.__aenter__()
 
     run_in_virtual_time(main())
@@ -692,9 +692,9 @@ def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch
         tasks = [visits.task(big_request([n]), 0) for n in range(100)]
         while not planning.is_set():
             await asyncio.sleep(0.001)
-        assert (room.inside, room.waiting) == (0, 100)
+        assert (room.running, room.waiting) == (0, 100)
         await cancelled(*tasks[:40])
-        assert (room.inside, room.waiting) == (0, 60)
+        assert (room.running, room.waiting) == (0, 60)
         go_on.set()
         await asyncio.gather(*tasks[40:])
 
@@ -727,7 +727,7 @@ def test_requests_that_wait_in_a_closed_event_loop_are_passed_over():
     waiting = started(gone, visits, big_request([2]), big_request([3]))
     other = here.create_task(visits.go(big_request([4], "other"), hold_s=0))
     here.run_until_complete(asyncio.sleep(0.02))
-    assert (room.inside, room.waiting) == (1, 3)
+    assert (room.running, room.waiting) == (1, 3)
     abandon(gone, waiting)
     inside.cancel()
     here.run_until_complete(asyncio.wait([inside, other]))
@@ -748,7 +748,7 @@ def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():
     here.run_until_complete(asyncio.wait([first]))
     other = here.create_task(visits.go(big_request([4], "other"), hold_s=0))
     here.run_until_complete(asyncio.sleep(0.02))
-    assert (room.inside, room.waiting) == (2, 1)
+    assert (room.running, room.waiting) == (2, 1)
     abandon(gone, inside)
     abandon(also_gone, let_through)
     del inside, let_through

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
+from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.emulation.batching_engine import BatchingEngine, EngineRequest, Step
+from ctxreuse.serving.emulation.batching_engine import BatchedRequest, BatchingEngine, BatchStep
 from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
 
 # sums of these are exact: 64 tokens a second; a token each in 1 s, and 0.25 s a request
@@ -14,8 +14,11 @@ RATES = EngineRates(prefill_tokens_per_s=64, decode_step_s=1.0, decode_step_per_
 
 
 def engine(capacity_tokens=None, block_size=1, **bounds):
-    cache = PrefixCacheSimulator(capacity_tokens, block_size)
-    return BatchingEngine(cache, RATES, **bounds), cache
+    """Return an engine whose requests may use `capacity_tokens`, and its cache."""
+    if capacity_tokens is not None:
+        capacity_tokens += block_size  # the block that is kept back
+    made = BatchingEngine(capacity_tokens, block_size, RATES, **bounds)
+    return made, made.cache
 
 
 def request(tokens, answer=1, **fields):
@@ -23,7 +26,7 @@ def request(tokens, answer=1, **fields):
     if isinstance(tokens, int):
         request.numbers += 1
         tokens = [1_000 * request.numbers + n for n in range(tokens)]
-    return EngineRequest(tokens=tokens, answer=range(answer), **fields)
+    return BatchedRequest(tokens=tokens, answer=range(answer), **fields)
 
 
 request.numbers = 0
@@ -104,9 +107,9 @@ def test_a_request_gets_its_first_token_in_the_step_that_computes_its_prompt():
     one, _ = engine()
     (asked,) = submitted(one, request(64, answer=3))
     assert [one.step() for _ in range(3)] == [
-        Step(1.0 + 1.25, ()),
-        Step(1.25, ()),
-        Step(1.25, (asked,)),
+        BatchStep(1.0 + 1.25, ()),
+        BatchStep(1.25, ()),
+        BatchStep(1.25, (asked,)),
     ]
     assert not one.has_work
     assert asked.usage == CacheUsage(64, 0)
@@ -116,32 +119,32 @@ def test_requests_that_run_together_share_the_steps():
     one, _ = engine()
     long, short = submitted(one, request(64, answer=3), request(32, answer=1))
     assert [one.step() for _ in range(3)] == [
-        Step(1.5 + 1.5, (short,)),
-        Step(1.25, ()),
-        Step(1.25, (long,)),
+        BatchStep(1.5 + 1.5, (short,)),
+        BatchStep(1.25, ()),
+        BatchStep(1.25, (long,)),
     ]
 
 
 def test_a_request_that_comes_later_is_computed_beside_the_tokens_of_the_others():
     one, _ = engine()
     (first,) = submitted(one, request(64, answer=3))
-    assert one.step() == Step(2.25, ())
+    assert one.step() == BatchStep(2.25, ())
     (second,) = submitted(one, request(32, answer=2))
-    assert one.step() == Step(0.5 + 1.5, ())
-    assert one.step() == Step(1.5, (first, second))
+    assert one.step() == BatchStep(0.5 + 1.5, ())
+    assert one.step() == BatchStep(1.5, (first, second))
 
 
 def test_what_is_cached_takes_no_time():
     one, _ = engine(block_size=4)
     first, second = submitted(one, request(range(64)), request(range(64)))
-    assert one.step() == Step(1.0 + 4 / 64 + 1.5, (first, second))
+    assert one.step() == BatchStep(1.0 + 4 / 64 + 1.5, (first, second))
     assert (first.usage, second.usage) == (CacheUsage(64, 0), CacheUsage(64, 60))
     assert one.usage == CacheUsage(128, 60)
 
 
 def test_an_answer_is_cached_for_the_next_turn_of_its_conversation():
     one, _ = engine()
-    submitted(one, EngineRequest(tokens=[1, 2], answer=[3, 4]))
+    submitted(one, BatchedRequest(tokens=[1, 2], answer=[3, 4]))
     durations(one)
     (later,) = submitted(one, request([1, 2, 3, 4, 5]))
     durations(one)
@@ -158,9 +161,9 @@ def test_other_salts_share_nothing():
 def test_a_step_without_work_takes_no_time():
     one, _ = engine()
     assert not one.has_work
-    assert one.step() == Step(0.0, ())
+    assert one.step() == BatchStep(0.0, ())
     (asked,) = submitted(one, request(64))
-    assert one.step() == Step(2.25, (asked,))  # the empty step before it changed nothing
+    assert one.step() == BatchStep(2.25, (asked,))  # the empty step before it changed nothing
 
 
 def test_an_empty_prompt_is_answered():
@@ -176,10 +179,10 @@ def test_a_long_prompt_is_computed_in_several_steps():
     one, _ = engine(max_step_tokens=64)
     (asked,) = submitted(one, request(160, answer=2))
     assert [one.step() for _ in range(4)] == [
-        Step(1.0, ()),
-        Step(1.0, ()),
-        Step(0.5 + 1.25, ()),
-        Step(1.25, (asked,)),
+        BatchStep(1.0, ()),
+        BatchStep(1.0, ()),
+        BatchStep(0.5 + 1.25, ()),
+        BatchStep(1.25, (asked,)),
     ]
 
 
@@ -187,30 +190,30 @@ def test_what_a_long_prompt_leaves_of_a_step_goes_to_the_next_in_line():
     one, _ = engine(max_step_tokens=64)
     long, short, last = submitted(one, request(96), request(16), request(32))
     assert [one.step() for _ in range(3)] == [
-        Step(1.0, ()),
+        BatchStep(1.0, ()),
         # 32 of the long one, 16 of the short one, 16 of the last one
-        Step(1.0 + 1.5, (long, short)),
-        Step(0.25 + 1.25, (last,)),
+        BatchStep(1.0 + 1.5, (long, short)),
+        BatchStep(0.25 + 1.25, (last,)),
     ]
 
 
 def test_a_prompt_that_just_fills_a_step_is_computed_in_it():
     one, _ = engine(max_step_tokens=64)
     first, second = submitted(one, request(64), request(64))
-    assert one.step() == Step(2.25, (first,))
+    assert one.step() == BatchStep(2.25, (first,))
     assert second.usage is None  # it has not begun
-    assert one.step() == Step(2.25, (second,))
+    assert one.step() == BatchStep(2.25, (second,))
 
 
 def test_others_get_their_tokens_while_a_long_prompt_is_computed():
     one, _ = engine(max_step_tokens=64)
     (first,) = submitted(one, request(32, answer=3))
-    assert one.step() == Step(1.75, ())
+    assert one.step() == BatchStep(1.75, ())
     (long,) = submitted(one, request(128))
     assert [one.step() for _ in range(3)] == [
-        Step(2.25, ()),
-        Step(1.0 + 1.5, (first, long)),
-        Step(0.0, ()),
+        BatchStep(2.25, ()),
+        BatchStep(1.0 + 1.5, (first, long)),
+        BatchStep(0.0, ()),
     ]
 
 
@@ -266,11 +269,11 @@ def test_a_followed_answer_is_told_of_chunk_by_chunk_and_then_ends():
     one, _ = engine()
     (asked,) = submitted(one, request(64, answer=5, chunk_tokens=2))
     assert [one.step() for _ in range(5)] == [
-        Step(2.25, ()),
-        Step(1.25, (), (asked,)),
-        Step(1.25, ()),
-        Step(1.25, (), (asked,)),
-        Step(1.25, (asked,)),
+        BatchStep(2.25, ()),
+        BatchStep(1.25, (), (asked,)),
+        BatchStep(1.25, ()),
+        BatchStep(1.25, (), (asked,)),
+        BatchStep(1.25, (asked,)),
     ]
     assert not one.has_work
 
@@ -281,10 +284,10 @@ def test_an_answer_of_whole_chunks_ends_with_the_last_of_them():
         one, request(0, answer=4, chunk_tokens=2), request(0, answer=2, chunk_tokens=8)
     )
     assert [one.step() for _ in range(4)] == [
-        Step(1.5, ()),
-        Step(1.5, (second,), (first,)),
-        Step(1.25, ()),
-        Step(1.25, (first,)),
+        BatchStep(1.5, ()),
+        BatchStep(1.5, (second,), (first,)),
+        BatchStep(1.25, ()),
+        BatchStep(1.25, (first,)),
     ]
 
 
@@ -325,9 +328,9 @@ def test_a_followed_request_that_is_aborted_is_not_told_of_any_more():
     one.step()
     one.abort(left)
     assert [one.step() for _ in range(3)] == [
-        Step(1.25, (), (other,)),
-        Step(1.25, ()),
-        Step(1.25, (other,)),
+        BatchStep(1.25, (), (other,)),
+        BatchStep(1.25, ()),
+        BatchStep(1.25, (other,)),
     ]
     assert_is_unused(cache, 100)
 
@@ -347,7 +350,7 @@ def test_a_request_that_is_aborted_while_it_waits_never_begins():
     one.step()
     one.abort(second)
     assert [ended for _, ended in endings(one)] == [first, third]
-    assert (second.usage, second.was_aborted, first.was_aborted) == (None, True, False)
+    assert second.usage is None
     assert one.usage == CacheUsage(128, 0)
     assert_is_unused(cache, 200)
 
@@ -355,9 +358,9 @@ def test_a_request_that_is_aborted_while_it_waits_never_begins():
 def test_a_prompt_that_is_aborted_half_way_leaves_what_was_computed_and_the_others_go_on():
     one, cache = engine(capacity_tokens=400, max_step_tokens=64)
     long, next_one = submitted(one, request(range(160)), request(64))
-    assert one.step() == Step(1.0, ())
+    assert one.step() == BatchStep(1.0, ())
     one.abort(long)
-    assert one.step() == Step(2.25, (next_one,))
+    assert one.step() == BatchStep(2.25, (next_one,))
     assert not one.has_work
     assert_is_unused(cache, 400)
     (again,) = submitted(one, request(range(160)))
@@ -370,7 +373,7 @@ def test_a_request_that_is_aborted_while_it_is_answered_leaves_its_prompt_in_the
     first, second = submitted(one, request(range(64), answer=5), request(64, answer=3))
     one.step()
     one.abort(first)
-    assert [one.step() for _ in range(2)] == [Step(1.25, ()), Step(1.25, (second,))]
+    assert [one.step() for _ in range(2)] == [BatchStep(1.25, ()), BatchStep(1.25, (second,))]
     assert_is_unused(cache, 200)
     (again,) = submitted(one, request(range(65)))
     durations(one)

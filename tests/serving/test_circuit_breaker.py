@@ -44,7 +44,7 @@ def test_a_success_in_between_starts_the_count_again():
 
 
 def test_it_rests_from_the_failure_that_opened_it_and_then_admits_one():
-    circuit = opened(5.0, rest_s=10)
+    circuit = opened(5.0, open_s=10)
     circuit.fail(9.0)  # one that was sent before: the rest grows no longer
     assert states(circuit, 5.0, 14.9, 15.0, 1e9) == [OPEN, OPEN, HALF_OPEN, HALF_OPEN]
     assert [circuit.admits(now) for now in (5.0, 14.9, 15.0)] == [False, False, True]
@@ -55,7 +55,7 @@ def test_it_rests_from_the_failure_that_opened_it_and_then_admits_one():
 
 
 def test_a_trial_that_succeeds_closes_it():
-    circuit = opened(rest_s=10)
+    circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.succeed()
     assert circuit.state(10.0) is CLOSED
@@ -64,7 +64,7 @@ def test_a_trial_that_succeeds_closes_it():
 
 
 def test_a_trial_that_fails_doubles_the_rest_each_time():
-    circuit, now, rests = opened(rest_s=100), 0.0, []
+    circuit, now, rests = opened(open_s=100), 0.0, []
     for _ in range(4):
         rest = next(s for s in range(1, 1_000) if circuit.state(now + s) is HALF_OPEN)
         rests.append(rest)
@@ -77,14 +77,14 @@ def test_a_trial_that_fails_doubles_the_rest_each_time():
 
 
 def test_a_rest_that_is_longer_from_the_start_is_not_cut_short():
-    circuit = opened(rest_s=600)
+    circuit = opened(open_s=600)
     circuit.begin(600.0)
     circuit.fail(600.0)
     assert states(circuit, 1_199.0, 1_200.0) == [OPEN, HALF_OPEN]
 
 
 def test_after_a_success_the_first_rest_counts_again():
-    circuit = opened(rest_s=10)
+    circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.fail(10.0)
     circuit.begin(30.0)
@@ -94,7 +94,7 @@ def test_after_a_success_the_first_rest_counts_again():
 
 
 def test_a_trial_that_was_cancelled_leaves_room_for_another():
-    circuit = opened(rest_s=10)
+    circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.abandon()
     assert circuit.state(10.0) is HALF_OPEN
@@ -113,13 +113,13 @@ def test_a_cancelled_request_counts_neither_as_failure_nor_as_success():
 
 
 def test_an_engine_that_is_known_not_to_work_rests_at_once():
-    circuit = CircuitBreaker(failures=3, rest_s=10)
+    circuit = CircuitBreaker(failures=3, open_s=10)
     circuit.open(5.0)
     assert states(circuit, 5.0, 14.9, 15.0) == [OPEN, OPEN, HALF_OPEN]
 
 
 def test_hearing_again_that_it_does_not_work_lengthens_no_rest_but_ends_a_trial():
-    circuit = opened(rest_s=10)
+    circuit = opened(open_s=10)
     circuit.open(5.0)
     assert states(circuit, 9.9, 10.0) == [OPEN, HALF_OPEN]
     circuit.begin(10.0)

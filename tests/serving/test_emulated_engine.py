@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ctxreuse.cache import CacheUsage, PrefixCacheMetrics, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.serving import EmulatedEngine, ToolCall
-from ctxreuse.serving.emulation import emulated_engine, transport
+from ctxreuse.serving.emulation import transport
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, WordTokenizer, chat_markup
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -53,7 +54,7 @@ def test_a_chat_is_answered_as_vllm_answers_it():
                 "finish_reason": "stop",
                 "logprobs": None,
                 "message": {"role": "assistant", "content": "In France."},
-                "token_ids": emulated_engine.word_tokens("In France."),
+                "token_ids": ENGINE_TOKENIZER.ids("In France."),
             }
         ],
         "usage": {
@@ -103,7 +104,7 @@ def test_plain_completions_are_answered_whole_and_streamed():
     streamed = client_of(engine).post(TEXT, json=body | {"stream": True})
     texts = [event["choices"][0]["text"] for event in events(streamed)]
     assert texts == ["In", " France.", ""]
-    tokens = emulated_engine.word_tokens("Where is Paris?")
+    tokens = ENGINE_TOKENIZER.ids("Where is Paris?")
     assert send(engine, body | {"prompt": tokens}, TEXT)["usage"]["prompt_tokens"] == 4
 
 
@@ -185,7 +186,7 @@ def test_messages_of_every_kind_are_part_of_the_prompt():
         {"role": "user", "content": [{"type": "text", "text": "Where?"}]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
     ]
-    assert emulated_engine.chat_markup(messages) == (
+    assert chat_markup(messages) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nWhere?<|im_end|>\n"
         '<|im_start|>assistant\n[{"id": "1"}]<|im_end|>\n'
@@ -375,16 +376,43 @@ def test_it_serves_what_the_simulator_serves(contents, answer, block_size, capac
         messages = [*chat_body(content)["messages"], {"role": "user", "content": f"{number}?"}]
         tokens = engine.prompt_tokens(messages)
         # the simulator refuses a request of which the answer has no room, an engine begins it
-        lengths = (len(tokens), len(tokens) + max(0, len(emulated_engine.word_tokens(answer)) - 1))
+        lengths = (len(tokens), len(tokens) + max(0, len(ENGINE_TOKENIZER.ids(answer)) - 1))
         blocks = None if capacity is None else capacity // block_size - 1
         if blocks is not None:
             assume(len({-(-length // block_size) <= blocks for length in lengths}) == 1)
-        usage = simulator.serve(tokens, generated=emulated_engine.word_tokens(answer))
+        usage = simulator.serve(tokens, generated=ENGINE_TOKENIZER.ids(answer))
         assert cached(engine, {"messages": messages}) == usage.cached_tokens
 
 
 @given(st.text(), st.text())
 def test_tokens_of_a_text_are_those_of_its_beginning_up_to_the_last_word(before, after):
-    tokens = emulated_engine.word_tokens(before + after)
-    start = emulated_engine.word_tokens(before)
+    tokens = ENGINE_TOKENIZER.ids(before + after)
+    start = ENGINE_TOKENIZER.ids(before)
     assert tokens[: max(0, len(start) - 1)] == start[:-1]
+
+
+def test_the_tokenizer_for_prose_counts_six_letters_and_each_space_apart():
+    tokenizer = WordTokenizer()
+    assert tokenizer.pieces("Paris, longwords\n\nx") == [
+        "Paris",
+        ",",
+        " longwo",
+        "rds",
+        "\n",
+        "\n",
+        "x",
+    ]
+    assert tokenizer.encode("a b a", add_special_tokens=False).ids == tokenizer.ids("a b a")
+
+
+def test_the_tokenizer_for_chats_counts_eight_letters_and_markers_and_spaces_as_one():
+    assert ENGINE_TOKENIZER.pieces("<|im_end|>\n\nlongwords <|x") == [
+        *("<|im_end|>", "\n\n", "longword", "s", " <", "|", "x"),
+    ]
+
+
+@given(st.text(), st.booleans())
+def test_the_pieces_of_a_text_are_the_text(text, chat):
+    tokenizer = WordTokenizer(chat=chat)
+    assert "".join(tokenizer.pieces(text)) == text
+    assert len(tokenizer.ids(text)) == len(tokenizer.pieces(text))

@@ -318,7 +318,7 @@ def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
     homes.forget_agent(0)
     homes.forget_agent("unknown")
     assert homes._loads == {}
-    assert homes._homes == {}
+    assert homes._readers == {}
     assert sorted(homes.assign(documents(2), [0, 1])) == [0, 1]
 
 
@@ -335,7 +335,7 @@ def test_no_more_documents_are_remembered_than_allowed_and_the_oldest_go_first()
     homes.assign(read[:10], [0])
     homes.assign(read[:1], [0])  # used again
     homes.assign(read[10:], [0])
-    assert [int(key) for key in homes._homes] == [3, 4, 5, 6, 7, 8, 9, 0, 10, 11]
+    assert [int(key) for key in homes._readers] == [3, 4, 5, 6, 7, 8, 9, 0, 10, 11]
     assert all(home == 0 for home in homes.assign(read[3:] + read[:1], range(50)))
 
 
@@ -343,7 +343,7 @@ def test_a_document_has_no_more_than_four_homes_and_the_oldest_goes_first():
     homes, one = loose_homes(), document("d")
     for agent in (0, 1, 2, 0, 3, 4):
         homes.assign([one], [agent])
-    assert list(homes._homes[one.key]) == [2, 0, 3, 4]
+    assert list(homes._readers[one.key]) == [2, 0, 3, 4]
 
 
 def test_loads_fade_so_that_they_never_exceed_the_window():
@@ -368,11 +368,11 @@ def test_an_agent_that_was_busy_long_ago_gets_documents_again():
 def test_homes_assign_like_the_function_with_what_they_remember(batches, agents):
     homes = DocumentAffinity(window_tokens=2_000, slack_tokens=0, max_documents=8)
     for batch in batches:
-        expected = assign(batch, agents, dict(homes._loads), dict(homes._homes))
+        expected = assign(batch, agents, dict(homes._loads), dict(homes._readers))
         assert homes.assign(batch, agents) == expected
         latest = {one.key: agent for one, agent in zip(batch, expected, strict=True)}
-        assert all(agent in homes._homes.get(key, {agent}) for key, agent in latest.items())
-        assert len(homes._homes) <= 8
+        assert all(agent in homes._readers.get(key, {agent}) for key, agent in latest.items())
+        assert len(homes._readers) <= 8
 
 
 # a real trace

@@ -215,8 +215,11 @@ class AdapterConformance:
         adapter.run(documents("abc"), "q?")
         assert len(adapter.run(documents("dba"), "q?")) == 3
 
-    @pytest.mark.parametrize("planner", [None, "planner", 3])
-    def test_a_planner_that_is_none_is_refused(self, planner: object) -> None:
+    def test_without_a_planner_one_is_made(self) -> None:
+        assert len(self.adapter(None).run(documents("ab"), "q?")) == 2
+
+    @pytest.mark.parametrize("planner", ["planner", 3])
+    def test_a_planner_of_another_type_is_refused(self, planner: object) -> None:
         with pytest.raises(
             (ValueError, TypeError), match=r"planner must be a ctxreuse\.ReusePlanner"
         ):

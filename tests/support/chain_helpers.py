@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr, SecretStr
 
 from chain_of_agents import ChainOfAgents, ChainPrompts
-from chain_of_agents.agent_memory import Histories
+from chain_of_agents.agent_memory import AgentMemory
 from chain_of_agents.agent_placement import AgentPlacement
-from chain_of_agents.inputs import question_of
-from chain_of_agents.models.agent_model import AgentRequest, Reply, ReplyStream
-from chain_of_agents.observer import Observer
-from chain_of_agents.question import Settings
+from chain_of_agents.answer import Trace
+from chain_of_agents.models.agent_model import AgentReply, AgentRequest, OnPiece
+from chain_of_agents.question import Settings, question_of
 from chain_of_agents.run import ChainRun
-from chain_of_agents.trace.steps import Trace
 from ctxreuse import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -64,6 +64,7 @@ class RecordingAgents:
     """Stands where models do: plans as one engine would, records, answers from the messages."""
 
     keeps_connections = False
+    names = ("",)
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class RecordingAgents:
         window: int | None = None,
     ) -> None:
         self.plans: list[Plan] = []
-        self.asks: list[AgentRequest] = []
+        self.requests: list[AgentRequest] = []
         self._planner = planner
         self._answer = answer
         self._window = window
@@ -81,11 +82,12 @@ class RecordingAgents:
     def prompts(self) -> list[list[dict[str, Any]]]:
         return [plan.messages() for plan in self.plans]
 
-    def all_engines(self) -> tuple[str, ...]:
-        return ("",)
+    @property
+    def engines(self) -> RecordingAgents:
+        return self
 
-    def engines(self) -> tuple[str, ...]:
-        return ("",)
+    def available(self) -> tuple[str, ...]:
+        return self.names
 
     def generation(self, engine: str) -> int:
         return 0
@@ -93,15 +95,16 @@ class RecordingAgents:
     async def context_window(self) -> int | None:
         return self._window
 
-    async def ask(self, ask: AgentRequest) -> Reply:
-        plan = self._planner.plan(ask.request)
-        self.asks.append(ask)
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        plan = self._planner.plan(request.context)
+        self.requests.append(request)
         self.plans.append(plan)
-        return Reply(text=self._answer(plan.messages()), plan=plan)
-
-    async def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
-        into.reply = await self.ask(ask)
-        yield into.reply.text or ""
+        text = self._answer(plan.messages())
+        if on_piece is not None and text:
+            on_piece(text)
+        return AgentReply(text=text, plan=plan)
 
     async def disconnect(self) -> None:
         """There is no connection."""
@@ -138,27 +141,27 @@ class Agents:
             "answer_tokens": 16,
             "segment_tokens": None,
             "context_window": None,
-            "is_counted": self.planner.counts_tokens,
             "timeout_s": None,
             "clock": lambda: 0.0,
             **settings,
         }
         self.settings = Settings(**given)
-        self.desk = AgentPlacement(self.settings.workers, self.model, assignment)
-        self.histories = Histories()
+        self.placement = AgentPlacement(self.settings.workers, self.model, assignment)
+        self.memory = AgentMemory()
 
     def run(self, documents: Sequence[Any], question: str = "Which?", **more: Any) -> Trace:
         """Answer a question; the prompts stand in `model.plans`, from this question on."""
         self.model.plans.clear()
-        self.model.asks.clear()
+        self.model.requests.clear()
         run = ChainRun(
-            question_of({"question": question, "documents": documents, **more}),
             self.settings,
             self.model,
             self.planner,
-            self.desk,
-            self.histories,
-            Observer(),
+            self.placement,
+            self.memory,
+            question_of({"question": question, "documents": documents, **more}),
+            AsyncCallbackManagerForChainRun.get_noop_manager(),
+            RunnableConfig(),
         )
         asyncio.run(run.answer())
         return run.trace
@@ -274,12 +277,12 @@ class SaysModel(FakeListChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         self._prompts.append(messages)
-        said = self.says("\n".join(str(message.content) for message in messages))
-        if asyncio.iscoroutine(said):
-            said = await said
-        if isinstance(said, BaseException):
-            raise said
-        message = AIMessage(content=said) if isinstance(said, str) else said
+        reply = self.says("\n".join(str(message.content) for message in messages))
+        if asyncio.iscoroutine(reply):
+            reply = await reply
+        if isinstance(reply, BaseException):
+            raise reply
+        message = AIMessage(content=reply) if isinstance(reply, str) else reply
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(

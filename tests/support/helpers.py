@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, FoundContext, context_registry
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex, Inserted, Node
@@ -17,6 +18,13 @@ LETTERS = "abcde"
 words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)
 some_words = st.lists(words, max_size=8)
 letter_weights = st.fixed_dictionaries({letter: st.integers(1, 4) for letter in LETTERS + "x"})
+
+
+def contexts_in(text: str, registry: ContextRegistry | None = None) -> list[FoundContext]:
+    """Return the contexts that a registry, the shared one for None, finds in a text."""
+    pieces = context_registry(registry).parse(text)
+    assert "".join(one if isinstance(one, str) else one.text for one in pieces) == text
+    return [piece for piece in pieces if isinstance(piece, FoundContext)]
 
 
 def prefixes(letters: str) -> list[str]:

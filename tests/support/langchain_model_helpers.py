@@ -6,14 +6,23 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
+import httpx
+import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_openai import ChatOpenAI
 from pydantic import Field, PrivateAttr
 
 from ctxreuse import ContextBlock
-from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.adapters.rendered_contexts import context_registry
+from ctxreuse.serving import EmulatedEngine
+from langchain_ctxreuse import ReuseChatModel
+
+PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
 def block(letter: str) -> ContextBlock:
@@ -23,7 +32,7 @@ def block(letter: str) -> ContextBlock:
 
 def context(letters: str) -> str:
     """Return a context of one block a letter, as `format_context` renders it."""
-    return RENDERED.render([block(letter) for letter in letters])
+    return context_registry().render([block(letter) for letter in letters])
 
 
 def question(letters: str, asked: str = "Which?") -> str:
@@ -181,3 +190,33 @@ class CountingHandler(BaseCallbackHandler):
 
     def on_llm_error(self, error: BaseException, **kwargs: Any) -> None:
         self.events.append("error")
+
+
+def model(inner: BaseChatModel | None = None, **fields: Any) -> ReuseChatModel:
+    """Return a wrapper without a window, so that single calls are sent at once."""
+    fields.setdefault("window_s", 0)
+    return ReuseChatModel(inner=RecordingModel() if inner is None else inner, **fields)
+
+
+def openai_model(engine: EmulatedEngine, **fields: Any) -> ChatOpenAI:
+    return ChatOpenAI(
+        model="emulated",
+        base_url="http://engine/v1",
+        api_key="none",  # type: ignore[arg-type]
+        http_client=httpx.Client(transport=engine.transport(httpx)),
+        http_async_client=httpx.AsyncClient(transport=engine.transport(httpx)),
+        stream_usage=True,
+        max_retries=0,
+        **fields,
+    )
+
+
+def configured(**configurable: Any) -> dict[str, Any]:
+    return {"configurable": configurable}
+
+
+@pytest.fixture
+def global_cache() -> Iterator[None]:
+    set_llm_cache(InMemoryCache())
+    yield
+    set_llm_cache(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -21,6 +21,24 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import LLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
+
+from ctxreuse import Evicted, Plan, ReusePlanner
+
+
+class CountingPlanner(ReusePlanner):
+    """Counts what it is asked to plan and to evict."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.plans = self.evictions = 0
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        self.plans += 1
+        return super().plan(*args, **kwargs)
+
+    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+        self.evictions += 1
+        return super().evict(request_ids)
 
 
 def letter_text(letter: str) -> str:

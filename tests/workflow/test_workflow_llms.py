@@ -12,8 +12,8 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
-from ctxreuse.serving.emulation.emulated_engine import chat_markup, word_tokens
 from ctxreuse.serving.emulation.rates import EngineRates
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import LanguageModel, Piece, checked_llm
 from ctxreuse.workflow.models.openai_llm import OpenAILLM
@@ -87,7 +87,7 @@ def test_an_answer_ends_with_its_most_tokens(name):
 def test_the_pieces_are_the_answer(text):
     pieces = [piece for _, piece in run_in_virtual_time(read(emulated(text)))]
     assert "".join(piece.text for piece in pieces) == text
-    assert sum(piece.tokens for piece in pieces) == max(1, len(word_tokens(text)))
+    assert sum(piece.tokens for piece in pieces) == max(1, len(ENGINE_TOKENIZER.ids(text)))
 
 
 def test_a_slow_reader_gets_what_has_come_meanwhile_in_one_piece():
@@ -110,7 +110,7 @@ def test_usage_counts_prompts_what_was_cached_of_them_and_answers():
     llm = emulated("In France.")
     planner = ReusePlanner()
     plan = planner.plan(ContextRequest(["Paris is in France. " * 20], "Where is Paris?"))
-    length = len(word_tokens(chat_markup(plan.messages())))
+    length = len(ENGINE_TOKENIZER.ids(chat_markup(plan.messages())))
 
     async def main():
         await read(llm, plan)
@@ -126,7 +126,7 @@ def test_prompts_cost_what_is_not_cached_and_speed_divides_it():
     rates = EngineRates(prefill_tokens_per_s=1, decode_step_s=0, decode_step_per_request_s=0)
     llm = emulated("France", rates=rates, speed=2)
     text = "word " * 100
-    length = len(word_tokens(chat_markup(asking(text))))
+    length = len(ENGINE_TOKENIZER.ids(chat_markup(asking(text))))
 
     async def main():
         return [(await read(llm, asking(text)))[0][0] for _ in range(2)]
@@ -214,8 +214,8 @@ def test_who_leaves_early_ends_the_request_at_once_and_leaves_no_task(way):
     async def main():
         await way(llm)
         assert alone()
-        assert (llm.requests, llm._batching.has_work) == (0, False)
-        assert llm._batching._cache._users == {}
+        assert (llm.requests, llm._engine.has_work) == (0, False)
+        assert llm._engine.cache._users == {}
         assert now() in (2.0, 2.5)
         await asyncio.sleep(100)
         # two tokens were read, and the step that was going on is computed to its end
@@ -236,7 +236,7 @@ def test_a_cancelled_reader_ends_its_request_whenever_that_is(at):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert alone()
-        assert (llm.requests, llm._batching.has_work) == (0, False)
+        assert (llm.requests, llm._engine.has_work) == (0, False)
         await asyncio.sleep(100)
         return llm.generated_tokens
 
@@ -285,7 +285,9 @@ def test_prompts_and_answers_of_the_wrong_kind_are_refused_without_their_text():
         run_in_virtual_time(read(emulated(capacity_tokens=32), asking("word " * 50)))
     with pytest.raises(InvalidRequestError, match="a prompt must be a Plan or a list"):
         run_in_virtual_time(read(emulated(), "Where is Paris?"))
-    with pytest.raises(InvalidRequestError, match="max_tokens must be an integer from 1, not 0"):
+    with pytest.raises(
+        InvalidRequestError, match="max_tokens must be an integer from 1 or None, not 0"
+    ):
         run_in_virtual_time(read(emulated(), max_tokens=0))
 
 

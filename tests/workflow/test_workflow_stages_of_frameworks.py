@@ -19,7 +19,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.retrievers.atomic import checked_retriever
 from ctxreuse.workflow.retrievers.fusion import FusedRetriever
 from langchain_ctxreuse import ReuseRetriever as LangChainReuse
-from langchain_ctxreuse.workflow.retriever_stage import RetrieverStage as LangChainStage
+from langchain_ctxreuse.workflow.served_components import RetrieverStage as LangChainStage
 from llamaindex_ctxreuse import ReuseRetriever as LlamaIndexReuse
 from llamaindex_ctxreuse.workflow.llamaindex_stage import RetrieverStage as LlamaIndexStage
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 from langchain_core.documents import Document
@@ -130,6 +131,26 @@ def one_question_after_the_other() -> Any:
         ],
         "steps": _steps(answer.trace, with_usage=True),
     }
+
+
+@CASES
+def assignments() -> Any:
+    """Which agent gets which document, over many questions of several tenants."""
+    random = Random(41)
+    found = {}
+    for engines, workers in ((1, 4), (3, 7)):
+        emulated = [EmulatedEngine(answer="A note.") for _ in range(engines)]
+        chain = ChainOfAgents(
+            llm=pool_of(*emulated), workers=workers, prompts=_PROMPTS, packing="packed"
+        )
+        told = []
+        for number in range(16):
+            numbers = sorted({int(random.random() ** 2 * 40) for _ in range(12)})
+            asked = _asked(f"{number}?", tuple(numbers), tenant=("", "one")[number % 3 == 0])
+            steps = chain.invoke(asked).trace.workers
+            told.append([f"{one.agent} {one.replica}: {' '.join(one.documents)}" for one in steps])
+        found[f"{workers} workers"] = told
+    return found
 
 
 @CASES.takes_long

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates, request_context
 from ctxreuse.cache import PrefixCacheSimulator, ShadowCache, block_ends
 from golden_cases.command import command
 from golden_cases.planning import block, contexts, requests, short, some_whole, whole
@@ -187,6 +187,60 @@ def evictions() -> Any:
 
 
 @CASES
+def evictions_of_tenants() -> Any:
+    """The engine's cache is one: what was used least lately goes first, whoever's it is."""
+    planner = ReusePlanner()
+    told: list[Any] = []
+    for number, context in enumerate(contexts(60, seed=24, topics=2)):
+        tenant = ("", "one", "two", "one")[number % 4]
+        plan = planner.plan(ContextRequest(map(block, context), tenant=tenant))
+        told.append(short(plan))
+        if number % 5 == 4:
+            told.append(asdict(planner.evict_tokens(150 * number)))
+    return [*told, _statistics(planner)]
+
+
+@CASES
+def small_blocks() -> Any:
+    """Blocks of a few tokens: what is shorter than an engine's block cannot be cached."""
+    found = {}
+    for strategy in STRATEGIES:
+        planner = ReusePlanner()
+        made = [
+            ContextRequest([block(one, tokens=one % 9) for one in context], "Which?")
+            for context in contexts(40, seed=25, size=4, topics=2)
+        ]
+        plans = [planner.plan(request, strategy) for request in made[:15]]
+        plans += planner.plan_batch(made[15:], strategy).plans
+        found[strategy] = [*map(short, plans), _statistics(planner)]
+    return found
+
+
+@CASES
+def scopes() -> Any:
+    """Whose request it is, inside one another."""
+    said: tuple[dict[str, Any], ...] = (
+        {},
+        {"tenant": "one"},
+        {"tenant": "two", "conversation_id": 1},
+        {"conversation_id": "1", "history": [{"role": "user", "content": "Hm?"}]},
+        {"history": []},
+        {"tenant": "one", "conversation_id": "c", "history": [{"role": "user", "content": "So?"}]},
+    )
+    told = []
+    for outer in said:
+        for middle in said:
+            for inner in said:
+                with (
+                    request_context(**outer),
+                    request_context(**middle),
+                    request_context(**inner) as scope,
+                ):
+                    told.append(str([scope.tenant, scope.conversation_id, scope.history]))
+    return told
+
+
+@CASES
 def capacity() -> Any:
     """Planners that know what the engine's cache holds, from nothing on."""
     found = {}
@@ -220,7 +274,7 @@ def overlaps() -> Any:
         for chosen in ([0, 1, 2], [2, 1, 5], [1, 0, 3, 2], [4, 5, 6])
     ]
     chat = planner.conversation("c")
-    for number, chosen in enumerate(([0, 1], [2, 1, 3], [7, 6])):
+    for number, chosen in enumerate(([0, 1], [2, 1, 3], [7, 6], [1, 0, 2])):
         told.append(whole(chat.plan([blocks[n] for n in chosen], f"{number}?")))
         chat.record("Yes.")
     return told

@@ -325,6 +325,46 @@ def model_batches() -> Any:
 
 
 @CASES
+def model_failures() -> Any:
+    """The planner forgets what was planned for calls that fail before anything came."""
+    told: list[Any] = []
+
+    def note(model: ReuseChatModel, name: str, failure: BaseException | None) -> None:
+        statistics = model.planner.statistics()
+        told.append([name, type(failure).__name__, statistics.requests, statistics.tokens])
+
+    for inner in (NotingModel(), NotingStream(), NotingStream(breaks_after=2)):
+        model = ReuseChatModel(inner=inner, window_s=0)
+        model.invoke(_question("abc"))
+        ways: dict[str, Callable[[str], Any]] = {
+            "invoke": model.invoke,
+            "ainvoke": lambda prompt, model=model: asyncio.run(model.ainvoke(prompt)),
+            "stream": lambda prompt, model=model: list(model.stream(prompt)),
+            "astream": lambda prompt, model=model: asyncio.run(_all_of(model.astream(prompt))),
+            "batch": lambda prompt, model=model: model.batch(
+                [_question("mn", "q"), prompt, _question("mo", "q")], {"max_concurrency": 1}
+            ),
+        }
+        for word, (name, way) in zip(
+            ("xab", "ybc", "zca", "uab", "vca"), ways.items(), strict=True
+        ):
+            try:
+                way(_question(word, "fail"))
+            except (ConnectionError, TimeoutError) as error:
+                note(model, name, error)
+            else:
+                note(model, name, None)
+        told.append([digest(inner.calls), inner.calls[-1][-1]["content"][-40:]])
+        model.invoke(_question("bxyzca"))
+        told.append(inner.calls[-1])
+    return told
+
+
+async def _all_of(stream: Any) -> list[Any]:
+    return [piece async for piece in stream]
+
+
+@CASES
 def model_calls_at_a_time() -> Any:
     """Calls of tasks and of threads that come together are planned together."""
     prompts = [_question(word, f"q{number}") for number, word in enumerate(_BATCH)]
@@ -413,7 +453,15 @@ def agent_with_context() -> Any:
         planner=planner,
     )
     _ask(both, "ab Both?")
-    return {"calls": model.calls, "state": messages_of(state)[-2:], "both": both_model.calls}
+    nameless = ScriptedModel(responses=[searching(0, "ab"), searching(1, "ba"), AIMessage("So.")])
+    agent = create_agent(nameless, [search_tool()], middleware=[ReuseMiddleware()])
+    agent.invoke({"messages": [HumanMessage("First?")]})
+    return {
+        "calls": model.calls,
+        "state": messages_of(state)[-2:],
+        "both": both_model.calls,
+        "without a thread": nameless.calls,
+    }
 
 
 @CASES

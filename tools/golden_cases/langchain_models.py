@@ -88,12 +88,17 @@ class NotingModel(BaseChatModel):
 
 
 class NotingStream(NotingModel):
-    """A noting model that answers word by word."""
+    """A noting model that answers word by word, and may break after some."""
+
+    breaks_after: int | None = None
 
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        for word in self._note(messages, {"stop": stop, "streams": True, **kwargs}).split():
+        text = self._note(messages, {"stop": stop, "streams": True, **kwargs})
+        for number, word in enumerate(text.split()):
+            if number == self.breaks_after:
+                raise TimeoutError("the stream broke")
             yield ChatGenerationChunk(message=AIMessageChunk(word + " "))
 
     async def _astream(

@@ -276,6 +276,36 @@ def model_batches() -> Any:
 
 
 @CASES
+def model_failures() -> Any:
+    """The planner forgets what was planned for calls that fail before anything came."""
+    told: list[Any] = []
+    for breaks in (False, True):
+        inner = NotingLLM(breaks=breaks)
+        llm = ReuseLLM(inner=inner, window_s=0)
+        llm.complete(_question("abc"))
+        for word, (name, way) in zip("pqrstuvw", _WAYS.items(), strict=True):
+            try:
+                way(llm, _question(f"{word}ab", "So?" if breaks else "fail"))
+            except (ConnectionError, TimeoutError) as error:
+                told.append(type(error).__name__)
+            statistics = llm.planner.statistics()
+            told.append([name, statistics.requests, statistics.tokens])
+        llm.complete(_question("bpqrca"))
+        told.append(inner.calls[-1])
+        chat = _chat_engine(inner, planner=llm.planner)
+        for text in ("ab One?", "yz fail", "ay Two?"):
+            try:
+                told.append(
+                    list(chat.stream_chat(text).response_gen) if breaks else chat.chat(text)
+                )
+            except (ConnectionError, TimeoutError) as error:
+                told.append(type(error).__name__)
+            told.append(llm.planner.statistics().requests)
+        told = [str(one) if not isinstance(one, (list, dict)) else one for one in told]
+    return told
+
+
+@CASES
 def model_calls_at_a_time() -> Any:
     """Calls of tasks and of threads that come together are planned together."""
     prompts = [_question(word, f"q{number}") for number, word in enumerate(_BATCH)]
@@ -372,6 +402,8 @@ def chat_engines_of_one_planner() -> Any:
     with request_context(conversation_id="again"):
         for text in ("abc One?", "cba Two?", "bd Three?"):
             planned.chat(text)
+    with request_context(conversation_id="known", history=HISTORY):
+        planned.chat("ab Four?")
     return [*map(digest, inner.calls), *inner.calls[-4:]]
 
 

@@ -52,11 +52,15 @@ class LetterRetriever(BaseRetriever):
 
 
 class NotingLLM(LLM):
-    """Answers "answer 1", "answer 2", ..., and notes what it is called with."""
+    """Answers "answer 1", "answer 2", ..., and notes what it is called with.
+
+    Where it `breaks`, streamed chats do after their first piece.
+    """
 
     context_window: int = 100_000
     num_output: int = 256
     is_chat_model: bool = True
+    breaks: bool = False
     additional_kwargs: dict[str, Any] = Field(default_factory=dict)
     _calls: list[Any] = PrivateAttr(default_factory=list)
     _lock: Any = PrivateAttr(default_factory=Lock)
@@ -147,6 +151,8 @@ class NotingLLM(LLM):
     def _chat_pieces(self, answer: ChatResponse) -> Iterator[ChatResponse]:
         text = str(answer.message.content)
         for end in (6, len(text)):
+            if self.breaks and end > 6:
+                raise TimeoutError("the stream broke")
             message = ChatMessage(role="assistant", content=text[:end])
             yield ChatResponse(message=message, delta=text[end - 6 if end == 6 else 6 : end])
 

@@ -209,30 +209,112 @@ def dispatched() -> Any:
     return found
 
 
+class Waves:
+    """Answers of an engine that are held back until no more requests come."""
+
+    def __init__(self) -> None:
+        self.waves: list[list[str]] = []
+        self._arrived: list[str] = []
+        self._released = asyncio.Event()
+
+    async def answer(self, body: dict[str, Any]) -> str:
+        """Answer when the wave that the request is part of is complete."""
+        released = self._released
+        self._arrived.append(_last(body))
+        await released.wait()
+        return "OK."
+
+    async def let_go(self, total: int) -> None:
+        """Answer wave after wave, until all requests have come."""
+        while sum(map(len, self.waves)) < total:
+            seen = -1
+            while seen != len(self._arrived) or not seen:
+                seen = len(self._arrived)
+                await asyncio.sleep(0.05)
+            self.waves.append(sorted(self._arrived))
+            self._arrived = []
+            released, self._released = self._released, asyncio.Event()
+            released.set()
+
+
+@CASES
+def leaders() -> Any:
+    """Followers wait for the first token of the request that they share most with."""
+    made = requests(14, seed=36, size=4, system="Be brief.")
+    made += requests(10, seed=37, size=4)
+    made += [ContextRequest([block(n)], f"turn {n}", conversation_id="c") for n in range(3)]
+
+    async def main(leader_first: bool, concurrency: int) -> list[Any]:
+        waves = Waves()
+        client = _client(EmulatedEngine(answer=waves.answer), model="emulated")
+        batch = ReusePlanner().plan_batch(made)
+        sending = dispatch(client, batch, concurrency=concurrency, leader_first=leader_first)
+        await asyncio.gather(sending, waves.let_go(len(made)))
+        return waves.waves
+
+    return {
+        "all": asyncio.run(main(True, 99)),
+        "some": asyncio.run(main(True, 6)),
+        "in order": asyncio.run(main(False, 6)),
+    }
+
+
 @CASES
 def pool() -> Any:
     """Where requests go, one after the other, and in which order those that wait are sent."""
 
-    async def one_by_one() -> list[Any]:
+    async def one_by_one(strategy: Any) -> list[Any]:
         engines = [EmulatedEngine(answer=_answer, capacity_tokens=4_000) for _ in range(3)]
-        async with pool_of(*engines) as engine_pool:
+        async with pool_of(*engines, strategy=strategy) as engine_pool:
             told = []
-            for request in requests(40, seed=34):
+            for request in requests(24, seed=34):
                 routed = engine_pool.route(request)
                 served = await engine_pool.complete(request, max_tokens=3)
                 told.append([routed, served.replica, _last({"messages": served.plan.messages()})])
                 told[-1] += [digest(served.plan.messages()), served.completion.cached_tokens]
             return told
 
+    async def plans_and_turns() -> list[Any]:
+        engines = [EmulatedEngine(answer=_answer) for _ in range(3)]
+        planner = ReusePlanner()
+        told: list[Any] = []
+        histories: dict[int, list[dict[str, Any]]] = {}
+        async with pool_of(*engines) as engine_pool:
+            for number, request in enumerate(requests(24, seed=38)):
+                if number % 2:
+                    prompt: Any = planner.plan(request)
+                else:
+                    name = number % 6
+                    prompt = ContextRequest(
+                        request.blocks,
+                        "And?",
+                        history=histories.get(name, []),
+                        conversation_id=name,
+                    )
+                routed = engine_pool.route(prompt)
+                served = await engine_pool.complete(prompt, max_tokens=3)
+                sent = served.plan.messages()
+                told.append([routed, served.replica, digest(sent), served.completion.cached_tokens])
+                if not number % 2:
+                    answer = {"role": "assistant", "content": served.completion.text}
+                    histories[name] = [*sent, answer]
+        return told
+
     async def together() -> list[str]:
         engine = EmulatedEngine(answer=_answer)
-        made = requests(20, seed=35)
+        made: list[Any] = requests(20, seed=35)
+        made += [ContextRequest([], f"no blocks {n}?") for n in range(5)]
         async with pool_of(engine, concurrency=1, window_s=0.1) as engine_pool:
             served = await asyncio.gather(*map(engine_pool.complete, made))
         assert [one.completion.text for one in served] == [f"Said to {one.query}" for one in made]
         return [f"{_last(body)} {digest(body['messages'])}" for body in engine.requests]
 
-    return {"one by one": asyncio.run(one_by_one()), "together": asyncio.run(together())}
+    ways = ("reuse", "paper", "none")
+    return {
+        "one by one": {way: asyncio.run(one_by_one(way)) for way in ways},
+        "plans and turns": asyncio.run(plans_and_turns()),
+        "together": asyncio.run(together()),
+    }
 
 
 @CASES

@@ -210,9 +210,17 @@ def retrievers() -> Any:
             ]
             other = [await engine.retrieve(asked, 4, retriever="words") for asked in _QUESTIONS]
             found["named"] = [[b.id for b in result.documents] for result in other]
+        shuffled = FusedRetriever({f"r{seed}": _shuffling(seed) for seed in range(4)})
+        found["shuffled"] = [b.id for b in await shuffled.retrieve("?", 30)]
         return found
 
     return asyncio.run(main())
+
+
+def _shuffling(seed: int) -> CallableRetriever:
+    """Return a retriever that finds some blocks in an order of its own."""
+    chosen = sorted(range(40), key=lambda number: Random(f"{seed} {number}").random())
+    return CallableRetriever(lambda query, k: [_BLOCKS[number] for number in chosen][:k])
 
 
 @CASES

@@ -1,4 +1,4 @@
-"""Who answers, for what users have at hand."""
+"""The AgentModel for the model, address or pool that a user gives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 from langchain_core.runnables import Runnable
 
 from chain_of_agents.models.agent_model import AgentModel
-from chain_of_agents.models.langchain_model import LangChainModel
-from chain_of_agents.models.llamaindex_model import LlamaIndexModel
+from chain_of_agents.models.framework_models import LangChainModel, LlamaIndexModel
 from chain_of_agents.models.pool_model import PoolModel
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -23,17 +22,17 @@ def as_model(
     params: Mapping[str, Any],
     client: Mapping[str, Any],
 ) -> AgentModel:
-    """Return who answers, for what users have at hand.
+    """Return the AgentModel for what the user gives.
 
     Args:
         llm: A LangChain chat model, a LlamaIndex LLM, an address or several, or an `EnginePool`.
         planner: Plans the prompts; a pool's replicas get planners with its settings.
-        concurrency: Calls under way at a time, at each engine.
-        params: What each call to an engine sends besides.
+        concurrency: Requests that run at a time on each engine.
+        params: Sent with each request to an engine.
         client: Arguments of an `EnginePool` that is made here.
 
     Raises:
-        InvalidRequestError: If it is none of these, or has options that are for another kind.
+        InvalidRequestError: wrong type, or options that belong to another kind of model.
     """
     if isinstance(llm, EnginePool):
         if client:

@@ -1,23 +1,24 @@
-"""Engines behind OpenAI-compatible addresses, as whoever answers."""
+"""AgentModel backed by engines behind OpenAI-compatible addresses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from chain_of_agents.models.agent_model import AgentRequest, Reply, ReplyStream
+from langchain_core.runnables import RunnableConfig
+
+from chain_of_agents.models.agent_model import AgentReply, AgentRequest, OnPiece
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.pool_result import PoolResult
 
 
 class PoolModel:
-    """Engines behind OpenAI-compatible addresses.
+    """AgentModel backed by an `EnginePool`.
 
     Args:
         pool: The engines.
-        params: What each call sends besides: `temperature`, `extra_body`, ...
+        params: Sent with each request: `temperature`, `extra_body`, ...
         owned: Whether the chain has made the pool, and so closes it.
     """
 
@@ -29,63 +30,47 @@ class PoolModel:
                 "params must not have max_tokens; give note_tokens and answer_tokens"
             )
         check_params(params)
-        self._pool = pool
+        self.engines = pool
         self._params = dict(params)
         self._owned = owned
 
-    def all_engines(self) -> tuple[str, ...]:
-        """Return the names of all replicas."""
-        return self._pool.names
-
-    def engines(self) -> tuple[str, ...]:
-        """Return the names of the replicas that may be sent something."""
-        return self._pool.available()
-
-    def generation(self, engine: str) -> int:
-        """Return how often a replica has been found with an empty cache."""
-        return self._pool.generation(engine)
-
     async def context_window(self) -> int | None:
         """Return what the engines say."""
-        return await self._pool.context_window()
+        return await self.engines.context_window()
 
-    async def ask(self, ask: AgentRequest) -> Reply:
-        """Send a call to the agent's replica, or where the pool sends it."""
-        return _reply(await self._pool.complete(ask.request, **self._arguments(ask)))
-
-    async def stream(self, ask: AgentRequest, into: ReplyStream) -> AsyncGenerator[str]:
-        """Yield the answer's pieces."""
-        async with self._pool.stream(ask.request, **self._arguments(ask)) as pieces:
-            async for piece in pieces:
-                yield piece
-            into.reply = _reply(pieces.served)
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        """Send a request to the agent's replica, or to the one that the pool chooses."""
+        options: dict[str, Any] = {
+            "replica": request.replica,
+            "session_id": request.session_id,
+            "limit_s": request.limit_s,
+            "max_tokens": request.max_tokens,
+            **self._params,
+        }
+        if on_piece is None:
+            result = await self.engines.complete(request.context, **options)
+        else:
+            async with self.engines.stream(request.context, **options) as pieces:
+                async for piece in pieces:
+                    on_piece(piece)
+            result = pieces.served
+        completion = result.completion
+        return AgentReply(
+            text=completion.text,
+            plan=result.plan,
+            replica=result.replica,
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            completion_tokens=completion.completion_tokens,
+        )
 
     async def disconnect(self) -> None:
         """Close the connections of the running event loop."""
-        await self._pool.disconnect()
+        await self.engines.disconnect()
 
     async def aclose(self) -> None:
-        """Close the pool, if it is the chain's own."""
+        """Close the pool, if the chain has made it."""
         if self._owned:
-            await self._pool.aclose()
-
-    def _arguments(self, ask: AgentRequest) -> dict[str, Any]:
-        return {
-            "replica": ask.replica,
-            "session_id": ask.session_id,
-            "limit_s": ask.limit_s,
-            "max_tokens": ask.max_tokens,
-            **self._params,
-        }
-
-
-def _reply(served: PoolResult) -> Reply:
-    completion = served.completion
-    return Reply(
-        text=completion.text,
-        plan=served.plan,
-        replica=served.replica,
-        prompt_tokens=completion.prompt_tokens,
-        cached_tokens=completion.cached_tokens,
-        completion_tokens=completion.completion_tokens,
-    )
+            await self.engines.aclose()

@@ -1,17 +1,23 @@
-"""What a chain did: who read what, noted what, and at what cost."""
+"""One agent's call: what it read and noted, at what cost, and whether it was answered."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId
+from ctxreuse.errors import CtxreuseError
 
 Role: TypeAlias = Literal["worker", "manager"]
 
 Outcome: TypeAlias = Literal["answered", "empty", "garbage", "failed", "timed out"]
-"""What became of an agent's call; of those that did not answer, no note goes on."""
+"""How an agent's call ended; only an answered one hands on a note."""
+
+_REPEATED_WORDS = 24
+_REPEATED_SHARE = 0.8
+_UNREADABLE_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +28,18 @@ class Step:
         role: Whether it is a worker or the manager.
         agent: The worker's number, from 0; -1 for the manager.
         position: Its segment's place among the segments, from 0; -1 for the manager.
-        documents: Ids of the documents, or parts of them, that were its to read in this call.
-        shown_before: Ids of those that it was only pointed to, for it had read them earlier in the
-            conversation.
+        documents: Ids of the documents, or parts of them, that it had to read in this call.
+        shown_before: Ids of those that the prompt only points to, because the agent has read them
+            earlier in the conversation.
         labels: What each label in its prompt stands for.
         note: What it wrote, as it came.
-        outcome: What became of the call.
+        outcome: How the call ended.
         error: Why it was not answered, without any text of documents; empty if it was.
-        remark: What else there is to say, such as that a history was left out to fit the model.
+        remark: A remark, such as that a history was left out to fit the model.
         replica: The engine that answered; empty where there is only one model.
-        prompt_tokens: Tokens of its prompt; None where the model does not tell.
+        prompt_tokens: Tokens of its prompt; None where the model does not report them.
         cached_tokens: Those served from the prefix cache; None is unknown, not 0.
-        completion_tokens: Tokens of its answer; None where the model does not tell.
+        completion_tokens: Tokens of its answer; None where the model does not report them.
         began_s: When the call began, in seconds from the chain's beginning.
         ended_s: When it ended.
     """
@@ -57,59 +63,41 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What the step is called: "worker 3" or "manager"."""
+        """The agent's name: "worker 3" or "manager"."""
         return "manager" if self.role == "manager" else f"worker {self.agent}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """What a chain did with one question.
+def outcome_of(text: str | None) -> Outcome:
+    """Return whether a model's text is a note, empty, or garbage.
 
-    Attributes:
-        question: The question.
-        mode: "sequential" or "parallel".
-        steps: The workers' calls in the order of their segments, then the manager's.
+    Garbage is unreadable: no text at all, no letter or digit in it, many characters that cannot be
+    printed, or one word over and over.
     """
+    if text is None:
+        return "garbage"
+    if not text.strip():
+        return "empty"
+    if not any(character.isalnum() for character in text):
+        return "garbage"
+    unreadable = sum(not character.isprintable() and not character.isspace() for character in text)
+    if text.count("\ufffd") + unreadable > _UNREADABLE_SHARE * len(text):
+        return "garbage"
+    words = text.split()
+    [(_, most)] = Counter(words).most_common(1)
+    if len(words) >= _REPEATED_WORDS and most > _REPEATED_SHARE * len(words):
+        return "garbage"
+    return "answered"
 
-    question: str
-    mode: str
-    steps: tuple[Step, ...] = ()
 
-    @property
-    def answer(self) -> str:
-        """The manager's answer; empty if there is none."""
-        return "".join(step.note for step in self.steps if step.role == "manager")
+def failure_of(error: BaseException) -> tuple[Outcome, str]:
+    """Return whether an error is a timeout, and its description.
 
-    @property
-    def workers(self) -> tuple[Step, ...]:
-        """The workers' calls."""
-        return tuple(step for step in self.steps if step.role == "worker")
-
-    @property
-    def failures(self) -> tuple[Step, ...]:
-        """The calls that were not answered as they should be."""
-        return tuple(step for step in self.steps if step.outcome != "answered")
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, as far as the models told."""
-        return sum(step.prompt_tokens or 0 for step in self.steps)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Those served from the prefix cache, as far as the models told."""
-        return sum(step.cached_tokens or 0 for step in self.steps)
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds from the beginning to the end of the last call."""
-        return max((step.ended_s for step in self.steps), default=0.0)
-
-    def to_html(self) -> str:
-        """Return a page that shows the chain: one file, no network, no script."""
-        from chain_of_agents.trace.trace_page import render
-
-        return render(self)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    The description leaves out the messages of client libraries, which may quote documents.
+    """
+    description = str(error) if isinstance(error, CtxreuseError) else type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
+            return "timed out", description
+        cause = cause.__cause__
+    return "failed", description

@@ -1,4 +1,4 @@
-"""One group of an engine's cache blocks, as its events tell of them, laid out as a prefix tree."""
+"""The prefix tree of one group of an engine's cache blocks, built from its events."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class BlockTree:
     """The blocks of one group, each below its parent.
 
     Invariants: `_children` names every block under its parent, also where the parent itself is not
-    here: it was removed, or stored before anybody listened. A block is *reached* if all blocks
+    here: it was removed, or stored before the listener started. A block is *reached* if all blocks
     above it are here; only reached blocks serve a prompt. A name is attached to the last block of
     its prompt that was reached; when a block above is dropped, the name moves up and its prompt's
     new length is noted in `lowered`.
 
-    What a late listener can know: an engine stores a block only on top of blocks that are in its
-    cache. A block with an unknown parent so says that everything before it is there, too, but not
-    what that is. When a prompt turns up that goes on in just these blocks, to its last full one,
+    A listener that started late can infer this: an engine stores a block only on top of blocks that
+    are in its cache. So a block with an unknown parent says that everything before it is there, but
+    not what it is. When a prompt turns up that goes on in just these blocks, to its last full one,
     then what stands before them in this prompt is *implied*. Implied blocks have no hash, so their
     removal cannot be seen: the removal of any unknown hash drops them all.
 
@@ -184,7 +184,7 @@ class BlockTree:
         return self._end_of(path)
 
     def detach(self, name: Name) -> None:
-        """Follow a name no more."""
+        """Stop following a name."""
         end = self._ends.pop(name, None)
         if end is not None:
             self._blocks[end].names.discard(name)

@@ -1,4 +1,4 @@
-"""What an engine's prefix cache holds, as its own events tell: no hash is recomputed."""
+"""What an engine's prefix cache holds according to its own events; no hash is recomputed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from ctxreuse.cache.kv_events.block_tree import (
     PromptBlocks,
     block_link,
 )
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_integer
+from ctxreuse.errors import InvalidRequestError
 
 _MOST_GROUPS = 64
 
 
 class EngineBlocks:
-    """Mirrors an engine's cache blocks and says how much of a prompt stands there.
+    """Mirrors an engine's cache blocks, and says how much of a prompt the engine holds.
 
     Blocks are found by their tokens and their parent, so nothing is assumed about how the engine
     hashes. Where a model has several groups of layers, each group stores its own blocks, and a
     prompt is held as far as all groups hold it; groups that store parts of prompts only (sliding
-    windows, state-space layers) are left out, for what they keep follows from the others' hits.
+    windows, state-space layers) are left out, because what they keep follows from the others' hits.
 
     A listener that came late does not know the blocks that were stored before. What follows on top
     of them tells that they are there; see `BlockTree`. What is not certain counts as not held.
@@ -33,7 +34,7 @@ class EngineBlocks:
         max_blocks: How many blocks are remembered (some 500 bytes each); the oldest go first.
 
     Raises:
-        InvalidRequestError: If that is no integer from 1.
+        InvalidRequestError: wrong type or out of range.
 
     Example:
         >>> blocks = EngineBlocks()
@@ -47,11 +48,7 @@ class EngineBlocks:
     """
 
     def __init__(self, max_blocks: int = 500_000) -> None:
-        if not isinstance(max_blocks, int) or max_blocks < 1:
-            raise InvalidRequestError(
-                f"max_blocks must be an integer from 1, not {describe(max_blocks)}"
-            )
-        self._max_blocks = max_blocks
+        self._max_blocks = checked_integer("max_blocks", max_blocks, 1)
         self._trees: dict[int, BlockTree] = {}
         self._partial: set[int] = set()
         self._knows_salts = False
@@ -75,7 +72,7 @@ class EngineBlocks:
         *,
         whole_prompts: bool = True,
     ) -> bool:
-        """Take note of stored blocks.
+        """Note stored blocks.
 
         Args:
             block_hashes: The engine's names of the blocks, in order.
@@ -109,7 +106,7 @@ class EngineBlocks:
         return True
 
     def removed(self, block_hashes: Sequence[BlockHash], group: int = 0) -> None:
-        """Take note of removed blocks; an unknown one drops all that was only implied.
+        """Note removed blocks; an unknown one drops all that was only implied.
 
         Args:
             block_hashes: The engine's names of the blocks.
@@ -121,7 +118,7 @@ class EngineBlocks:
                 tree.removed(block_hash)
 
     def cleared(self) -> None:
-        """Take note that the engine has dropped everything."""
+        """Note that the engine has dropped everything."""
         for tree in self._trees.values():
             tree.clear()
 
@@ -136,7 +133,7 @@ class EngineBlocks:
             lora: The name of the LoRA adapter that it is for.
 
         Raises:
-            InvalidRequestError: If the tokens are no integers.
+            InvalidRequestError: the tokens are not integers.
         """
         prompt = self._prompt(token_ids, cache_salt, lora)
         return min((tree.held_tokens(prompt) for tree in self._whole_trees()), default=0)
@@ -163,13 +160,13 @@ class EngineBlocks:
             How many leading tokens the engine holds.
 
         Raises:
-            InvalidRequestError: If the tokens are no integers.
+            InvalidRequestError: the tokens are not integers.
         """
         prompt = self._prompt(token_ids, cache_salt, lora)
         return min((tree.attach(name, prompt) for tree in self._whole_trees()), default=0)
 
     def unfollow(self, name: Name) -> None:
-        """Follow a prompt no more."""
+        """Stop following a prompt."""
         for tree in self._trees.values():
             tree.detach(name)
 
@@ -195,7 +192,7 @@ class EngineBlocks:
     def _prompt(
         self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None
     ) -> PromptBlocks:
-        # an engine that never named a salt does not tell blocks of different salts apart
+        # an engine that has never named a salt does not tell blocks of different salts apart
         salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
         adapters = () if lora is None else (lora,)
         return PromptBlocks(token_array(token_ids), adapters + salts, adapters)
@@ -205,7 +202,7 @@ def token_array(token_ids: Sequence[int]) -> array[int]:
     """Return token ids in a compact form.
 
     Raises:
-        InvalidRequestError: If they are no integers of 64 bits.
+        InvalidRequestError: not integers of 64 bits.
     """
     try:
         return array("q", list(token_ids))  # a list: bytes would be taken as memory

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 from ctxreuse.cache import prompt_ends
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, token_array
 from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentRequest
-from ctxreuse.cache.kv_events.sequence import Arrival, EventSequence
 from ctxreuse.cache.kv_events.sockets import EventSockets, Received
 from ctxreuse.cache.kv_events.wire_format import decode_batch
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_string
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
@@ -34,14 +35,14 @@ class KVEventStatistics:
     Attributes:
         batches: Messages that were applied.
         events: Events in them that were used.
-        skipped: Messages and events that were passed over: unknown, broken, of other memory.
+        skipped: Messages and events that were skipped: unknown, broken, of other memory.
         gaps: How often messages were missing.
         replays: How often messages were asked for again.
         restarts: How often the engine was gone or started anew.
-        losses: How often messages were missing for good, so that nothing was certain any more.
+        losses: How often messages were lost, so that nothing was certain any more.
         last_seq: The number of the last message that was applied.
         requests: How many requests are followed.
-        faults: How often handling events failed by a fault of ours; the index was emptied.
+        faults: How often handling events failed by an internal error; the index was emptied.
     """
 
     batches: int = 0
@@ -56,8 +57,59 @@ class KVEventStatistics:
     faults: int = 0
 
 
+class Arrival(Enum):
+    """What a live message is to the listener."""
+
+    NEXT = auto()
+    """The one that was expected."""
+    FIRST = auto()
+    """The first one seen: of the stream if its number is 0, else the listener is late."""
+    KNOWN = auto()
+    """One that a replay has brought already."""
+    AFTER_GAP = auto()
+    """One before which others are missing."""
+    RESTARTED = auto()
+    """The first one seen of a sender that has started anew."""
+
+
+class EventSequence:
+    """Follows the numbers of live and replayed messages, so that each is applied once, in order.
+
+    A sender counts from 0 and never goes back, so a live number that is not greater than the live
+    one before it belongs to a new sender. Replayed messages run ahead of the live ones, which then
+    arrive a second time.
+    """
+
+    def __init__(self) -> None:
+        self.applied: int | None = None
+        """The last message that was applied; None before the first."""
+        self._live: int | None = None
+
+    def arrive(self, number: int) -> Arrival:
+        """Return what a live message is."""
+        restarted = self._live is not None and number <= self._live
+        if restarted:
+            self.applied = None
+        self._live = number
+        if restarted:
+            return Arrival.RESTARTED
+        if self.applied is None:
+            return Arrival.FIRST
+        if number <= self.applied:
+            return Arrival.KNOWN
+        return Arrival.NEXT if number == self.applied + 1 else Arrival.AFTER_GAP
+
+    def is_next(self, number: int) -> bool:
+        """Return whether nothing is missing before a message."""
+        return self.applied is None or number == self.applied + 1
+
+    def reset(self) -> None:
+        """Forget the sender."""
+        self.applied = self._live = None
+
+
 class KVEventSync:
-    """Keeps a planner's index at what the engine holds, by vLLM's KV-cache events.
+    """Follows vLLM's KV-cache events, so that a planner's index holds what the engine holds.
 
     Start vLLM with::
 
@@ -68,8 +120,8 @@ class KVEventSync:
     to `EngineClient(events=...)`, which does; the index is then trimmed to the blocks of each
     prompt that the engine still holds. Missing messages are asked for again at the replay endpoint,
     and all that the engine remembers when the thread starts. When the engine is gone, starts anew,
-    drops its whole cache, or messages are missing for good, the index is emptied: what is planned
-    from then on counts.
+    drops its whole cache, or messages are lost, the index is emptied: what is planned from then on
+    counts.
 
     Without a replay endpoint, vLLM can be asked to report what a request found in the cache: send
     `extra_body={"vllm_xargs": {"kv_cache_report_mode": "full"}}`.
@@ -79,12 +131,12 @@ class KVEventSync:
     not followed: tell the planner with `evict` when they fail.
 
     Args:
-        planner: Whose index is kept.
+        planner: The planner whose index follows.
         endpoint: Where the engine publishes, to connect to: "tcp://127.0.0.1:5557".
-        replay_endpoint: Where it takes requests for replays. Without it, missing messages are
-            missing for good, and blocks stored before the start are known only by what is stored on
-            top of them.
-        topic: The topic of the messages; those of others are passed over.
+        replay_endpoint: Where it takes requests for replays. Without it, missing messages
+            are lost, and blocks stored before the start are known only by what is stored on top of
+            them.
+        topic: The topic of the messages; those of other topics are skipped.
         tokenizer: The model's tokenizer with its chat template (of `transformers`), to know exactly
             where blocks end in a prompt; None estimates it.
         bind: Whether to bind the endpoint, for engines that connect to it (vLLM does so for
@@ -96,8 +148,8 @@ class KVEventSync:
         clock: Seconds from any start.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
-        MissingExtraError: If `pyzmq` or `msgspec` is not installed.
+        InvalidRequestError: wrong type or out of range.
+        MissingExtraError: `pyzmq` or `msgspec` is not installed.
     """
 
     def __init__(
@@ -115,14 +167,9 @@ class KVEventSync:
         max_blocks: int = 500_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not isinstance(planner, ReusePlanner):
-            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
-        if not isinstance(topic, str):
-            raise InvalidRequestError(f"topic must be a string, not {describe(topic)}")
-        if not isinstance(max_requests, int) or max_requests < 1:
-            raise InvalidRequestError(
-                f"max_requests must be an integer from 1, not {describe(max_requests)}"
-            )
+        checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
+        checked_string("topic", topic)
+        checked_integer("max_requests", max_requests, 1)
         self._sockets = EventSockets(
             endpoint, replay_endpoint, topic, bind=bind, replay_timeout_s=replay_timeout_s
         )
@@ -131,7 +178,7 @@ class KVEventSync:
         self._clock = clock
         self._sequence = EventSequence()
         self._recorded: deque[SentRequest] = deque(maxlen=max_requests)
-        self._counts = _Counts()
+        self._counts: Counter[str] = Counter()  # by the fields of the statistics
         self._faults = FailOpen("KVEventSync", "the index is emptied", work="event handling")
         self._thread: Thread | None = None
         self._is_wanted = False
@@ -141,25 +188,18 @@ class KVEventSync:
     @property
     def stats(self) -> KVEventStatistics:
         """What has been seen so far."""
-        counts = self._counts
         return KVEventStatistics(
-            batches=counts.batches,
-            events=counts.events,
-            skipped=counts.skipped + self._sockets.skipped,
-            gaps=counts.gaps,
-            replays=counts.replays,
-            restarts=counts.restarts,
-            losses=counts.losses,
+            **(self._counts + Counter(skipped=self._sockets.skipped)),
             last_seq=self._sequence.applied,
             requests=self._requests.followed,
             faults=self._faults.faults,
         )
 
     def start(self) -> None:
-        """Start to follow; does nothing while that is going on.
+        """Start following; do nothing if that has begun.
 
         Raises:
-            InvalidRequestError: If the endpoint cannot be used.
+            InvalidRequestError: the endpoint cannot be used.
         """
         if self._thread is not None:
             return
@@ -172,7 +212,7 @@ class KVEventSync:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop to follow, and wait until that is done; the index stays as it is."""
+        """Stop following, and wait until that is done; the index stays as it is."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._is_wanted = False
@@ -205,16 +245,15 @@ class KVEventSync:
             plan: The request's plan.
             prompt_token_ids: The prompt (vLLM returns it with `return_token_ids`).
             block_ends: At which token each of `plan.blocks` ends (`ctxreuse.cache.block_ends`).
-                None asks the tokenizer or, where there is none or its template changes the text,
+                None asks the tokenizer or, without one or if its template changes the text,
                 estimates it from the shares of the text, rather too late than too early.
             cache_salt: The `cache_salt` that it was sent with.
             lora: The name of the LoRA adapter that it was for.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
+            InvalidRequestError: wrong type or out of range.
         """
-        if not isinstance(plan, Plan):
-            raise InvalidRequestError(f"plan must be a Plan, not {describe(plan)}")
+        checked_kind("plan", plan, Plan, "a Plan")
         tokens = token_array(prompt_token_ids)
         if block_ends is None:
             ends = self._find_ends(plan, len(tokens))
@@ -265,7 +304,7 @@ class KVEventSync:
     def _turn(self) -> bool:
         """Apply what has come; return whether nothing had, and no request waits to be judged."""
         is_gone = self._sockets.sender_is_gone()
-        batches = self._counts.batches
+        batches = self._counts["batches"]
         for message in self._sockets.received(None if is_gone else _AT_ONCE):
             self._take(message)
         if is_gone:
@@ -274,7 +313,7 @@ class KVEventSync:
         while self._recorded:
             self._requests.add(self._recorded.popleft())
         self._requests.settle(self._clock())
-        return batches == self._counts.batches and not self._requests.unsettled
+        return batches == self._counts["batches"] and not self._requests.unsettled
 
     def _take(self, message: Received) -> None:
         """Apply a live message, after those that are missing before it."""
@@ -282,7 +321,7 @@ class KVEventSync:
         if arrival is Arrival.RESTARTED:
             self._note_restart("the engine has started anew")
         if arrival is Arrival.AFTER_GAP:
-            self._counts.gaps += 1
+            self._counts["gaps"] += 1
         is_late = arrival in (Arrival.FIRST, Arrival.RESTARTED) and message.number > 0
         if arrival is Arrival.AFTER_GAP or is_late:
             applied = self._sequence.applied
@@ -292,7 +331,7 @@ class KVEventSync:
 
     def _replay(self, start: int) -> None:
         """Apply what the engine remembers from a number on."""
-        self._counts.replays += 1
+        self._counts["replays"] += 1
         for message in self._sockets.replayed(start, lambda: self._is_wanted):
             self._apply(message)
 
@@ -306,31 +345,20 @@ class KVEventSync:
         self._sequence.applied = message.number
         batch = decode_batch(message.payload)
         if batch is None:
-            self._counts.skipped += 1
+            self._counts["skipped"] += 1
             return
         used = sum(map(self._requests.apply, batch.events))
-        self._counts.batches += 1
-        self._counts.events += used
-        self._counts.skipped += batch.skipped + len(batch.events) - used
+        self._counts["batches"] += 1
+        self._counts["events"] += used
+        self._counts["skipped"] += batch.skipped + len(batch.events) - used
 
     def _note_restart(self, what: str) -> None:
-        self._counts.restarts += 1
+        self._counts["restarts"] += 1
         _log.info("%s: its cache counts as empty", what)
         self._requests.clear()
 
     def _lose(self) -> bool:
-        """Forget everything: from here on nothing is certain."""
-        self._counts.losses += 1
+        """Forget everything, because nothing is certain any more."""
+        self._counts["losses"] += 1
         self._requests.clear()
         return False
-
-
-@dataclass(slots=True)
-class _Counts:
-    batches: int = 0
-    events: int = 0
-    skipped: int = 0
-    gaps: int = 0
-    replays: int = 0
-    restarts: int = 0
-    losses: int = 0

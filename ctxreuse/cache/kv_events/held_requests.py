@@ -38,7 +38,7 @@ class _Held:
     """A request whose prompt is followed.
 
     `shared_ends` says for each block where the last of the engine's blocks ends that lies within
-    it: the next one holds the beginning of what follows, so nobody else can use it.
+    it: the next one holds the beginning of what follows, so no other prompt can use it.
     """
 
     shared_ends: list[int]
@@ -60,7 +60,7 @@ class HeldRequests:
         planner: Whose index is trimmed.
         blocks: The engine's blocks.
         max_requests: How many requests are followed; the oldest are then taken out of the index,
-            for their eviction would not be noticed.
+            because their eviction would go unnoticed.
         settle_s: Seconds after which a request's events must have come.
     """
 
@@ -111,7 +111,7 @@ class HeldRequests:
         return True
 
     def clear(self) -> None:
-        """Empty the index: the engine holds nothing any more, or nobody knows what."""
+        """Empty the index: the engine holds nothing any more, or it is unknown what."""
         for request_id in [*self._new, *self._held]:
             self._forget(request_id)
         self._blocks.cleared()

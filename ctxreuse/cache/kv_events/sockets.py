@@ -1,4 +1,4 @@
-"""The sockets on which an engine's cache events come: published, and replayed on demand."""
+"""Sockets that receive an engine's cache events: published, and replayed on demand."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class EventSockets:
 
     A message is `[topic, number, payload]`, the number in 8 bytes, the first byte the highest. A
     replay is asked for with a DEALER that sends `["", number]`; the messages from that number on
-    come back, and a last one with the number -1. It may be used in one thread at a time.
+    come back, and a last one with the number -1. Not thread-safe.
 
     Args:
         endpoint: Where messages are published.
-        replay_endpoint: Where replays are asked for; None where that is not possible.
-        topic: Messages of other topics are passed over.
+        replay_endpoint: Where replays are asked for; None if that is not possible.
+        topic: Messages of other topics are skipped.
         bind: Whether the sender connects.
         replay_timeout_s: Seconds to wait for the next replayed message.
 
     Raises:
-        InvalidRequestError: If an endpoint is none.
-        MissingExtraError: If `pyzmq` is not installed.
+        InvalidRequestError: wrong type, or not an address to connect to.
+        MissingExtraError: `pyzmq` is not installed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EventSockets:
         self._monitor: Any = None
         self._poller: Any = None
         self.skipped = 0
-        """How many messages were none of ours."""
+        """How many messages were of another topic, or broken."""
 
     @property
     def can_replay(self) -> bool:
@@ -92,7 +92,7 @@ class EventSockets:
         """Subscribe.
 
         Raises:
-            InvalidRequestError: If the endpoint cannot be used.
+            InvalidRequestError: the endpoint cannot be used.
         """
         zmq = self._zmq
         self._context = zmq.Context()

@@ -1,8 +1,8 @@
-"""vLLM's cache events as they come over the wire, decoded without trusting the sender.
+"""Decodes vLLM's cache events without trusting the sender.
 
 A batch is the array `[time, [events], data-parallel rank]`; an event is a map with its class's name
 under "type" (older versions: an array that begins with it), defaults omitted. Unknown events and
-fields are passed over, so that newer engines can be followed.
+fields are skipped, so that newer engines can be followed.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def decode_batch(payload: bytes) -> EventBatch | None:
         payload: The message's bytes.
 
     Returns:
-        The batch; None if these bytes are none.
+        The batch; None if the bytes do not hold one.
 
     Raises:
-        MissingExtraError: If `msgspec` is not installed.
+        MissingExtraError: `msgspec` is not installed.
     """
     try:
         import msgspec
@@ -113,7 +113,7 @@ def decode_batch(payload: bytes) -> EventBatch | None:
 
 
 def _event(raw: Any) -> CacheEvent | None:
-    """Return an event; None if it is not ours to follow."""
+    """Return an event; None if it cannot be used."""
     if isinstance(raw, list) and raw and isinstance(raw[0], str):
         raw = {"type": raw[0], **dict(zip(_FIELDS.get(raw[0], ()), raw[1:], strict=False))}
     if not isinstance(raw, dict):

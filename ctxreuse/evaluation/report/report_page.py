@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
-from ctxreuse.evaluation.report.html_page import HtmlPage
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import tables
 from ctxreuse.evaluation.traces.json_lines import file_errors

@@ -1,4 +1,4 @@
-"""What is closed at the end of an `async with` block."""
+"""A base class for what an `async with` block closes at its end."""
 
 from __future__ import annotations
 

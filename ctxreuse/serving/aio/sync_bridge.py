@@ -1,9 +1,9 @@
-"""Running what is asynchronous for callers that are not, even inside a running event loop.
+"""Runs coroutines for sync callers, even inside a running event loop.
 
 A connection belongs to the event loop in which it was made. Model objects keep theirs from call to
 call, so all sync calls to them share one event loop, which lasts as long as the process: in another
-one the next call would meet dead connections, and send its requests twice. What closes its
-connections after each call gets an event loop of its own.
+one the next call would meet dead connections, and send its requests twice. Code that closes its
+connections after each call gets its own event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _waiting: ContextVar[frozenset[asyncio.AbstractEventLoop]] = ContextVar(
 
 
 def waiting_loops() -> frozenset[asyncio.AbstractEventLoop]:
-    """Return the event loops that stand still until the running code has ended."""
+    """Return the event loops that are blocked until the running code has ended."""
     return _waiting.get()
 
 
@@ -34,7 +34,7 @@ def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _
 
     Args:
         work: Makes the coroutine.
-        lasting: Whether it runs in the event loop that lasts; else in one of its own.
+        lasting: Whether it runs in the event loop that lasts; else in a new one.
     """
     with _starting(lasting) as start:
         running = start(work)
@@ -45,7 +45,7 @@ def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _
 
 
 def iterate(work: Callable[[], AsyncIterator[_Piece]], *, lasting: bool) -> Iterator[_Piece]:
-    """Yield what an async iterator yields; who stops early cancels it.
+    """Yield what an async iterator yields; a caller that stops early cancels it.
 
     Args:
         work: Makes the iterator.
@@ -75,7 +75,7 @@ class _Start(Protocol):
 
 @contextmanager
 def _starting(lasting: bool) -> Iterator[_Start]:
-    # who waits for a call inside the lasting event loop would keep that call from running
+    # a caller that waited inside the lasting event loop would keep its own call from running
     token = _waiting.set(_waiting.get() | _loop_here())
     try:
         context = copy_context()  # a generator's caller goes on between the pieces

@@ -1,7 +1,7 @@
 """An event loop whose clock is virtual: it jumps to the next timer instead of waiting for it.
 
-What runs in it takes as long as its own computing, whatever it sleeps, and takes the same virtual
-time on every machine.
+A program that sleeps for hours runs as fast as it computes, and takes the same virtual time on
+every machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _Arguments = TypeVarTuple("_Arguments")
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop with a virtual clock, which starts at 0.
 
-    Nothing outside it may be waited for: no sockets, and work for other threads is done at once, in
-    this one.
+    Its tasks can wait for timers and each other only, not for sockets; work for other threads is
+    done at once, in this one.
 
     Raises:
-        RuntimeError: While it runs, if all tasks wait and no timer will wake one.
+        RuntimeError: While it runs: all tasks wait, and no timer will wake one.
     """
 
     _clock_resolution: float  # asyncio's

@@ -38,8 +38,8 @@ class CachedTokenReports:
     Many versions of vLLM leave `prompt_tokens_details` out where no token was cached (`if
     self.enable_prompt_tokens_details and num_cached_tokens`), so the first, cold prompts look as if
     the option were off. Once the engine has reported any, what is missing is 0. Before that it is
-    unknown, and that the option is off is certain only when a prompt that must have hit comes back
-    without: this is logged, once.
+    unknown. The option is certainly off only when a prompt that must have hit comes back without:
+    this is logged, once.
 
     Args:
         host: What the log line calls the engine.
@@ -52,7 +52,7 @@ class CachedTokenReports:
         self._answered: deque[bytes] = deque(maxlen=_LATEST)
 
     def expect(self, arguments: Mapping[str, Any]) -> Expectation:
-        """Return what must be cached of a request, by those answered so far.
+        """Return what must be cached of a request, judged by those answered so far.
 
         Args:
             arguments: All that is sent.

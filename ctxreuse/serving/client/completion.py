@@ -1,4 +1,4 @@
-"""What an engine answered to one request, and how it is read from a stream of chunks."""
+"""An engine's answer to one request, and its reader from a stream of chunks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Completion:
         text: The answer's text.
         request_id: The plan's request id; for bare messages the engine's id of the reply.
         finish_reason: Why the answer ends: "stop", "length", "tool_calls", ...
-        prompt_tokens: Tokens of the prompt; None where the server reports no usage.
+        prompt_tokens: Tokens of the prompt; None if the server reports no usage.
         cached_tokens: Those that came from the prefix cache; None is unknown, not 0. Many versions
             of vLLM report them only where there are some: what they leave out is unknown until
             the client has seen the engine report any, and 0 from then on.
-        completion_tokens: Tokens of the answer; None where the server reports no usage.
+        completion_tokens: Tokens of the answer; None if the server reports no usage.
         time_to_first_token_s: Seconds from sending the attempt that succeeded to its first token.
         total_s: Seconds from sending the first attempt to the end of the answer.
         attempts: How often the request was sent.
@@ -56,7 +56,7 @@ class Completion:
 
 
 class ChunkReader:
-    """Collects what the chunks of one streamed reply say, whatever they leave out."""
+    """Collects the chunks of one streamed reply, whatever they leave out."""
 
     def __init__(self) -> None:
         self.reply_id = ""

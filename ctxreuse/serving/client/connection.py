@@ -1,11 +1,14 @@
-"""The way to one engine: its address, retries, and errors in our words."""
+"""The connection to one engine: its address, retries, and errors."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.client.transient_errors import (
     client_library_errors,
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EngineConnection:
-    """Asks one engine, and asks again what failed for the moment.
+    """Sends requests to one engine, and sends again what may succeed then.
 
     Args:
         base_url: The engine's address, with or without `/v1`.
@@ -34,8 +37,8 @@ class EngineConnection:
         openai: The client of the `openai` package; it makes one attempt.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
-        MissingExtraError: If `openai` or `tenacity` is not installed.
+        InvalidRequestError: wrong type or out of range.
+        MissingExtraError: `openai` or `tenacity` is not installed.
     """
 
     def __init__(
@@ -47,13 +50,11 @@ class EngineConnection:
         backoff_s: float,
         timeout_s: float | None,
     ) -> None:
-        if not isinstance(retries, int) or retries < 0:
-            raise InvalidRequestError(f"retries must be an integer from 0, not {describe(retries)}")
         self._root = _root_of(base_url)
         self.host = urlsplit(self._root).netloc.rpartition("@")[2]
         self.openai = _openai_client(f"{self._root}/v1", api_key, http_client, timeout_s)
         self._owns_http = http_client is None
-        self._retries = retries
+        self._retries = checked_integer("retries", retries)
         self._backoff_s = backoff_s
 
     def attempts(self) -> Any:
@@ -71,7 +72,7 @@ class EngineConnection:
         """Return what a route outside the completions answers.
 
         Raises:
-            EngineError: If it does not.
+            EngineError: the engine does not answer.
         """
         attempts = 0
         try:
@@ -90,32 +91,31 @@ class EngineConnection:
         """Return the name of the engine's first model.
 
         Raises:
-            EngineError: If the engine does not say.
+            EngineError: the engine does not tell.
         """
-        page = await self.ask("GET", "/v1/models")
-        try:
-            name = json.loads(page)["data"][0]["id"]
-        except (ValueError, TypeError, LookupError):
-            name = None
+        name = await self._of_first_model("id")
         if not isinstance(name, str):
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
     async def max_model_len(self) -> int | None:
-        """Return what the engine's first model holds; None if the engine does not say.
+        """Return what the engine's first model holds; None if the engine does not tell.
 
         Raises:
-            EngineError: If the engine does not answer.
+            EngineError: the engine does not answer.
         """
-        page = await self.ask("GET", "/v1/models")
-        try:
-            length = json.loads(page)["data"][0]["max_model_len"]
-        except (ValueError, TypeError, LookupError):
-            return None
+        length = await self._of_first_model("max_model_len")
         return length if isinstance(length, int) and length > 0 else None
 
+    async def _of_first_model(self, field: str) -> object:
+        page = await self.ask("GET", "/v1/models")
+        try:
+            return json.loads(page)["data"][0][field]
+        except (ValueError, TypeError, LookupError):
+            return None
+
     def error(self, error: BaseException, attempts: int) -> EngineError:
-        """Return our error for a foreign one, without its message, which may hold the prompt.
+        """Return an EngineError without the message of the cause, which may hold the prompt.
 
         Args:
             error: One of `client_library_errors()`.
@@ -133,9 +133,40 @@ class EngineConnection:
         )
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are those of somebody's `http_client`."""
+        """Close the connections, unless an `http_client` of the user's has them."""
         if self._owns_http:
             await self.openai.close()
+
+
+class ModelName:
+    """A model's name: one that is given, or what a look-up finds.
+
+    Callers that wait at the same time share one look-up and its outcome, a failure included: at an
+    engine that is down no caller waits for the retries of others. After a failure the next caller
+    looks it up again.
+
+    Args:
+        name: The name; None looks it up.
+        look_up: Asks for it.
+    """
+
+    def __init__(self, name: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
+        self._name = name
+        self._look_up = look_up
+        self._task: asyncio.Task[None] | None = None
+
+    async def get(self) -> str:
+        """Return the name, or raise what the look-up raises."""
+        while self._name is None:
+            task = self._task
+            # a task of an event loop that is gone never ends
+            if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+                task = self._task = asyncio.create_task(self._find())
+            await asyncio.shield(task)  # a cancelled caller does not cancel it for the others
+        return self._name
+
+    async def _find(self) -> None:
+        self._name = await self._look_up()
 
 
 def _root_of(base_url: object) -> str:

@@ -1,4 +1,4 @@
-"""A client for engines that speak OpenAI's protocol, which tells what each prompt cost."""
+"""A client for engines that speak OpenAI's protocol; it tells what each prompt cost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -17,8 +19,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.client.cached_tokens import CachedTokenReports, Expectation
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import EngineConnection
-from ctxreuse.serving.client.model_name import ModelName
+from ctxreuse.serving.client.connection import EngineConnection, ModelName
 from ctxreuse.serving.client.request import EngineCall, Prompt, check_params, messages_of
 from ctxreuse.serving.client.stream import CompletionStream
 from ctxreuse.serving.client.transient_errors import BrokenReplyError, client_library_errors
@@ -32,19 +33,19 @@ class EngineClient(AsyncClosing):
     """Sends plans to an OpenAI-compatible engine and measures each request.
 
     Answers are streamed inside, to see the first token. Broken connections, 429 and 5xx are tried
-    again, with growing random waits, but never once the caller has got a piece of the answer. A
-    request that fails for good or is cancelled is told to the planner, which then does not expect
-    its prompt in the engine's cache. Nothing is added to a call that was not asked for.
+    again, with growing random waits, but never once the caller has got a piece of the answer. The
+    planner is told of a request that fails for good or is cancelled, so that it does not expect the
+    prompt in the engine's cache. Nothing is added to a call that was not asked for.
 
     Args:
         base_url: The engine's address, with or without `/v1`.
         model: The model's name; None takes `lora` or asks the engine, once.
         api_key: Its key; vLLM takes any unless it was started with one.
-        planner: Who is told of failed requests.
-        shadow: Who is told of answered requests, for engines that report no evictions.
-        events: Who is told which tokens a prompt had, for engines that do.
+        planner: Is told of failed requests.
+        shadow: Is told of answered requests, for engines that report no evictions.
+        events: Is told which tokens a prompt had, for engines that report evictions.
         lora: The name of the LoRA adapter that `model` is, if it is one: `events` needs to know,
-            since the engine keeps the blocks of each adapter apart. A call with another `model=`
+            because the engine keeps the blocks of each adapter apart. A call with another `model=`
             counts as one without an adapter.
         http_client: An `httpx.AsyncClient` of your own, which you close; None makes one.
         retries: How often a request is sent again.
@@ -58,8 +59,8 @@ class EngineClient(AsyncClosing):
         clock: Seconds from any start.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
-        MissingExtraError: If `openai` or `tenacity` is not installed.
+        InvalidRequestError: wrong type or out of range.
+        MissingExtraError: `openai` or `tenacity` is not installed.
 
     Example:
         >>> import asyncio, httpx
@@ -95,10 +96,8 @@ class EngineClient(AsyncClosing):
         salt_key: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if planner is not None and not isinstance(planner, ReusePlanner):
-            raise InvalidRequestError(f"planner must be a ReusePlanner, not {describe(planner)}")
-        if lora is not None and not isinstance(lora, str):
-            raise InvalidRequestError(f"lora must be an adapter's name, not {describe(lora)}")
+        checked_kind("planner", planner, (ReusePlanner, NoneType), "a ReusePlanner")
+        checked_kind("lora", lora, (str, NoneType), "an adapter's name")
         for name, value, known in (
             ("cache_salt", cache_salt, "tenant"),
             ("session_id", session_id, "conversation"),
@@ -153,8 +152,8 @@ class EngineClient(AsyncClosing):
             The answer and what it cost.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
-            EngineError: If the engine did not answer; the client's own error is its cause.
+            InvalidRequestError: wrong type or out of range.
+            EngineError: the engine did not answer; the cause is the library's error.
         """
         call = self._call(prompt, cache_salt, session_id, params, on_first_token)
         with self._reporting(call):
@@ -186,7 +185,7 @@ class EngineClient(AsyncClosing):
             left early is cancelled at once.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
+            InvalidRequestError: wrong type or out of range.
         """
         call = self._call(prompt, cache_salt, session_id, params)
         return CompletionStream(call, self._stream(call), lambda: self._drop(call))
@@ -195,7 +194,7 @@ class EngineClient(AsyncClosing):
         """Return the model's name: the one given, or the engine's first one.
 
         Raises:
-            EngineError: If the engine does not say.
+            EngineError: the engine does not tell.
         """
         return await self._model.get()
 
@@ -203,17 +202,17 @@ class EngineClient(AsyncClosing):
         """Ask the engine whether it is ready (vLLM's `/health`).
 
         Raises:
-            EngineError: If it is not.
+            EngineError: it is not.
         """
         await self._connection.ask("GET", "/health")
 
     async def context_window(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer; None if the engine is silent.
+        """Return the tokens of the longest prompt with its answer; None if it does not tell.
 
         vLLM tells it as the model's `max_model_len`.
 
         Raises:
-            EngineError: If the engine does not answer.
+            EngineError: the engine does not answer.
         """
         return await self._connection.max_model_len()
 
@@ -221,7 +220,7 @@ class EngineClient(AsyncClosing):
         """Return what the engine's `/metrics` say about its prefix cache.
 
         Raises:
-            EngineError: If the engine does not answer.
+            EngineError: the engine does not answer.
         """
         return PrefixCacheMetrics.parse(await self._connection.ask("GET", "/metrics"))
 
@@ -229,8 +228,8 @@ class EngineClient(AsyncClosing):
         """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
 
         Raises:
-            InvalidRequestError: If the prompt is of the wrong kind.
-            EngineError: If the engine has no such route.
+            InvalidRequestError: wrong type.
+            EngineError: the engine has no such route.
         """
         body = {"model": await self.model(), "messages": messages_of(prompt)}
         try:
@@ -252,7 +251,7 @@ class EngineClient(AsyncClosing):
             self._planner.evict([plan.request_id])
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are those of an `http_client` of yours."""
+        """Close the connections, unless an `http_client` of yours has them."""
         await self._connection.aclose()
 
     def _call(
@@ -263,7 +262,7 @@ class EngineClient(AsyncClosing):
         params: Mapping[str, Any],
         on_first_token: Callable[[], object] | None = None,
     ) -> EngineCall:
-        """Put together what is sent."""
+        """Return the call for a prompt."""
         check_params(params)
         messages = messages_of(prompt)
         plan = prompt if isinstance(prompt, Plan) else None
@@ -344,7 +343,7 @@ class EngineClient(AsyncClosing):
         return completion
 
     def _note(self, call: EngineCall, completion: Completion) -> None:
-        """Tell the caches' observers what the engine has seen."""
+        """Tell what the engine has seen to those that follow its cache."""
         if call.plan is None:
             return
         if self._shadow is not None and completion.prompt_tokens is not None:
@@ -365,7 +364,7 @@ class EngineClient(AsyncClosing):
 
     @contextmanager
     def _reporting(self, call: EngineCall) -> Iterator[None]:
-        """Map foreign errors to ours; whatever goes wrong, the planner hears of it."""
+        """Map the libraries' errors to EngineError; tell the planner of any error."""
         try:
             yield
         except BaseException as error:

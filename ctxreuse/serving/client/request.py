@@ -1,4 +1,4 @@
-"""One request of a client: what is sent, and what has come of it so far."""
+"""One request of a client: what is sent, and what has come back so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import Message, copied_message
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.cached_tokens import Expectation
@@ -26,8 +27,8 @@ class EngineCall:
         plan: Its plan; None for bare messages.
         arguments: What `chat.completions.create` is called with, but for the model's name.
         on_first_token: Called when the first token has come.
-        reader: Collects what the attempt that is going on brings.
-        expectation: What the prefix cache must hold of it.
+        reader: Collects what the current attempt brings.
+        expectation: What the prefix cache must hold of its prompt.
         attempts: How often it was sent.
         began_at: When it was sent first, in seconds of the client's clock.
         attempt_began_at: When it was sent last.
@@ -47,7 +48,7 @@ class EngineCall:
     completion: Completion | None = None
 
     def begin(self, now: float, expectation: Expectation) -> None:
-        """Begin an attempt; what an earlier one has brought is dropped."""
+        """Begin an attempt; drop what an earlier one has brought."""
         self.attempts += 1
         if self.attempts == 1:
             self.began_at = now
@@ -67,7 +68,7 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
     """Return a prompt as chat messages, copied.
 
     Raises:
-        InvalidRequestError: If it is neither a plan nor a list of chat messages.
+        InvalidRequestError: neither a plan nor a list of chat messages.
     """
     if isinstance(prompt, Plan):
         return prompt.messages()
@@ -76,8 +77,7 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
             f"a prompt must be a Plan or a list of chat messages, not {describe(prompt)}"
         )
     for message in prompt:
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError(f"a chat message must be a dict, not {describe(message)}")
+        checked_kind("a chat message", message, Mapping, "a dict")
     return [copied_message(message) for message in prompt]
 
 
@@ -85,7 +85,7 @@ def check_params(params: Mapping[str, Any]) -> None:
     """Check what a caller adds to a request.
 
     Raises:
-        InvalidRequestError: If it is the client's to set, or asks for several answers.
+        InvalidRequestError: the client sets it, or it asks for several answers.
     """
     for name in _RESERVED:
         if name in params:

@@ -11,7 +11,7 @@ from ctxreuse.serving.client.request import EngineCall
 
 
 class CompletionStream(AsyncClosing):
-    """An answer that is on its way: an async iterator of its pieces.
+    """An answer in progress: an async iterator of its pieces.
 
     Made by `EngineClient.stream`. The request is sent when the first piece is asked for;
     `completion` is there once the iteration has ended.
@@ -30,7 +30,7 @@ class CompletionStream(AsyncClosing):
         """The whole answer and what it cost.
 
         Raises:
-            EngineError: If the answer has not ended.
+            EngineError: the answer has not ended.
         """
         if self._call.completion is None:
             raise EngineError("the answer has not ended; iterate over its pieces first")
@@ -44,10 +44,10 @@ class CompletionStream(AsyncClosing):
         return await anext(self._pieces)
 
     async def aclose(self) -> None:
-        """Cancel the request, unless it has ended; the planner hears of it.
+        """Cancel the request, unless it has ended, and tell the planner.
 
-        A request of which no piece was asked for is not sent any more, and the planner hears of
-        that, too.
+        A request of which no piece was asked for is not sent any more; the planner is told of that,
+        too.
         """
         if not self._has_begun:
             self._has_begun = True

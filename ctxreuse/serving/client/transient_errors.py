@@ -1,4 +1,4 @@
-"""Which errors of a request pass, so that sending it again may help, and how long to wait."""
+"""Which errors are transient, so that sending the request again may help; how long to wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
     return (
         openai.OpenAIError,
         BrokenReplyError,
-        OSError,  # a connection or TLS fault that nobody mapped
+        OSError,  # a connection or TLS fault that no library has mapped
         json.JSONDecodeError,
         UnicodeDecodeError,
         *(library.HTTPError for library in libraries),
@@ -36,7 +36,7 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
 def is_transient(error: BaseException) -> bool:
     """Return whether a request that failed so may succeed when it is sent again.
 
-    Broken connections, timeouts, 408, 409, 425, 429 and 5xx pass; other statuses do not.
+    Broken connections, timeouts, 408, 409, 425, 429 and 5xx are transient; other statuses are not.
     """
     status = status_of(error)
     return isinstance(error, client_library_errors()) if status is None else is_retryable(status)
@@ -46,13 +46,13 @@ def is_retryable(status: int | None) -> bool:
     """Return whether a request with this outcome may succeed when it is sent again.
 
     Args:
-        status: The HTTP status; None where no answer came at all.
+        status: The HTTP status; None if no answer came at all.
     """
     return status is None or status in _TRANSIENT_STATUS or status >= 500
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an error stands for; None where no answer came."""
+    """Return the HTTP status that an error stands for; None if no answer came."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
 

@@ -1,44 +1,56 @@
-"""An engine with continuous batching, step by step in emulated time: no clock, no model.
+"""The emulated engine: continuous batching and a prefix cache, in emulated time; no model.
 
-A step computes the prompts of requests that have just begun, as far as the step's budget goes, and
-gives one token to each request whose prompt is computed. Requests begin in the order in which they
-came, as soon as the cache has room for them, as in vLLM's scheduler.
+A step computes the prompts of requests that have just begun, up to the step's budget, and gives
+one token to each request whose prompt is computed. Requests begin in the order in which they came,
+as soon as the cache has room for them, as in vLLM's scheduler.
+
+Three doors lead to an engine: `ctxreuse.serving.EmulatedEngine` answers HTTP clients,
+`ctxreuse.workflow.EmulatedLLM` the generations of workflows, and a benchmark's client calls it
+directly. In an event loop with a virtual clock (`ctxreuse.serving.aio.virtual_time`) hours pass in
+a moment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import count
-from typing import NamedTuple
+from itertools import accumulate, count, repeat
 
 from ctxreuse.cache.simulator import PrefixCacheSimulator, RunningPrompt
 from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
 
 
 @dataclass(slots=True, eq=False)
-class EngineRequest:
+class BatchedRequest:
     """A request to a batching engine.
 
     Args:
         tokens: The prompt's token ids.
         answer: The token ids that the model will say, at least one.
         salt: vLLM's `cache_salt`.
-        chunk_tokens: After how many tokens of the answer, each time, a step says that it has
-            progressed; None says nothing before the end.
+        chunk_tokens: The reader hears of every chunk of this many answer tokens; None: only of the
+            end.
 
     Raises:
-        InvalidRequestError: If `chunk_tokens` is less than 1.
+        InvalidRequestError: wrong type or out of range.
 
     Attributes:
         usage: The prompt's tokens and how many came from the cache; None until it begins.
         running: Its hold on the cache, while it runs.
         to_prefill: Prompt tokens that are still to be computed.
-        was_aborted: Whether the client has left.
+        order: When its first token came, compared with other requests.
+        last_step: The step that ends its answer.
+        generated: Tokens of its answer that the reader may have.
+        failure: Why no more will come.
+        has_news: Set when `generated` or `failure` changes.
     """
 
     tokens: Sequence[int]
@@ -48,66 +60,69 @@ class EngineRequest:
     usage: CacheUsage | None = field(default=None, init=False)
     running: RunningPrompt | None = field(default=None, init=False)
     to_prefill: int = field(default=0, init=False)
-    was_aborted: bool = field(default=False, init=False)
+    order: int = field(default=0, init=False)
+    last_step: int = field(default=0, init=False)
+    generated: int = field(default=0, init=False)
+    failure: Exception | None = field(default=None, init=False)
+    has_news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
-        chunk = self.chunk_tokens
-        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-            raise InvalidRequestError(
-                f"chunk_tokens must be an integer from 1 or None, not {describe(chunk)}"
-            )
+        checked_optional_integer("chunk_tokens", self.chunk_tokens, 1)
+
+    async def more_than(self, tokens: int) -> int:
+        """Wait until the reader may have more tokens; return how many."""
+        while self.generated <= tokens:
+            if self.failure is not None:
+                raise self.failure
+            self.has_news.clear()
+            await self.has_news.wait()
+        return self.generated
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchStep:
     """What a step did.
 
     Attributes:
         duration_s: How long it took, in seconds.
         finished: Requests whose answer ended with it, in the order in which they began.
-        progressed: Requests whose answer grew by a whole chunk with it and goes on, in that order.
+        progressed: Requests whose answer grew by a whole chunk and goes on, in that order.
     """
 
     duration_s: float
-    finished: tuple[EngineRequest, ...]
-    progressed: tuple[EngineRequest, ...] = ()
-
-
-class _Answering(NamedTuple):
-    """A request that gets a token a step, ordered by when there is something to tell of it."""
-
-    next_step: int
-    number: int
-    last_step: int
-    request: EngineRequest
-
-    @classmethod
-    def after(cls, step: int, number: int, last_step: int, request: EngineRequest) -> _Answering:
-        """Return it with the end of its next chunk, or of its answer."""
-        chunk = request.chunk_tokens
-        following = last_step if chunk is None else min(step + chunk, last_step)
-        return cls(following, number, last_step, request)
+    finished: tuple[BatchedRequest, ...]
+    progressed: tuple[BatchedRequest, ...] = ()
 
 
 class BatchingEngine:
-    """Runs requests together, step by step.
+    """Runs requests together: step by step, or in the time of an event loop.
+
+    It has no task of its own: the loop's timers drive it while somebody waits for an answer. Each
+    step ends at a time of the loop's clock that follows from the step before, so timers which fire
+    late, as those of real loops do, slow nothing down in the long run.
 
     Args:
-        cache: The engine's prefix cache.
+        capacity_tokens: Size of the prefix cache, the one block included that vLLM keeps back; None
+            is unlimited.
+        block_size: Tokens of a cache block.
         rates: How long a step takes.
+        speed: How many times faster than its rates it runs in an event loop.
         max_running: Requests that run at a time (vLLM's `max_num_seqs`).
         max_step_tokens: Prompt tokens computed in a step (vLLM's `max_num_batched_tokens`).
 
     Attributes:
+        cache: The prefix cache.
+        block_size: Tokens of a cache block.
+        num_blocks: Blocks of the cache, the one kept back included; None is unlimited.
         usage: Tokens of all prompts that have begun, and how many were cached.
-        generated_tokens: Tokens of all answers, also of those that were left.
+        generated_tokens: Tokens of all answers, also of those that nobody read to the end.
 
     Raises:
-        InvalidRequestError: If a bound is less than 1.
+        InvalidRequestError: wrong type or out of range.
 
     Example:
-        >>> engine = BatchingEngine(PrefixCacheSimulator())
-        >>> engine.submit(EngineRequest(tokens=range(1_000), answer=[1, 2]))
+        >>> engine = BatchingEngine()
+        >>> engine.submit(BatchedRequest(tokens=range(1_000), answer=[1, 2]))
         >>> [round(engine.step().duration_s, 5) for _ in range(2)]  # prefill and a token; a token
         [0.11015, 0.01015]
         >>> engine.has_work
@@ -116,63 +131,84 @@ class BatchingEngine:
 
     def __init__(
         self,
-        cache: PrefixCacheSimulator,
+        capacity_tokens: int | None = None,
+        block_size: int = 16,
         rates: EngineRates = COMMON_RATES,
         *,
+        speed: float = 1.0,
         max_running: int = 256,
         max_step_tokens: int = 8_192,
     ) -> None:
-        for name, value in (("max_running", max_running), ("max_step_tokens", max_step_tokens)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidRequestError(
-                    f"{name} must be an integer from 1, not {describe(value)}"
-                )
+        if not isinstance(speed, (int, float)) or not 0 < speed < float("inf"):
+            raise InvalidRequestError(f"speed must be a number above 0, not {describe(speed)}")
+        self.cache = PrefixCacheSimulator(capacity_tokens, block_size, null_block=True)
+        self.block_size = block_size
+        self.num_blocks = None if capacity_tokens is None else capacity_tokens // block_size
         self.usage = CacheUsage()
         self.generated_tokens = 0
-        self._cache = cache
-        self._rates = rates
-        self._max_running = max_running
-        self._max_step_tokens = max_step_tokens
-        self._waiting: deque[EngineRequest] = deque()
-        self._prefilling: deque[EngineRequest] = deque()
-        self._decoding: list[_Answering] = []  # a heap
-        self._numbers = count()
+        self._rates = checked_kind("rates", rates, EngineRates, "EngineRates")
+        self._speed = speed
+        self._max_running = checked_integer("max_running", max_running, 1)
+        self._max_step_tokens = checked_integer("max_step_tokens", max_step_tokens, 1)
+        self._waiting: deque[BatchedRequest] = deque()
+        self._without_room: BatchedRequest | None = None  # until a running request ends
+        self._prefilling: deque[BatchedRequest] = deque()
+        # a heap of (step that the reader hears of, order, request)
+        self._decoding: list[tuple[int, int, BatchedRequest]] = []
+        self._orders = count()
         self._step = 0
+        self._readers: dict[BatchedRequest, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which steps are going on
+        self._step_ends = 0.0
+        # when each of the steps ends that no reader hears of: one timer is enough for them
+        self._quiet_ends: list[float] = []
+        self._quiet_timer: asyncio.TimerHandle | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self._waiting or self._prefilling or self._decoding)
 
-    def submit(self, request: EngineRequest) -> None:
-        """Let a request wait for its turn.
+    @property
+    def open_requests(self) -> int:
+        """How many requests of `serve` and `stream` wait for their turn or are being answered."""
+        return len(self._readers)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached blocks, as a restart does; no request may be running."""
+        assert not self.has_work, "running requests hold blocks of the cache"
+        capacity = None if self.num_blocks is None else self.num_blocks * self.block_size
+        self.cache = PrefixCacheSimulator(capacity, self.block_size, null_block=True)
+
+    # step by step
+
+    def submit(self, request: BatchedRequest) -> None:
+        """Put a request in the queue.
 
         Raises:
-            InvalidRequestError: If it asks for no answer, or not even an empty cache holds it.
+            InvalidRequestError: It asks for no answer, or not even an empty cache holds it.
         """
         if not request.answer:
             raise InvalidRequestError("an answer must have at least one token")
-        if not self._cache.fits(len(request.tokens), len(request.answer)):
+        if not self.cache.fits(len(request.tokens), len(request.answer)):
             raise InvalidRequestError(
                 f"a prompt of {len(request.tokens)} tokens with its answer is larger than the cache"
             )
         self._waiting.append(request)
 
-    def abort(self, request: EngineRequest) -> None:
+    def abort(self, request: BatchedRequest) -> None:
         """Stop a request, whose client has left; what was computed of it stays in the cache."""
-        request.was_aborted = True
-        if request in self._waiting:
-            self._waiting.remove(request)
-        if request in self._prefilling:
-            self._prefilling.remove(request)
-        left = [one for one in self._decoding if one.request is not request]
+        for queue in (self._waiting, self._prefilling):
+            if request in queue:
+                queue.remove(request)
+        left = [entry for entry in self._decoding if entry[2] is not request]
         if len(left) < len(self._decoding):
             heapq.heapify(left)
             self._decoding = left
         self._leave_cache(request, ())
 
-    def step(self) -> Step:
-        """Run one step; one without work takes no time."""
+    def step(self) -> BatchStep:
+        """Run one step; without work it takes no time."""
         budget = self._max_step_tokens
         while self._prefilling and budget:
             budget -= self._prefill(self._prefilling[0], budget)
@@ -180,8 +216,7 @@ class BatchingEngine:
                 break
             self._decode(self._prefilling.popleft())
         while self._waiting and budget and not self._prefilling:
-            running = len(self._decoding) + len(self._prefilling)
-            if running >= self._max_running or not self._begin(self._waiting[0]):
+            if self._is_held_up() or not self._begin(self._waiting[0]):
                 break
             request = self._waiting.popleft()
             budget -= self._prefill(request, budget)
@@ -193,55 +228,168 @@ class BatchingEngine:
         self._step += 1
         self.generated_tokens += len(self._decoding)
         finished, progressed = [], []
-        while self._decoding and self._decoding[0].next_step <= self._step:
-            _, number, last, request = self._decoding[0]
-            if last <= self._step:
-                heapq.heappop(self._decoding)
+        while self._decoding and self._decoding[0][0] <= self._step:
+            _, _, request = heapq.heappop(self._decoding)
+            if request.last_step <= self._step:
                 self._leave_cache(request, request.answer)
                 finished.append(request)
             else:
-                again = _Answering.after(self._step, number, last, request)
-                heapq.heapreplace(self._decoding, again)
+                self._await_news(request)
                 progressed.append(request)
-        return Step(duration_s, tuple(finished), tuple(progressed))
+        return BatchStep(duration_s, tuple(finished), tuple(progressed))
 
-    def quiet_steps(self) -> tuple[int, float]:
-        """Return how many of the next steps tell nobody anything, and how long each takes.
+    def _is_held_up(self) -> bool:
+        """Return whether the first in the queue must wait until a running request ends."""
+        return len(self._decoding) >= self._max_running or self._waiting[0] is self._without_room
 
-        That holds as long as no request comes or goes.
-        """
-        if self._waiting or self._prefilling or not self._decoding:
-            return 0, 0.0
-        steps = self._decoding[0].next_step - self._step - 1
-        return steps, self._rates.step_s(0, len(self._decoding))
-
-    def skip(self, steps: int) -> None:
-        """Run so many quiet steps at once."""
-        self._step += steps
-        self.generated_tokens += steps * len(self._decoding)
-
-    def _begin(self, request: EngineRequest) -> bool:
-        request.running = self._cache.start(
+    def _begin(self, request: BatchedRequest) -> bool:
+        request.running = self.cache.start(
             request.tokens, request.salt, room_for=len(request.answer)
         )
         if request.running is None:
+            self._without_room = request
             return False
         request.usage = request.running.usage
         request.to_prefill = request.usage.prefilled_tokens
         self.usage += request.usage
         return True
 
-    def _prefill(self, request: EngineRequest, budget: int) -> int:
+    def _prefill(self, request: BatchedRequest, budget: int) -> int:
         tokens = min(budget, request.to_prefill)
         request.to_prefill -= tokens
         return tokens
 
-    def _decode(self, request: EngineRequest) -> None:
-        last = self._step + len(request.answer)
-        one = _Answering.after(self._step, next(self._numbers), last, request)
-        heapq.heappush(self._decoding, one)
+    def _decode(self, request: BatchedRequest) -> None:
+        request.order = next(self._orders)
+        request.last_step = self._step + len(request.answer)
+        self._await_news(request)
 
-    def _leave_cache(self, request: EngineRequest, answer: Sequence[int]) -> None:
+    def _await_news(self, request: BatchedRequest) -> None:
+        """Have the step end the request's next chunk, or its answer, that does so."""
+        following = request.last_step
+        if request.chunk_tokens is not None:
+            following = min(self._step + request.chunk_tokens, following)
+        heapq.heappush(self._decoding, (following, request.order, request))
+
+    def _leave_cache(self, request: BatchedRequest, answer: Sequence[int]) -> None:
         if request.running is not None:
-            self._cache.finish(request.running, answer, uncomputed=request.to_prefill)
-            request.running = None
+            self.cache.finish(request.running, answer, uncomputed=request.to_prefill)
+            request.running = self._without_room = None
+
+    # in the time of an event loop
+
+    async def serve(
+        self, tokens: Sequence[int], answer: Sequence[int], salt: str = ""
+    ) -> CacheUsage:
+        """Wait until a prompt is computed and answered; cancelling the caller aborts the request.
+
+        Args:
+            tokens: The prompt's token ids.
+            answer: The answer's.
+            salt: vLLM's `cache_salt`.
+
+        Returns:
+            The prompt's tokens, and how many came from the cache.
+
+        Raises:
+            InvalidRequestError: The cache cannot hold the prompt, or there is no answer.
+        """
+        request = BatchedRequest(tokens, answer, salt)
+        async with aclosing(self._answered(request)) as counts:
+            async for _ in counts:
+                pass
+        assert request.usage is not None, "a finished request has begun"
+        return request.usage
+
+    def stream(
+        self, tokens: Sequence[int], answer: Sequence[int], salt: str = "", *, chunk_tokens: int = 8
+    ) -> AsyncGenerator[int, None]:
+        """Follow an answer while it is given; leaving early, or being cancelled, aborts it.
+
+        The request is sent when the first number is asked for.
+
+        Args:
+            tokens: The prompt's token ids.
+            answer: The answer's.
+            salt: vLLM's `cache_salt`.
+            chunk_tokens: The reader hears of every chunk of this many tokens.
+
+        Returns:
+            How many tokens of the answer there are, growing up to all of them. A reader that is
+            late hears of several chunks at once.
+
+        Raises:
+            InvalidRequestError: The cache cannot hold the prompt, there is no answer, or
+                `chunk_tokens` is out of range.
+        """
+        return self._answered(BatchedRequest(tokens, answer, salt, chunk_tokens))
+
+    async def _answered(self, request: BatchedRequest) -> AsyncGenerator[int, None]:
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            self._end_quiet_steps()
+        self.submit(request)
+        self._readers[request] = None
+        if self._loop is not loop:  # nothing goes on, or it went on in a loop that is gone
+            self._loop, self._step_ends, self._quiet_timer = loop, loop.time(), None
+            loop.call_soon(self._begin_step)
+        read = 0
+        try:
+            while read < len(request.answer):
+                read = await request.more_than(read)
+                yield read
+        finally:
+            if read < len(request.answer):
+                if self._loop is loop:
+                    self._end_quiet_steps()
+                self.abort(request)
+            del self._readers[request]
+
+    def _begin_step(self) -> None:
+        if not self.has_work:
+            self._loop = None
+            return
+        assert self._loop is not None
+        nobody_begins = not self._waiting or self._is_held_up()
+        if self._decoding and not self._prefilling and nobody_begins:
+            quiet = self._decoding[0][0] - self._step - 1
+            if quiet:
+                duration_s = self._rates.step_s(0, len(self._decoding)) / self._speed
+                ends = accumulate(repeat(duration_s, quiet), initial=self._step_ends)
+                self._quiet_ends = list(ends)[1:]
+                self._quiet_timer = self._loop.call_at(
+                    self._quiet_ends[-1], self._loop.call_soon, self._end_quiet_steps
+                )
+                return
+        try:
+            step = self.step()
+        except Exception as error:  # such as token ids that are no numbers: every reader must hear
+            self._loop = None
+            for request in self._readers:
+                request.failure = error
+                request.has_news.set()
+            return
+        self._step_ends += step.duration_s / self._speed
+        # what else is due at that time comes first, and so is part of the next step
+        self._loop.call_at(self._step_ends, self._loop.call_soon, self._end_step, step)
+
+    def _end_quiet_steps(self) -> None:
+        """End them with the step that is running, since something will change."""
+        timer, self._quiet_timer = self._quiet_timer, None
+        if timer is None:
+            return
+        assert self._loop is not None
+        timer.cancel()
+        ends = self._quiet_ends
+        last = min(bisect_left(ends, self._loop.time()), len(ends) - 1)
+        self._step += last + 1
+        self.generated_tokens += (last + 1) * len(self._decoding)
+        self._step_ends = ends[last]
+        self._loop.call_at(self._step_ends, self._loop.call_soon, self._begin_step)
+
+    def _end_step(self, step: BatchStep) -> None:
+        for request in (*step.progressed, *step.finished):
+            chunk = request.chunk_tokens or len(request.answer)
+            request.generated = min(request.generated + chunk, len(request.answer))
+            request.has_news.set()
+        self._begin_step()

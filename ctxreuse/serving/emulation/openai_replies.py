@@ -1,148 +1,41 @@
-"""The JSON that an OpenAI-compatible server answers with, in vLLM's variant of it."""
+"""What an OpenAI-compatible server answers, in vLLM's variant of it: pages, JSON and events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from ctxreuse.cache.usage import CacheUsage
 from ctxreuse.serving.client.completion import ToolCall
 
 Json = dict[str, Any]
-Api = Literal["chat", "text"]
+
+_ERROR_TYPES = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyFormat:
-    """What all messages of one reply have in common.
+class HttpPage(NamedTuple):
+    """An HTTP response that is known at once; status 0 refuses the connection."""
 
-    Attributes:
-        api: "chat" for chat completions, "text" for plain completions.
-        reply_id: The id that the server gives the reply.
-        model: The model's name.
-        prompt_token_ids: The prompt's tokens, if the client asked for them.
-    """
-
-    api: Api
-    reply_id: str
-    model: str
-    prompt_token_ids: Sequence[int] | None = None
-
-    def whole(
-        self, text: str, calls: Sequence[ToolCall], tokens: Sequence[int], finish: str, usage: Json
-    ) -> Json:
-        """Return the reply as one message.
-
-        Args:
-            text: The answer.
-            calls: The tools to call.
-            tokens: The answer's tokens.
-            finish: Why the answer ends: "stop", "length" or "tool_calls".
-            usage: From `usage_json`.
-        """
-        choice: Json = {"index": 0, "finish_reason": finish, "logprobs": None}
-        if self.api == "text":
-            choice["text"] = text
-        else:
-            message: Json = {"role": "assistant", "content": None if calls else text}
-            if calls:
-                message["tool_calls"] = [_call_json(call) for call in calls]
-            choice["message"] = message
-        reply = self._envelope("chat.completion", [choice]) | {"usage": usage}
-        if self.prompt_token_ids is not None:
-            choice["token_ids"] = list(tokens)
-            reply["prompt_token_ids"] = list(self.prompt_token_ids)
-        return reply
-
-    def opening(self) -> Json:
-        """Return the first chunk of a chat's stream, which comes with the first token."""
-        chunk = self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
-        if self.prompt_token_ids is not None:
-            chunk["prompt_token_ids"] = list(self.prompt_token_ids)
-        return chunk
-
-    def piece(self, text: str) -> Json:
-        """Return the chunk that carries a piece of the answer."""
-        return self._chunk({"text": text} if self.api == "text" else _delta(content=text), None)
-
-    def calls(self, calls: Sequence[ToolCall]) -> Json:
-        """Return the chunk that carries tool calls."""
-        numbered = [{"index": index} | _call_json(call) for index, call in enumerate(calls)]
-        return self._chunk(_delta(tool_calls=numbered), None)
-
-    def ending(self, finish: str) -> Json:
-        """Return the chunk that says why the answer ends."""
-        return self._chunk({"text": ""} if self.api == "text" else _delta(content=""), finish)
-
-    def closing(self, usage: Json) -> Json:
-        """Return the last chunk, which carries the usage and no choice."""
-        return self._envelope("chat.completion.chunk", []) | {"usage": usage}
-
-    def _chunk(self, content: Json, finish: str | None) -> Json:
-        choice = {"index": 0, "logprobs": None, "finish_reason": finish} | content
-        return self._envelope("chat.completion.chunk", [choice])
-
-    def _envelope(self, kind: str, choices: list[Json]) -> Json:
-        return {
-            "id": self.reply_id,
-            "object": "text_completion" if self.api == "text" else kind,
-            "created": 0,
-            "model": self.model,
-            "choices": choices,
-        }
+    status: int
+    content: bytes
+    media_type: str = "text/plain"
 
 
-def _delta(**fields: Any) -> Json:
-    return {"delta": fields}
+def json_page(status: int, body: Json) -> HttpPage:
+    """Return a JSON object as a response."""
+    return HttpPage(status, json.dumps(body).encode(), "application/json")
 
 
-def _call_json(call: ToolCall) -> Json:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def usage_json(usage: CacheUsage, answer_tokens: int, *, details: bool) -> Json:
-    """Return a usage object.
-
-    Args:
-        usage: The prompt's tokens and how many were cached.
-        answer_tokens: The answer's tokens.
-        details: Whether the server says how many were cached; vLLM does so only with
-            `--enable-prompt-tokens-details`.
-    """
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": answer_tokens,
-        "total_tokens": usage.prompt_tokens + answer_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} if details else None,
-    }
-
-
-def error_json(message: str, status: int) -> Json:
-    """Return an error object."""
-    kind = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
-    return {
-        "error": {
-            "message": message,
-            "type": kind.get(status, "InternalServerError"),
-            "param": None,
-            "code": status,
-        }
-    }
-
-
-def event_line(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a server-sent event."""
-    return b"data: " + json.dumps(message).encode() + b"\n\n"
-
-
-DONE_LINE = b"data: [DONE]\n\n"
+def refusal(status: int, message: str) -> HttpPage:
+    """Return an error object as a response."""
+    kind = _ERROR_TYPES.get(status, "InternalServerError")
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return json_page(status, {"error": error})
 
 
 def metrics_text(usage: CacheUsage, model: str, block_size: int, num_blocks: int | None) -> str:
-    """Return the part of vLLM's `/metrics` that tells of the prefix cache.
+    """Return the part of vLLM's `/metrics` that describes the prefix cache.
 
     Args:
         usage: All prompts so far.
@@ -150,26 +43,174 @@ def metrics_text(usage: CacheUsage, model: str, block_size: int, num_blocks: int
         block_size: Tokens of a block.
         num_blocks: Blocks of the cache; None for an unlimited one.
     """
-    engine = {"engine": "0", "model_name": model}
-    size = None if num_blocks is None else num_blocks * block_size
-    config = {
-        "block_size": block_size,
-        "engine": "0",
-        "kv_cache_size_tokens": size,
-        "num_gpu_blocks": num_blocks,
-    }
-    families: Iterable[tuple[str, str, Mapping[str, object], float]] = (
-        ("vllm:kv_cache_usage_perc", "gauge", engine, 0.0),
-        ("vllm:prefix_cache_queries_total", "counter", engine, usage.prompt_tokens),
-        ("vllm:prefix_cache_hits_total", "counter", engine, usage.cached_tokens),
-        ("vllm:cache_config_info", "gauge", config, 1.0),
+    name = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    labels = f'engine="0",model_name="{name}"'
+    tokens = None if num_blocks is None else num_blocks * block_size
+    config = (
+        f'block_size="{block_size}",engine="0",kv_cache_size_tokens="{tokens}",'
+        f'num_gpu_blocks="{num_blocks}"'
     )
-    lines = []
-    for name, kind, labels, value in families:
-        shown = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labels.items())
-        lines += [f"# TYPE {name.removesuffix('_total')} {kind}", f"{name}{{{shown}}} {value}"]
-    return "\n".join(lines) + "\n"
+    return f"""\
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{{{labels}}} 0.0
+# TYPE vllm:prefix_cache_queries counter
+vllm:prefix_cache_queries_total{{{labels}}} {usage.prompt_tokens}
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits_total{{{labels}}} {usage.cached_tokens}
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{{{config}}} 1.0
+"""
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+class EmulatedReply:
+    """One reply: takes the answer part by part, gives what goes over the wire.
+
+    Args:
+        api: "chat" for chat completions, "text" for plain completions.
+        number: The request's number, for the reply's id.
+        model: The model's name.
+        body: The request.
+        prompt: The prompt's tokens.
+        usage: How many of them were cached.
+        shows_cached: Whether the reply tells how many.
+        breaks: Whether the connection breaks after the answer's first part.
+        tokenize: From a text to its tokens.
+        register: Called with the answer's tokens at its end.
+
+    Attributes:
+        body: The request.
+        streams: Whether the client wants the answer as a stream.
+        breaks: As above.
+        is_full: Whether the answer is as long as it may be.
+    """
+
+    def __init__(
+        self,
+        api: Literal["chat", "text"],
+        number: int,
+        model: str,
+        body: Json,
+        prompt: list[int],
+        usage: CacheUsage,
+        *,
+        shows_cached: bool,
+        breaks: bool,
+        tokenize: Callable[[str], Sequence[int]],
+        register: Callable[[list[int]], object],
+    ) -> None:
+        self.body = body
+        self.streams = bool(body.get("stream"))
+        self.breaks = breaks
+        self.is_full = False
+        self._is_chat = api == "chat"
+        self._id = f"chatcmpl-{number}" if self._is_chat else f"cmpl-{number}"
+        self._model = model
+        self._prompt = prompt
+        self._usage = usage
+        self._shows_cached = shows_cached
+        self._tokenize = tokenize
+        self._register = register
+        self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
+        self._has_begun = False
+        self._text = ""
+        self._tokens: list[int] = []
+        self._calls: list[ToolCall] = []
+
+    def take(self, part: str | ToolCall) -> bytes:
+        """Take a part of the answer; return what a stream sends for it."""
+        begin = self._begin()
+        if isinstance(part, ToolCall):
+            self._calls.append(part)
+            return begin
+        self._text += part
+        tokens = len(self._tokenize(self._text))
+        self.is_full = self._limit is not None and tokens >= self._limit
+        return begin + self._chunk(self._said(part))
+
+    def end(self) -> bytes:
+        """End the answer; return what a stream sends then."""
+        self._tokens = list(self._tokenize(self._text))[: self._limit]
+        self._register(self._tokens)
+        sent = self._begin()
+        if self._calls:
+            numbered = [{"index": n} | _call_json(call) for n, call in enumerate(self._calls)]
+            sent += self._chunk({"delta": {"tool_calls": numbered}})
+        sent += self._chunk(self._said(""), self._finish_reason)
+        if (self.body.get("stream_options") or {}).get("include_usage"):
+            sent += _event(self._envelope("chat.completion.chunk", []) | self._usage_json())
+        return sent + b"data: [DONE]\n\n"
+
+    def page(self) -> HttpPage:
+        """Return the complete answer as one response."""
+        choice: Json = {"index": 0, "finish_reason": self._finish_reason, "logprobs": None}
+        if self._is_chat:
+            choice["message"] = {
+                "role": "assistant",
+                "content": None if self._calls else self._text,
+            }
+            if self._calls:
+                choice["message"]["tool_calls"] = list(map(_call_json, self._calls))
+        else:
+            choice["text"] = self._text
+        reply = self._envelope("chat.completion", [choice]) | self._usage_json()
+        if self._returns_tokens:
+            choice["token_ids"] = self._tokens
+            reply["prompt_token_ids"] = self._prompt
+        return json_page(200, reply)
+
+    @property
+    def _returns_tokens(self) -> bool:
+        return bool(self.body.get("return_token_ids"))
+
+    @property
+    def _finish_reason(self) -> str:
+        return "tool_calls" if self._calls else "length" if self.is_full else "stop"
+
+    def _begin(self) -> bytes:
+        """Return the first chunk of a chat's stream, which comes with the first token."""
+        if self._has_begun or not self._is_chat:
+            return b""
+        self._has_begun = True
+        opening = {"delta": {"role": "assistant", "content": ""}}
+        tokens: Json = {"prompt_token_ids": self._prompt} if self._returns_tokens else {}
+        return self._chunk(opening, fields=tokens)
+
+    def _said(self, text: str) -> Json:
+        return {"delta": {"content": text}} if self._is_chat else {"text": text}
+
+    def _chunk(
+        self, said: Json, finish_reason: str | None = None, fields: Json | None = None
+    ) -> bytes:
+        choice = {"index": 0, "logprobs": None, "finish_reason": finish_reason} | said
+        return _event(self._envelope("chat.completion.chunk", [choice]) | (fields or {}))
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self._id,
+            "object": kind if self._is_chat else "text_completion",
+            "created": 0,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def _usage_json(self) -> Json:
+        prompt, answer = self._usage.prompt_tokens, len(self._tokens)
+        cached = {"cached_tokens": self._usage.cached_tokens} if self._shows_cached else None
+        return {
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": answer,
+                "total_tokens": prompt + answer,
+                "prompt_tokens_details": cached,
+            }
+        }
+
+
+def _call_json(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _event(message: Json) -> bytes:
+    """Return a message as a server-sent event."""
+    return b"data: " + json.dumps(message).encode() + b"\n\n"

@@ -1,13 +1,14 @@
-"""How fast an emulated engine is: one set of rates for everything that is measured without one.
+"""How fast an emulated engine is: one set of rates for every measurement without a real engine.
 
-They are about those of a model with 8 billion parameters on one H100.
+They are close to those of a model with 8 billion parameters on one H100.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_number
+from ctxreuse.errors import InvalidRequestError
 
 NOTE_TOKENS = 96
 """Tokens of an emulated agent's answer."""
@@ -23,7 +24,7 @@ class EngineRates:
         decode_step_per_request_s: Seconds that each of them adds to it.
 
     Raises:
-        InvalidRequestError: If a rate is no number, or prefilling takes for ever.
+        InvalidRequestError: wrong type or out of range.
     """
 
     prefill_tokens_per_s: float = 10_000.0
@@ -32,9 +33,7 @@ class EngineRates:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise InvalidRequestError(f"{name} must be a number from 0, not {describe(value)}")
+            checked_number(name, getattr(self, name))
         if not self.prefill_tokens_per_s:
             raise InvalidRequestError("prefill_tokens_per_s must be more than 0")
 

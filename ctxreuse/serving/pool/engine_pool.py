@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S
+from ctxreuse.context.checks import checked_integer, checked_number
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.transient_errors import is_retryable
 from ctxreuse.serving.pool.admission import Plannable
-from ctxreuse.serving.pool.membership import (
-    EngineSpec,
-    Replicas,
-    check_count,
-    check_limit,
-    is_number,
-)
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
-from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica
-from ctxreuse.serving.pool.routing import RequestRouter, request_of
+from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
+from ctxreuse.serving.pool.replica_factory import EngineSpec, ReplicaFactory
+from ctxreuse.serving.pool.routing import (
+    DEFAULT_ANSWER_COST,
+    RequestRouter,
+    candidates,
+    request_of,
+)
+
+_DRAINING_S = 0.02
 
 
-class EnginePool(Replicas):
+class EnginePool(AsyncClosing):
     """Sends each request to the engine that is expected to serve it first.
 
     Each engine has its own planner, whose index is what its cache holds. A request goes to the
@@ -33,9 +36,10 @@ class EnginePool(Replicas):
     it waits until it may be sent, is planned together with those that wait with it, and sent.
 
     An engine that does not answer is tried again elsewhere, once the whole request has failed
-    there, and is left alone for a while when that happens several times in a row. Its cache counts
-    as empty then, and so does that of an engine that repeatedly serves nothing from it where much
-    was expected. Where all have failed, they are tried nevertheless.
+    there. When that happens several times in a row, its circuit opens: it gets no requests for a
+    while. Its cache counts as empty then, and so does that of an engine that repeatedly serves
+    nothing from it where much was expected. If all circuits are open, requests are sent
+    nevertheless.
 
     A pool may be used from several event loops.
 
@@ -45,21 +49,23 @@ class EnginePool(Replicas):
         model: The model's name; None asks each engine.
         planner: Its settings are those of each engine's planner; None takes the defaults.
         strategy: "reuse", "paper" or "none".
-        concurrency: Requests under way at an engine; more wait here, to be planned together.
+        concurrency: Requests that run at an engine; more wait here, to be planned together.
         window_s: Seconds for which a request waits for others to be planned with.
         queue_weight: What waiting for one token costs, compared with computing one.
         attempts: How often a request is sent before it has failed.
         backoff_s: Seconds before a request is sent again to an engine that has failed it; it
             doubles with each.
-        failures: After how many failures in a row an engine is left alone.
-        rest_s: For how many seconds; it doubles each time.
+        failures: After how many failures in a row the circuit of an engine opens.
+        rest_s: For how many seconds it stays open; they double each time.
         clock: Seconds from any start.
+        answer_cost: What an answer delays other requests, in prompt tokens that the engine could
+            compute instead; for answers of about 96 tokens unless given.
         **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`,
             `cache_salt`, `session_id`, `salt_key`, `lora`.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
-        MissingExtraError: If `openai` or `tenacity` is not installed.
+        InvalidRequestError: wrong type or out of range.
+        MissingExtraError: `openai` or `tenacity` is not installed.
 
     Example:
         >>> import asyncio, httpx
@@ -92,23 +98,17 @@ class EnginePool(Replicas):
         failures: int = 3,
         rest_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        answer_cost: int = DEFAULT_ANSWER_COST,
         **client: Any,
     ) -> None:
-        if not is_number(queue_weight):
-            raise InvalidRequestError(
-                f"queue_weight must be a number from 0, not {describe(queue_weight)}"
-            )
-        if not is_number(backoff_s):
-            raise InvalidRequestError(
-                f"backoff_s must be a number from 0, not {describe(backoff_s)}"
-            )
-        check_count("attempts", attempts)
-        self._attempts = attempts
+        checked_number("queue_weight", queue_weight)
+        checked_number("backoff_s", backoff_s)
+        self._attempts = checked_integer("attempts", attempts, 1)
         self._backoff_s = backoff_s
-        self._router = RequestRouter(queue_weight, in_order=strategy == "none")
-        super().__init__(
-            engines,
-            planner=planner,
+        checked_integer("answer_cost", answer_cost)
+        self._router = RequestRouter(queue_weight, strategy == "none", answer_cost)
+        self._factory = ReplicaFactory(
+            planner=ReusePlanner() if planner is None else planner,
             strategy=strategy,
             concurrency=concurrency,
             window_s=window_s,
@@ -117,6 +117,137 @@ class EnginePool(Replicas):
             clock=clock,
             client_options={"model": model, **client},
         )
+        # never changed, but replaced: another thread may be going through it
+        self._replicas: Mapping[str, Replica] = {}
+        try:
+            for replica in self._factory.replicas(engines):
+                self._enter(replica)
+            if not self._replicas:
+                raise InvalidRequestError("a pool needs at least one engine's address")
+        except BaseException:
+            for replica in self._replicas.values():
+                replica.stop_following()
+            raise
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the replicas, in the order in which they were added."""
+        return tuple(self._replicas)
+
+    @property
+    def faults(self) -> int:
+        """How often bookkeeping or planning has failed; no request has."""
+        return sum(replica.faults for replica in self._replicas.values())
+
+    def statistics(self) -> tuple[ReplicaStatus, ...]:
+        """Return how each replica is."""
+        return tuple(replica.status() for replica in self._replicas.values())
+
+    def available(self) -> tuple[str, ...]:
+        """Return the names of the replicas that new requests may go to."""
+        return tuple(one.name for one in self._replicas.values() if one.is_available)
+
+    def cache_epoch(self, name: str) -> int:
+        """Return how often a replica has been found with an empty cache.
+
+        Raises:
+            InvalidRequestError: there is no such replica.
+        """
+        return self._replica(name).cache_epoch
+
+    generation = cache_epoch
+    """The former name of `cache_epoch`."""
+
+    def add(self, engine: str | EngineSpec) -> str:
+        """Add an engine; return its name.
+
+        Raises:
+            InvalidRequestError: wrong type, or the name is taken.
+        """
+        return self._enter(self._factory.replica_at(engine)).name
+
+    async def remove(self, name: str) -> None:
+        """Wait until a replica has ended its requests, and take it out; no new ones go there.
+
+        Raises:
+            InvalidRequestError: there is no such replica.
+        """
+        replica = self._replica(name)
+        self.drain(name)
+        await self.drained(name)
+        if self._replicas.get(name) is not replica:
+            return  # another caller has removed it meanwhile
+        self._replicas = {one.name: one for one in self._replicas.values() if one is not replica}
+        await replica.aclose()
+
+    def drain(self, name: str) -> None:
+        """Send no new requests to a replica; those that it has go on.
+
+        Raises:
+            InvalidRequestError: there is no such replica.
+        """
+        self._replica(name).is_draining = True
+
+    async def drained(self, name: str) -> None:
+        """Wait until a replica has ended its requests.
+
+        Raises:
+            InvalidRequestError: there is no such replica.
+        """
+        replica = self._replica(name)
+        while not replica.is_idle:
+            await asyncio.sleep(_DRAINING_S)
+
+    def resume(self, name: str) -> None:
+        """Send requests to a draining replica again.
+
+        Raises:
+            InvalidRequestError: there is no such replica.
+        """
+        self._replica(name).is_draining = False
+
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if no engine says.
+
+        Each engine is asked until it has answered once; where they differ, it is the least.
+        """
+        asked = (replica.context_window() for replica in self._replicas.values())
+        return min(filter(None, await asyncio.gather(*asked)), default=None)
+
+    async def check(self, limit_s: float = 5.0) -> dict[str, bool]:
+        """Ask each replica whether it is ready; return the answers by name.
+
+        The circuit of one that is not opens at once; one that is, after it was not, is used again,
+        with an empty cache. One that has no such route (404) counts as ready, because it answers.
+
+        Args:
+            limit_s: Seconds after which a replica is not ready.
+        """
+        check_limit(limit_s)
+        replicas = list(self._replicas.values())
+        healthy = await asyncio.gather(*(replica.check_health(limit_s) for replica in replicas))
+        return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
+
+    async def watch(self, interval_s: float = 5.0, limit_s: float = 5.0) -> None:
+        """Check all replicas again and again, until it is cancelled: run it as a task.
+
+        Args:
+            interval_s: Seconds between two checks.
+            limit_s: As in `check`.
+        """
+        while True:
+            await self.check(limit_s)
+            await asyncio.sleep(interval_s)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop, and stop following events."""
+        for replica in self._replicas.values():
+            await replica.aclose()
+
+    async def disconnect(self) -> None:
+        """Close the connections that were made in the running event loop."""
+        for replica in self._replicas.values():
+            await replica.disconnect()
 
     def route(self, prompt: Plannable, *, among: Iterable[str] | None = None) -> str:
         """Return the name of the replica to which a request should go now.
@@ -130,19 +261,19 @@ class EnginePool(Replicas):
             among: Names to choose from; None takes all.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
-            EngineError: If none may be chosen.
+            InvalidRequestError: wrong type or out of range.
+            EngineError: no replica may be chosen.
         """
         request_of(prompt)
-        if among is None:
-            return self._best(self._candidates(), prompt).name
-        if isinstance(among, str) or not isinstance(among, Iterable):
-            raise InvalidRequestError(
-                f"among must be a list of replicas' names, not {describe(among)}"
-            )
-        names = list(among)
-        candidates = _usable(one for one in self._staying() if one.name in names)
-        return self._best(candidates, prompt).name
+        staying = self._staying()
+        if among is not None:
+            if isinstance(among, str) or not isinstance(among, Iterable):
+                raise InvalidRequestError(
+                    f"among must be a list of replicas' names, not {describe(among)}"
+                )
+            names = list(among)
+            staying = [one for one in staying if one.name in names]
+        return self._router.choose(staying, prompt).name
 
     async def complete(
         self,
@@ -158,8 +289,8 @@ class EnginePool(Replicas):
 
         Args:
             prompt: A request; or a plan, which is sent as it is.
-            replica: Where to send it, as long as that replica is there, does not drain and does
-                not rest, and has not failed it; else, and for None, the pool chooses.
+            replica: Where to send it, as long as that replica is there, does not drain, its circuit
+                is not open and it has not failed the request; else, and for None, the pool chooses.
             session_id: As in `EngineClient.complete`.
             limit_s: Seconds from being sent after which a replica has failed to answer; None
                 leaves it to the client's `timeout_s`.
@@ -167,13 +298,13 @@ class EnginePool(Replicas):
             **params: As in `EngineClient.complete`.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
-            EngineError: If no engine answered, or the request itself was refused.
+            InvalidRequestError: wrong type or out of range.
+            EngineError: no engine answered, or it refused the request itself.
         """
         check_limit(limit_s)
         tried: list[str] = []
         while True:
-            chosen = self._choose(prompt, replica, tried)
+            chosen = self._router.choose(self._staying(), prompt, replica, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with chosen.sending(prompt, to_compute, limit_s) as sending:
@@ -216,7 +347,7 @@ class EnginePool(Replicas):
             left early is cancelled at once.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
+            InvalidRequestError: wrong type or out of range.
         """
         request_of(prompt)
         check_limit(limit_s)
@@ -224,26 +355,26 @@ class EnginePool(Replicas):
         stream.pieces = self._pieces(stream, prompt, replica, session_id, limit_s, params)
         return stream
 
-    def _candidates(self, tried: Collection[str] = ()) -> list[Replica]:
-        """Return where a request that some have failed may go: elsewhere, if there is another."""
-        usable = _usable(self._staying())
-        return [one for one in usable if one.name not in tried] or usable
-
-    def _best(self, candidates: Sequence[Replica], prompt: Plannable) -> Replica:
-        if not candidates:
-            raise EngineError(
-                "no engine of the pool may be sent anything: all are draining; call resume() or "
-                "add()",
-                attempts=0,
+    def _enter(self, replica: Replica) -> Replica:
+        if replica.name in self._replicas:
+            raise InvalidRequestError(
+                f"there are two engines called {describe(replica.name)}; give EngineSpec(..., "
+                "name=...)"
             )
-        return self._router.best(candidates, prompt)
+        replica.follow()
+        self._replicas = {**self._replicas, replica.name: replica}
+        return replica
 
-    def _choose(self, prompt: Plannable, wanted: str | None, tried: Collection[str]) -> Replica:
-        candidates = self._candidates(tried)
-        for one in candidates:
-            if one.name == wanted and wanted not in tried:
-                return one
-        return self._best(candidates, prompt)
+    def _replica(self, name: str) -> Replica:
+        try:
+            return self._replicas[name]
+        except KeyError:
+            raise InvalidRequestError(
+                f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
+            ) from None
+
+    def _staying(self) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if not replica.is_draining]
 
     def _served(
         self, by: Replica, sending: InFlightRequest, completion: Completion, tried: Iterable[str]
@@ -265,7 +396,7 @@ class EnginePool(Replicas):
         tried: list[str] = []
         has_begun = False
         while True:
-            chosen = self._choose(prompt, wanted, tried)
+            chosen = self._router.choose(self._staying(), prompt, wanted, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with (
@@ -287,18 +418,21 @@ class EnginePool(Replicas):
     async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: list[str]) -> None:
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
         tried.append(failed.name)
-        candidates = self._candidates(tried)
-        if not is_retryable(error.status) or len(tried) >= self._attempts or not candidates:
+        left = candidates(self._staying(), tried)
+        if not is_retryable(error.status) or len(tried) >= self._attempts or not left:
             if len(tried) > 1:
                 error.attempts += len(tried) - 1
                 error.add_note(f"sent to {', '.join(tried)}, in turn")
             raise error
-        if candidates[0].name in tried:
+        if left[0].name in tried:
             rounds = tried.count(failed.name)
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
 
 
-def _usable(replicas: Iterable[Replica]) -> list[Replica]:
-    """Return those that do not rest; where all do, they are tried nevertheless."""
-    replicas = list(replicas)
-    return [one for one in replicas if one.is_available] or replicas
+def check_limit(limit_s: object) -> None:
+    """Raise InvalidRequestError unless a limit is seconds above 0, or None."""
+    is_number = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
+    if limit_s is not None and not (is_number and 0 < limit_s < float("inf")):  # type: ignore[operator]
+        raise InvalidRequestError(
+            f"limit_s must be a number of seconds above 0, or None, not {describe(limit_s)}"
+        )

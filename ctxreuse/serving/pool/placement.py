@@ -1,4 +1,4 @@
-"""Which agent reads which document: who read it before, unless that one has too much to do.
+"""Which agent reads which document: one that read it before, unless its load is too high.
 
 A document that several questions bring up should go to the agent, and so to the engine, that has
 processed it before (ContextPilot section 7.2). Three rules, in this order:
@@ -7,12 +7,12 @@ processed it before (ContextPilot section 7.2). Three rules, in this order:
 - *Rendezvous hashing* (Thaler and Ravishankar, 1998) for a new one: the agent that scores highest
   for it, so that every process sends it to the same one, and an agent that comes or goes moves only
   the documents that it wins or leaves behind.
-- *Bounded load* (Mirrokni, Thorup and Zadimoghaddam, 2018): nobody takes a document that would
+- *Bounded load* (Mirrokni, Thorup and Zadimoghaddam, 2018): no agent takes a document that would
   bring its load above c times the mean; the next one in the document's order does.
 
 Agents that live on the same engine share its cache. So engines are ranked before agents are: what
-one agent has no room for goes to its neighbours first, and whoever loses an engine loses its
-documents only.
+one agent has no room for goes to its neighbours first, and when an engine goes only its documents
+move.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_integer, checked_number
+from ctxreuse.errors import InvalidRequestError
 
 Agent: TypeAlias = str | int
 """An agent's name."""
@@ -37,10 +38,10 @@ _SLACK_OF_READERS = 4
 """Documents that a reader of the next one may be above the mean, whatever the bound."""
 
 _SLACK_OF_NEW = 0.75
-"""How far above the mean, in means, who takes a new document may be for want of load alone: less
-than 1, so that of two documents for two agents each gets one."""
+"""How far above the mean, in means, an agent that takes a new document may be while there is little
+load: less than 1, so that of two documents for two agents each gets one."""
 
-_MAX_HOMES = 4
+_MAX_READERS = 4
 """Agents remembered for a document that is too much in demand for one."""
 
 
@@ -78,8 +79,8 @@ def assign(
     """Assign each document to one agent.
 
     The bounds: after each document, the load of the agent that took it is at most `bound` times the
-    mean, or the mean plus that document where nobody has room: then the least loaded takes it. An
-    engine on which n agents live is bounded as tightly as chance evens out more among n: by n times
+    mean, or the mean plus that document if no agent has room: then the least loaded takes it. An
+    engine that serves n agents is bounded as tightly as chance evens out more among n: by n times
     the mean, times 1 + (c - 1) / sqrt(n).
 
     With little to do, keeping a document where it was read is worth more than evenness: its readers
@@ -89,10 +90,10 @@ def assign(
 
     Args:
         documents: In the order in which they choose.
-        agents: Who may be chosen.
-        loads: What each agent has to do already, in tokens; 0 for who is not in it.
-        homes: Who has read each document before; who may not be chosen is passed over.
-        engines: The engine that each agent lives on; None gives each its own.
+        agents: The agents to choose from.
+        loads: What each agent has to do already, in tokens; 0 for agents that are not in it.
+        homes: The agents that have read each document before; others than `agents` are ignored.
+        engines: The engine that serves each agent; None gives each its own.
         bound: The c above, from 1.
         slack_tokens: What an agent may have above the mean while there is little to do.
 
@@ -100,7 +101,7 @@ def assign(
         The agent of each document, in the documents' order; the same for the same arguments.
 
     Raises:
-        InvalidRequestError: If there is no agent, or the bound is less than 1.
+        InvalidRequestError: there is no agent, or the bound is less than 1.
     """
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
@@ -130,7 +131,7 @@ def assign(
 
 
 class _Loads:
-    """What agents and their engines have to do, and what more they may have."""
+    """The loads of agents and their engines, and their bounds."""
 
     def __init__(
         self,
@@ -143,18 +144,18 @@ class _Loads:
         self.total = sum(self.of.values())
         self.engine_of: dict[Agent, Agent] = {agent: engines.get(agent, agent) for agent in agents}
         self._bound = bound
-        self._living = Counter(self.engine_of.values())
-        self._on: dict[Agent, float] = dict.fromkeys(self._living, 0.0)
+        self._agents_on = Counter(self.engine_of.values())
+        self._on: dict[Agent, float] = dict.fromkeys(self._agents_on, 0.0)
         for agent, load in self.of.items():
             self._on[self.engine_of[agent]] += load
 
     def has_room(self, agent: Agent, tokens: int, slack: float) -> bool:
-        """Return whether an agent, and its engine, may take so many tokens more."""
+        """Return whether an agent, and its engine, may take that many tokens more."""
         engine = self.engine_of[agent]
-        living = self._living[engine]
+        sharing = self._agents_on[engine]
         mean = self.total / len(self.of)
-        shared = living * mean
-        shared_bound = 1 + (self._bound - 1) / math.sqrt(living)
+        shared = sharing * mean
+        shared_bound = 1 + (self._bound - 1) / math.sqrt(sharing)
         return self.of[agent] + tokens <= max(self._bound * mean, mean + slack) and self._on[
             engine
         ] + tokens <= max(shared_bound * shared, shared + slack)
@@ -166,7 +167,7 @@ class _Loads:
 
 
 class DocumentAffinity:
-    """Remembers who reads which document, and how much each has read of late.
+    """Remembers which agents read which document, and how much each has read of late.
 
     Args:
         bound: The c of `assign`.
@@ -176,13 +177,13 @@ class DocumentAffinity:
             forgotten and then hashed like new ones.
 
     Raises:
-        InvalidRequestError: If a number is out of range.
+        InvalidRequestError: wrong type or out of range.
 
     Example:
-        >>> homes = DocumentAffinity()
+        >>> affinity = DocumentAffinity()
         >>> document = Document(BlockKey(b"d1"), tokens=100)
-        >>> [home] = homes.assign([document], [0, 1, 2])
-        >>> homes.assign([document], [0, 1, 2]) == [home]
+        >>> [reader] = affinity.assign([document], [0, 1, 2])
+        >>> affinity.assign([document], [0, 1, 2]) == [reader]
         True
     """
 
@@ -193,20 +194,11 @@ class DocumentAffinity:
         slack_tokens: int = 4_096,
         max_documents: int = 200_000,
     ) -> None:
-        for name, value, least in (
-            ("window_tokens", window_tokens, 1),
-            ("slack_tokens", slack_tokens, 0),
-            ("max_documents", max_documents, 1),
-        ):
-            if not isinstance(value, int) or value < least:
-                raise InvalidRequestError(
-                    f"{name} must be an integer from {least}, not {describe(value)}"
-                )
         self._bound = checked_bound(bound)
-        self._window_tokens = window_tokens
-        self._slack_tokens = slack_tokens
-        self._max_documents = max_documents
-        self._homes: OrderedDict[BlockKey, dict[Agent, None]] = OrderedDict()
+        self._window_tokens = checked_integer("window_tokens", window_tokens, 1)
+        self._slack_tokens = checked_integer("slack_tokens", slack_tokens)
+        self._max_documents = checked_integer("max_documents", max_documents, 1)
+        self._readers: OrderedDict[BlockKey, dict[Agent, None]] = OrderedDict()
         self._loads: dict[Agent, float] = {}
 
     def assign(
@@ -219,20 +211,20 @@ class DocumentAffinity:
 
         Args:
             documents: In the order in which they choose.
-            agents: Who may be chosen now.
-            engines: The engine that each agent lives on; None gives each its own.
+            agents: The agents to choose from now.
+            engines: The engine that serves each agent; None gives each its own.
 
         Returns:
             The agent of each document, in the documents' order.
 
         Raises:
-            InvalidRequestError: If there is no agent.
+            InvalidRequestError: there is no agent.
         """
         assigned = assign(
             documents,
             agents,
             self._loads,
-            self._homes,
+            self._readers,
             engines,
             self._bound,
             self._slack_tokens,
@@ -242,22 +234,22 @@ class DocumentAffinity:
         return assigned
 
     def forget_agent(self, agent: Agent) -> None:
-        """Forget what an agent has read: its engine has lost its cache."""
+        """Forget what an agent has read, because its engine has lost its cache."""
         self._loads.pop(agent, None)
-        for key in [key for key, homes in self._homes.items() if agent in homes]:
-            del self._homes[key][agent]
-            if not self._homes[key]:
-                del self._homes[key]
+        for key in [key for key, readers in self._readers.items() if agent in readers]:
+            del self._readers[key][agent]
+            if not self._readers[key]:
+                del self._readers[key]
 
     def _note(self, document: Document, agent: Agent) -> None:
-        homes = self._homes.setdefault(document.key, {})
-        homes.pop(agent, None)
-        homes[agent] = None
-        if len(homes) > _MAX_HOMES:
-            del homes[next(iter(homes))]
-        self._homes.move_to_end(document.key)
-        if len(self._homes) > self._max_documents:
-            self._homes.popitem(last=False)
+        readers = self._readers.setdefault(document.key, {})
+        readers.pop(agent, None)
+        readers[agent] = None
+        if len(readers) > _MAX_READERS:
+            del readers[next(iter(readers))]
+        self._readers.move_to_end(document.key)
+        if len(self._readers) > self._max_documents:
+            self._readers.popitem(last=False)
         fading = math.exp(-document.tokens / self._window_tokens)
         for one in self._loads:
             self._loads[one] *= fading
@@ -289,14 +281,12 @@ def _score(key: bytes, agent: Agent) -> bytes:
 
 
 def checked_bound(bound: float) -> float:
-    """Return a bound if it is one.
+    """Return a bound if it is valid.
 
     Raises:
-        InvalidRequestError: If it is no number from 1.
+        InvalidRequestError: wrong type or out of range.
     """
-    if not isinstance(bound, (int, float)) or not 1 <= bound < float("inf"):
-        raise InvalidRequestError(f"the bound must be a number from 1, not {describe(bound)}")
-    return bound
+    return checked_number("the bound", bound, 1)
 
 
 DocumentHomes = DocumentAffinity

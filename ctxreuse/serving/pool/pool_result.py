@@ -1,4 +1,4 @@
-"""Answers of a pool, with who gave them."""
+"""Answers of a pool, and which replica gave them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PoolResult:
         completion: The answer and what it cost.
         plan: What was sent.
         replica: The name of the replica that answered.
-        tried: The names of those that were tried before, in order.
+        tried: The names of the replicas that failed before, in order.
     """
 
     completion: Completion
@@ -29,7 +29,7 @@ class PoolResult:
 
 
 class PoolStream(AsyncClosing):
-    """An answer of a pool that is on its way: an async iterator of its pieces."""
+    """An answer of a pool in progress: an async iterator of its pieces."""
 
     def __init__(self) -> None:
         self.pieces: AsyncGenerator[str]
@@ -40,7 +40,7 @@ class PoolStream(AsyncClosing):
         """The whole answer.
 
         Raises:
-            EngineError: If the answer has not ended.
+            EngineError: the answer has not ended.
         """
         if self.result is None:
             raise EngineError("the answer has not ended; iterate over its pieces first")

@@ -1,4 +1,4 @@
-"""One engine of a pool: the way to it, what its cache holds, and how much it has to do."""
+"""One engine of a pool: its clients, what its cache holds, and how much it has to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
@@ -24,13 +24,16 @@ from ctxreuse.serving.client.transient_errors import is_retryable
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
 
-_SURPRISES = 3
-"""So many answers in a row without one cached token, where some were expected, are no accident."""
-_SURPRISING_TOKENS = 64
+if TYPE_CHECKING:
+    from ctxreuse.cache.kv_events.event_sync import KVEventSync
+
+_MAX_MISSES = 3
+"""Answers in a row without a cached token, where some were expected, that mean a lost cache."""
+_LEAST_EXPECTED_TOKENS = 64
 _ASKING_S = 5.0
-"""After so many seconds an engine has failed to tell what its cache or its model holds."""
+"""Seconds after which an engine has failed to tell what its cache or its model holds."""
 _QUESTIONS = 3
-"""So often an engine is asked what its cache holds."""
+"""How often an engine is asked what its cache holds."""
 _STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
 
 _Answer = TypeVar("_Answer")
@@ -72,18 +75,18 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """How a replica is.
+    """The status of a replica.
 
     Attributes:
         name: Its name.
-        state: "up", "resting" (it failed too often and is left alone), "on trial" (it has rested,
-            and the next request tries it) or "draining".
+        state: "up", "resting" (it failed too often, so its circuit is open), "on trial" (the
+            circuit is half-open: the next request tries it) or "draining".
         running: Requests that were sent and have not ended.
         waiting: Requests that are held back.
-        queued_tokens: What all these have still to compute, in prompt tokens, as expected.
+        queued_tokens: Prompt tokens that all these have still to compute, as expected.
         answered: Requests answered so far.
         failed: Requests that it did not answer.
-        generation: How often it has been found with an empty cache.
+        generation: The cache epoch: how often it has been found with an empty cache.
     """
 
     name: str
@@ -101,12 +104,12 @@ class InFlightRequest:
 
     Attributes:
         plan: What is sent.
-        generation: The replica's when this was planned.
+        cache_epoch: The replica's when this was planned.
     """
 
-    def __init__(self, plan: Plan, generation: int, replica: str, limit_s: float | None) -> None:
+    def __init__(self, plan: Plan, cache_epoch: int, replica: str, limit_s: float | None) -> None:
         self.plan = plan
-        self.generation = generation
+        self.cache_epoch = cache_epoch
         self._replica = replica
         self._limit_s = limit_s
         self._left_s = limit_s
@@ -114,11 +117,11 @@ class InFlightRequest:
     async def in_time(self, answer: Awaitable[_Answer]) -> _Answer:
         """Wait for a part of the answer, as long as the time for all parts lasts.
 
-        What happens between two parts takes none of it: it is not the engine's fault if somebody
-        reads slowly. And no limit is in force then, which would cancel whoever reads.
+        What happens between two parts does not count: it is not the engine's fault if the caller
+        reads slowly. And no limit is in force then, because it would cancel the caller.
 
         Raises:
-            EngineError: If the time is over.
+            EngineError: the time is over.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -144,17 +147,16 @@ class Replica:
         name: What it is called in statistics and errors.
         connect: Makes a client; one is made for each event loop that uses the replica.
         planner: Its own planner, whose index is what this engine's cache holds.
-        room: Where its requests wait.
-        circuit: Whether it is left alone.
+        queue: Where its requests wait.
+        circuit: Opens when it keeps failing.
         capacity_tokens: What its cache holds; None asks the engine, once it has answered.
-        follows_events: Whether its index is kept by the engine's own events; the capacity is of no
-            interest then.
+        events: Keep its index by the engine's own events; the capacity does not matter then.
         clock: Seconds from any start.
 
     Attributes:
         is_draining: Whether it gets no new requests.
         queued_tokens: What its requests have still to compute, in prompt tokens, as expected.
-        generation: How often it has been found with an empty cache.
+        cache_epoch: How often it has been found with an empty cache.
     """
 
     def __init__(
@@ -162,30 +164,31 @@ class Replica:
         name: str,
         connect: Callable[[], Client],
         planner: ReusePlanner,
-        room: AdmissionQueue,
+        queue: AdmissionQueue,
         circuit: CircuitBreaker,
         *,
         capacity_tokens: int | None = None,
-        follows_events: bool = False,
+        events: KVEventSync | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.planner = planner
         self.is_draining = False
         self.queued_tokens = 0
-        self.generation = 0
-        self._room = room
+        self.cache_epoch = 0
+        self._queue = queue
         self._circuit = circuit
         self._clock = clock
         self._connect = connect
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
-        self._shadow: CapacityTracker | None = None
-        if capacity_tokens is not None and not follows_events:
-            self._shadow = CapacityTracker(planner, capacity_tokens)
-        self._questions = 0 if follows_events or self._shadow is not None else _QUESTIONS
+        self._capacity: CapacityTracker | None = None
+        self._events = events
+        if capacity_tokens is not None and events is None:
+            self._capacity = CapacityTracker(planner, capacity_tokens)
+        self._questions = 0 if events is not None or self._capacity is not None else _QUESTIONS
         self._window: int | None = None
         self._knows_window = False
-        self._surprises = 0
+        self._misses = 0
         self._answered = 0
         self._failed = 0
         self._lock = Lock()
@@ -196,32 +199,32 @@ class Replica:
     @property
     def faults(self) -> int:
         """How often bookkeeping or planning has failed."""
-        return self._bookkeeping.faults + self._room.faults
+        return self._bookkeeping.faults + self._queue.faults
 
     @property
     def is_idle(self) -> bool:
         """Whether it has no request, waiting or under way."""
-        return not (self._room.inside or self._room.waiting)
+        return not (self._queue.running or self._queue.waiting)
 
     @property
     def is_available(self) -> bool:
-        """Whether a new request may go there: always, never, or one to try it."""
+        """Whether a new request may go there; to a half-open circuit one at a time may."""
         with self._lock:
             return not self.is_draining and self._circuit.admits(self._clock())
 
     def status(self) -> ReplicaStatus:
-        """Return how it is."""
+        """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
         return ReplicaStatus(
             name=self.name,
             state="draining" if self.is_draining else _STATES[circuit],
-            running=self._room.inside,
-            waiting=self._room.waiting,
+            running=self._queue.running,
+            waiting=self._queue.waiting,
             queued_tokens=self.queued_tokens,
             answered=self._answered,
             failed=self._failed,
-            generation=self.generation,
+            generation=self.cache_epoch,
         )
 
     def client(self) -> Client:
@@ -255,11 +258,11 @@ class Replica:
             is_trial = self._circuit.state(now) is Circuit.HALF_OPEN and self._circuit.admits(now)
             self._circuit.begin(now)
             self.queued_tokens += to_compute
-            generation = self.generation
+            cache_epoch = self.cache_epoch
         try:
-            async with self._room.turn(prompt) as plan:
+            async with self._queue.slot(prompt) as plan:
                 try:
-                    yield InFlightRequest(plan, generation, self.name, limit_s)
+                    yield InFlightRequest(plan, cache_epoch, self.name, limit_s)
                     await self._learn_capacity()
                 except BaseException:
                     self.planner.evict([plan.request_id])
@@ -287,10 +290,10 @@ class Replica:
         self._bookkeeping.attempt(lambda: self._observe(sending, completion), lambda: None)
 
     async def check_health(self, limit_s: float) -> bool:
-        """Ask the engine whether it is ready; one that is not is left alone at once.
+        """Ask the engine whether it is ready; the circuit of one that is not opens at once.
 
         Args:
-            limit_s: Seconds after which it is not.
+            limit_s: Seconds after which it is not ready.
         """
         is_ready = await self._is_ready(limit_s)
         with self._lock:
@@ -307,27 +310,44 @@ class Replica:
     async def context_window(self) -> int | None:
         """Return what the engine says its model holds; None if it is silent, or down."""
         with self._lock:
-            is_resting = self._circuit.state(self._clock()) is Circuit.OPEN
-        if not self._knows_window and not is_resting:
+            is_open = self._circuit.state(self._clock()) is Circuit.OPEN
+        if not self._knows_window and not is_open:
             try:
                 async with asyncio.timeout(_ASKING_S):
                     self._window = await self.client().context_window()
             except (EngineError, TimeoutError):
-                return None  # the next one who wants to know asks again
+                return None  # the next caller asks again
             self._knows_window = True
         return self._window
 
     def reset(self) -> None:
         """Treat the engine's cache as empty."""
         with self._lock:
-            self.generation += 1
-            self._surprises = 0
-            if self._shadow is not None:
-                self._shadow = CapacityTracker(self.planner, self._shadow.capacity_tokens)
+            self.cache_epoch += 1
+            self._misses = 0
+            if self._capacity is not None:
+                self._capacity = CapacityTracker(self.planner, self._capacity.capacity_tokens)
         self.planner.evict_tokens(self.planner.statistics().tokens)
 
+    def follow(self) -> None:
+        """Start following the engine's events, if it publishes any."""
+        if self._events is not None:
+            self._events.start()
+
+    def stop_following(self) -> None:
+        """Stop following the engine's events."""
+        events, self._events = self._events, None
+        if events is not None:
+            events.stop()
+
+    async def aclose(self) -> None:
+        """Stop following events, and close the running event loop's client."""
+        if self._events is not None:
+            await asyncio.to_thread(self.stop_following)
+        await self.disconnect()
+
     async def disconnect(self) -> None:
-        """Close the running event loop's client; those of loops that are gone are gone, too."""
+        """Close the running event loop's client; those of closed loops went with their loops."""
         with self._lock:
             client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
@@ -355,7 +375,7 @@ class Replica:
             self._bookkeeping.note(error)
             return
         if capacity is not None:
-            self._shadow = CapacityTracker(self.planner, capacity)
+            self._capacity = CapacityTracker(self.planner, capacity)
 
     async def _is_ready(self, limit_s: float) -> bool:
         try:
@@ -369,20 +389,20 @@ class Replica:
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens
-        if self._shadow is not None and completion.prompt_tokens is not None:
-            self._shadow.observe(
+        if self._capacity is not None and completion.prompt_tokens is not None:
+            self._capacity.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
         with self._lock:
-            if sending.generation != self.generation:
+            if sending.cache_epoch != self.cache_epoch:
                 return  # it was planned for a cache that is known to be gone
             if cached:
-                self._surprises = 0
-            elif cached == 0 and plan.expected_cached_tokens >= _SURPRISING_TOKENS:
-                self._surprises += 1
-            is_gone = self._surprises >= _SURPRISES
+                self._misses = 0
+            elif cached == 0 and plan.expected_cached_tokens >= _LEAST_EXPECTED_TOKENS:
+                self._misses += 1
+            is_gone = self._misses >= _MAX_MISSES
             if is_gone:
-                self._surprises = 0
+                self._misses = 0
         if is_gone:
             self.reset()
 

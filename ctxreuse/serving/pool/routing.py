@@ -1,37 +1,35 @@
-"""Where a request goes: to the engine that is expected to have computed its prompt first."""
+"""Routing: a request goes to the engine that is expected to have computed its prompt first."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
 from typing import NamedTuple, TypeAlias
 from weakref import ref
 
 from ctxreuse.context.blocks import ContextRequest, text_digest
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.emulation.rates import COMMON_RATES, NOTE_TOKENS
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.placement import rendezvous_order
 from ctxreuse.serving.pool.replica import Replica
 
-_ANSWER_COST = round(
-    NOTE_TOKENS * COMMON_RATES.decode_step_per_request_s * COMMON_RATES.prefill_tokens_per_s
-)
-"""What an answer delays others, in prompt tokens: what it adds to their steps."""
+DEFAULT_ANSWER_COST = 144
+"""What an answer delays other requests, in prompt tokens that the engine could compute instead: 96
+tokens, each of which adds 0.15 ms to a step of an engine that computes 10,000 prompt tokens/s."""
 _REMEMBERED_CONVERSATIONS = 10_000
 
 _Conversation: TypeAlias = tuple[str, type, str | int | None]
 
 
-class _Home(NamedTuple):
-    """Where a conversation was served last, and with which cache."""
+class _ServedBy(NamedTuple):
+    """Which replica has served a conversation last, and with which cache."""
 
     replica: ref[Replica]
-    generation: int
+    cache_epoch: int
 
 
 class RequestRouter:
@@ -40,22 +38,52 @@ class RequestRouter:
     Args:
         queue_weight: What waiting for one token costs, compared with computing one.
         in_order: Whether requests are sent in their own order, not in the best one.
+        answer_cost: What an answer delays other requests, in prompt tokens.
     """
 
-    def __init__(self, queue_weight: float, in_order: bool) -> None:
+    def __init__(
+        self, queue_weight: float, in_order: bool, answer_cost: int = DEFAULT_ANSWER_COST
+    ) -> None:
         self._queue_weight = queue_weight
         self._in_order = in_order
-        self._served_by: OrderedDict[_Conversation, _Home] = OrderedDict()
+        self._answer_cost = answer_cost
+        self._served_by: LRUMap[_Conversation, _ServedBy] = LRUMap(_REMEMBERED_CONVERSATIONS)
         self._lock = Lock()
 
-    def best(self, replicas: Sequence[Replica], prompt: Plannable) -> Replica:
+    def choose(
+        self,
+        replicas: Iterable[Replica],
+        prompt: Plannable,
+        wanted: str | None = None,
+        tried: Collection[str] = (),
+    ) -> Replica:
+        """Return where to send a request: a candidate, the one that is wanted if it is among them.
+
+        Args:
+            replicas: Those that do not drain.
+            prompt: The request, or a plan whose order stands.
+            wanted: A replica's name; one that has failed the request is not wanted any more.
+            tried: The names of those that have failed the request.
+
+        Raises:
+            EngineError: there is no candidate.
+        """
+        usable = candidates(replicas, tried)
+        for one in usable:
+            if one.name == wanted and wanted not in tried:
+                return one
+        if not usable:
+            raise EngineError(
+                "no engine of the pool may be sent anything: all are draining; call resume() or "
+                "add()",
+                attempts=0,
+            )
+        return self._best(usable, prompt)
+
+    def _best(self, replicas: Sequence[Replica], prompt: Plannable) -> Replica:
         """Return the replica with most expected cached tokens, less what it has in its queue.
 
         Among equals the request's first block decides, by rendezvous hashing.
-
-        Args:
-            replicas: Whom to choose from, at least one.
-            prompt: The request, or a plan whose order stands.
         """
         by_name = {replica.name: replica for replica in replicas}
         scores = {
@@ -72,25 +100,21 @@ class RequestRouter:
         request = request_of(prompt)
         tokens = replica.planner.block_tokens(prompt.blocks)
         tokens += estimate_tokens(request.query) + _history_tokens(request)
-        return max(0, tokens - self._cached_tokens(replica, prompt)) + _ANSWER_COST
+        return max(0, tokens - self._cached_tokens(replica, prompt)) + self._answer_cost
 
     def note(self, request: ContextRequest, replica: Replica) -> None:
         """Remember who has served a conversation: its history is cached there."""
-        if request.conversation_id is None:
-            return
-        key = _conversation(request)
-        with self._lock:
-            self._served_by[key] = _Home(ref(replica), replica.generation)
-            self._served_by.move_to_end(key)
-            if len(self._served_by) > _REMEMBERED_CONVERSATIONS:
-                self._served_by.popitem(last=False)
+        if request.conversation_id is not None:
+            with self._lock:
+                served_by = _ServedBy(ref(replica), replica.cache_epoch)
+                self._served_by.put(_conversation(request), served_by)
 
     def _cached_tokens(self, replica: Replica, prompt: Plannable) -> int:
         request = request_of(prompt)
         if request.history:
             with self._lock:
-                home = self._served_by.get(_conversation(request))
-            is_cached = home is not None and home == (ref(replica), replica.generation)
+                served_by = self._served_by.peek(_conversation(request))
+            is_cached = served_by == (ref(replica), replica.cache_epoch)
             return _history_tokens(request) if is_cached else 0
         if isinstance(prompt, Plan):
             as_sent = ContextRequest(prompt.blocks, system=request.system, tenant=request.tenant)
@@ -98,11 +122,23 @@ class RequestRouter:
         return replica.planner.cached_tokens(request, in_order=self._in_order)
 
 
+def candidates(replicas: Iterable[Replica], tried: Collection[str] = ()) -> list[Replica]:
+    """Return where a request may go: to replicas whose circuit is closed, or else to any.
+
+    Args:
+        replicas: Those that do not drain.
+        tried: The names of those that have failed the request; it goes elsewhere if it can.
+    """
+    replicas = list(replicas)
+    usable = [one for one in replicas if one.is_available] or replicas
+    return [one for one in usable if one.name not in tried] or usable
+
+
 def request_of(prompt: object) -> ContextRequest:
     """Return the request of what is to be sent.
 
     Raises:
-        InvalidRequestError: If it is neither a request nor a plan.
+        InvalidRequestError: wrong type.
     """
     if isinstance(prompt, Plan):
         return prompt.request

@@ -1,4 +1,4 @@
-"""An agent middleware: what was retrieved keeps its place, and is shown once."""
+"""An agent middleware: retrieved context keeps its position, and is shown once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from ctxreuse.adapters.prompt_planner import checked_planner
+from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.context.templates import Templates
@@ -30,7 +32,7 @@ from langchain_ctxreuse.agents.planned_messages import (
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
 from langchain_ctxreuse.documents.document_plans import document_block, labelled_copy, without_plan
 from langchain_ctxreuse.formatting import format_context
-from langchain_ctxreuse.message_content import text_parts
+from langchain_ctxreuse.messages import text_parts
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config
 
 try:
@@ -40,39 +42,38 @@ try:
 except ImportError as error:
     raise MissingExtraError("ReuseMiddleware", "langchain") from error
 
-_OWN_PLANNER: Any = object()
-
 
 class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
-    r"""Gives what an agent retrieves a stable place in its conversation, and shows it once.
+    r"""Keeps retrieved context at one position in an agent's conversation, and shows it once.
 
     Context, memories and tool results are labelled and planned once, before the first model call
     that shows them, and the agent's state holds them as they were sent: every later call replays
     them byte for byte, from any checkpointer, in any process. Blocks that the conversation shows
-    already become location annotations, where the planner that planned them is still there; another
-    process shows them again. If what shows them is cut away later (a summary, trimming,
-    cleared tool results), the model gets them where the annotation stood.
+    already become location annotations if the planner that planned them is still there; another
+    process shows them again. If the message that shows a block is removed later (by a summary,
+    trimming, or cleared tool results), the model gets the block in place of the annotation.
 
-    A tool result is planned if it is certain which pieces of its text are the retrieved things: its
-    artifact is a list of Documents whose texts stand in it, or it is what a Mem0 search returns
-    (as JSON, or in the artifact), or it comes from one of `tools`. Any other stays as it is, and so
-    does everything where planning fails. The documents of an artifact come back as copies that say
-    their rank and label.
+    A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
+    is a list of Documents whose texts stand in it, or it is the result of a Mem0 search (as JSON,
+    or in the artifact), or it comes from one of `tools`. Any other stays as it is, and if planning
+    fails all do. The documents of an artifact come back as copies that carry their rank and label.
 
     Put it behind middleware that summarizes or edits messages. `thread_id` and `tenant` in
-    `config["configurable"]` name the conversation and whose it is.
+    `config["configurable"]` name the conversation and the tenant.
 
     Args:
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes one.
         retriever: Retrieves context for each new user message: any retriever, or any runnable from
-            a string to documents. The message becomes blocks, annotation, question; its mark
-            `additional_kwargs["ctxreuse"]["question"]` holds the user's words. Its errors are not
-            caught.
+            a string to documents. The message becomes blocks, annotation, question, and its
+            `additional_kwargs["ctxreuse"]["question"]` holds the user's words. Errors of the
+            retriever are not caught.
         tools: Tools, or their names, whose plain text is blocks with `document_separator` between.
-        document_separator: What stands between two documents in a tool result.
+        document_separator: The text between two documents in a tool result.
+        registry: Where planned texts are remembered, for a `ReuseChatModel` that has the same
+            registry; None takes the one of this process.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type.
 
     Example:
         >>> from langchain.agents import create_agent
@@ -89,14 +90,19 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     def __init__(
         self,
         *,
-        planner: ReusePlanner = _OWN_PLANNER,
+        planner: ReusePlanner | None = None,
         retriever: RetrieverLike | None = None,
         tools: Iterable[str | BaseTool] | None = None,
         document_separator: str = "\n\n",
+        registry: ContextRegistry | None = None,
     ) -> None:
         super().__init__()
-        self._planner = checked_planner(ReusePlanner() if planner is _OWN_PLANNER else planner)
-        self._retriever = _checked_retriever(retriever)
+        self._planner = planner_or_new(planner)
+        self._registry = context_registry(registry)
+        wanted = "a LangChain retriever; pass vector_store.as_retriever(), or leave it out"
+        if retriever is not None:
+            checked_kind("retriever", retriever, Runnable, wanted)
+        self._retriever = retriever
         self._split_tools = _tool_names(tools)
         if not isinstance(document_separator, str) or not document_separator:
             raise InvalidRequestError(
@@ -145,7 +151,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     async def abefore_model(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
     ) -> dict[str, Any] | None:
-        """Do what `before_model` does; planning takes no time to await."""
+        """Do what `before_model` does; planning does not wait for anything."""
         return self.before_model(state, runtime)
 
     def wrap_model_call(
@@ -153,7 +159,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         request: ModelRequest[ContextT],
         handler: Callable[[ModelRequest[ContextT]], ModelResponse[ResponseT]],
     ) -> ModelResponse[ResponseT] | AIMessage:
-        """Show again what location annotations point to, where it was cut away."""
+        """Show again the blocks that location annotations point to, if they were removed."""
         return handler(self._made_whole(request))
 
     async def awrap_model_call(
@@ -161,7 +167,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         request: ModelRequest[ContextT],
         handler: Callable[[ModelRequest[ContextT]], Awaitable[ModelResponse[ResponseT]]],
     ) -> ModelResponse[ResponseT] | AIMessage:
-        """Show again what location annotations point to, where it was cut away."""
+        """Show again the blocks that location annotations point to, if they were removed."""
         return await handler(self._made_whole(request))
 
     def _with_context(
@@ -173,9 +179,10 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         # a tool result that ended the last run stands before the question, so it is labelled first
         planned = self._planned_results(messages)
         shown = [planned.get(position, message) for position, message in enumerate(messages)]
+        texts = [document.page_content for document in documents]
         message = self._fail_open.attempt(
             lambda: self._planned_question(shown, question, documents),
-            lambda: question.behind([document.page_content for document in documents], self._words),
+            lambda: question.behind(texts, self._templates),
         )
         return {"messages": [*planned.values(), message]}
 
@@ -183,11 +190,14 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         self, messages: Sequence[AnyMessage], question: UserQuestion, documents: Sequence[Document]
     ) -> HumanMessage:
         unplanned = without_plan(documents)
-        if unplanned is None:  # an earlier plan left something out and says where it stands
-            return question.behind([format_context(documents, self._words)], self._words)
+        if unplanned is None:  # an earlier plan left out what the conversation shows
+            return question.behind(
+                [format_context(documents, self._templates, self._registry)], self._templates
+            )
         blocks = [document_block(document) for document in unplanned]
         history = self._history(messages[: question.position])
-        return question.planned(self._plan(blocks, question.words, history, _scope(messages)))
+        plan = self._plan(blocks, question.text, history, _scope(messages))
+        return question.planned(plan, self._registry)
 
     def _planned_results(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         """Return the new tool results that hold blocks, planned, by position."""
@@ -210,7 +220,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
             if isinstance(message, ToolMessage) and position in found:
                 shown = planned[position] = self._fail_open.attempt(
                     partial(self._planned_result, message, found[position], history, scope),
-                    partial(_itself, message),
+                    lambda message=message: message,  # type: ignore[misc]
                 )
             history += history_as_openai([shown])
         return planned
@@ -234,7 +244,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     ) -> ToolMessage:
         plan = self._plan(found.blocks, "", history, scope)
         [old] = text_parts(message)
-        planned = planned_result(message, old, plan, found.before, found.after)
+        planned = planned_result(message, old, plan, found.before, found.after, self._registry)
         if not found.documents:
             return planned
         label_of = plan.label_of
@@ -265,38 +275,25 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
         """Return messages as the model will see them."""
-        return history_as_openai(made_whole(messages, self._words) or messages)
+        return history_as_openai(made_whole(messages, self._templates, self._registry) or messages)
 
     def _made_whole(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
         whole = self._fail_open.attempt(
-            lambda: made_whole(request.messages, self._words), lambda: None
+            lambda: made_whole(request.messages, self._templates, self._registry), lambda: None
         )
         return request if whole is None else request.override(messages=whole)
 
     @property
-    def _words(self) -> Templates:
+    def _templates(self) -> Templates:
         return self._planner.templates
 
 
 def _scope(messages: Sequence[AnyMessage]) -> RequestScope:
-    """Return whose messages these are; where nothing names a conversation, its start does."""
+    """Return the scope of messages; if nothing names the conversation, its first message does."""
     scope = scope_from_config(None)
     if scope.conversation_id is None and messages:
         return scope.inside(conversation_id=messages[0].id)
     return scope
-
-
-def _itself(message: ToolMessage) -> ToolMessage:
-    return message
-
-
-def _checked_retriever(retriever: object) -> RetrieverLike | None:
-    if retriever is None or isinstance(retriever, Runnable):
-        return retriever
-    raise InvalidRequestError(
-        f"retriever must be a LangChain retriever, not {describe(retriever)}; "
-        "pass vector_store.as_retriever(), or leave it out"
-    )
 
 
 def _tool_names(tools: object) -> frozenset[str]:

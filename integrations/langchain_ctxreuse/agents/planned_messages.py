@@ -1,7 +1,7 @@
 """Messages of an agent whose text was planned, once, when they were new.
 
-The agent's state holds what was sent, so its history is replayed byte for byte. A mark in
-`additional_kwargs`, which no model sees, says what the text shows and what it left out:
+The agent's state holds what was sent, so its history is replayed byte for byte. Metadata in
+`additional_kwargs`, which no model sees, holds what the text shows and what it left out:
 
     labels     label -> id, for the blocks that the text shows
     left_out   for each block that the conversation showed already its label, id and text, and where
@@ -9,8 +9,8 @@ The agent's state holds what was sent, so its history is replayed byte for byte.
     part       which part of a multi-part content holds the text; None if the content is a string
     question   the user's words, where the text is a question behind its context
 
-Nothing in the mark changes from run to run, so caches of model calls still find such messages. A
-`ReuseChatModel` is told that these texts are planned.
+The metadata does not change from run to run, so caches of model calls still find such messages. The
+registry remembers these texts as planned, so that a `ReuseChatModel` does not plan them again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.rendered_contexts import RENDERED
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Reference, SentBlock, render_block, render_turn
 from ctxreuse.context.templates import Templates
 from ctxreuse.planning.plan import Plan
-from langchain_ctxreuse.message_content import TextPart, text_parts, with_text
+from langchain_ctxreuse.messages import TextPart, text_parts, with_text
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -45,31 +45,32 @@ class UserQuestion:
 
     @property
     def query(self) -> str:
-        """What to retrieve for."""
+        """The query for the retriever."""
         return str(self.message.text)
 
     @property
-    def words(self) -> str:
-        """What follows the context in the same text; nothing if the content has several parts."""
+    def text(self) -> str:
+        """The text behind the context in the same part; empty if the content has several parts."""
         return self.message.content if isinstance(self.message.content, str) else ""
 
     def behind(self, texts: Sequence[str], templates: Templates) -> HumanMessage:
-        """Return the message with texts before it that nobody planned."""
-        pieces = [*texts, self.words] if self.words else texts
+        """Return the message with texts before it that were not planned."""
+        pieces = [*texts, self.text] if self.text else texts
         return self.rewritten(templates.separator.join(pieces), {"labels": {}, "left_out": []})
 
-    def planned(self, plan: Plan) -> HumanMessage:
-        """Return the message as a plan for it says; `words` was the plan's query."""
-        _remember(plan)
-        return self.rewritten(plan.content, planned_mark(plan))
+    def planned(self, plan: Plan, registry: ContextRegistry) -> HumanMessage:
+        """Return the message with its plan's content; the plan's query is `text`."""
+        _remember(plan, registry)
+        return self.rewritten(plan.content, message_metadata(plan))
 
-    def rewritten(self, text: str, mark: Mapping[str, Any]) -> HumanMessage:
+    def rewritten(self, text: str, metadata: Mapping[str, Any]) -> HumanMessage:
         """Return the message with a text in place of its own, or before its parts."""
         if isinstance(self.message.content, str):
             message = self.message.model_copy(update={"content": text})
-            return _marked(message, {**mark, "part": None, "question": self.words})
+            return _with_metadata(message, {**metadata, "part": None, "question": self.text})
         parts = [{"type": "text", "text": text}, *self.message.content]
-        return _marked(self.message.model_copy(update={"content": parts}), {**mark, "part": 0})
+        message = self.message.model_copy(update={"content": parts})
+        return _with_metadata(message, {**metadata, "part": 0})
 
 
 def first_unsent(messages: Sequence[AnyMessage]) -> int:
@@ -79,9 +80,9 @@ def first_unsent(messages: Sequence[AnyMessage]) -> int:
 
 
 def first_unplanned(messages: Sequence[AnyMessage]) -> int:
-    """Return the position of the first message that no model has seen and no plan has met.
+    """Return the position of the first message that no model has seen and no plan covers.
 
-    A message before a planned one stays as it is, whatever the reason, for labels count upwards.
+    A message before a planned one stays as it is in any case, because labels count upwards.
     """
     first = first_unsent(messages)
     planned = [n for n, message in enumerate(messages[first:], start=first) if is_planned(message)]
@@ -105,24 +106,30 @@ def is_planned(message: BaseMessage) -> bool:
 
 
 def planned_result(
-    message: ToolMessage, old: TextPart, plan: Plan, before: str, after: str
+    message: ToolMessage,
+    old: TextPart,
+    plan: Plan,
+    before: str,
+    after: str,
+    registry: ContextRegistry,
 ) -> ToolMessage:
-    """Return a tool's message with its text as a plan says.
+    """Return a tool's message with its plan's content in place of a text.
 
     Args:
         message: The message.
         old: The text that the plan replaces.
         plan: The plan.
-        before: What the text says before its blocks.
-        after: What it says behind them.
+        before: The text before the blocks.
+        after: The text behind them.
+        registry: Where the text is remembered.
     """
-    _remember(plan)
+    _remember(plan, registry)
     new = with_text(message, TextPart(before + plan.content + after, old.part))
-    return _marked(new, {**planned_mark(plan, len(before)), "part": old.part})
+    return _with_metadata(new, {**message_metadata(plan, len(before)), "part": old.part})
 
 
-def planned_mark(plan: Plan, offset: int = 0) -> dict[str, Any]:
-    """Return what a mark says of a plan whose content begins at an offset in the text."""
+def message_metadata(plan: Plan, offset: int = 0) -> dict[str, Any]:
+    """Return the metadata for a plan whose content begins at an offset in the text."""
     labels = {part.label: part.block.id for part in plan.parts if isinstance(part, SentBlock)}
     texts = {label: plan.request.unique_blocks[key].text for key, label in plan.label_of.items()}
     left_out = []
@@ -136,15 +143,18 @@ def planned_mark(plan: Plan, offset: int = 0) -> dict[str, Any]:
     return {"labels": labels, "left_out": left_out}
 
 
-def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[AnyMessage] | None:
+def made_whole(
+    messages: Sequence[AnyMessage], templates: Templates, registry: ContextRegistry
+) -> list[AnyMessage] | None:
     """Return messages so that every location annotation in them points to something.
 
-    What a message left out because an earlier one showed it comes back, under its label, where the
-    earlier one was cut away or changed since: by a summary, by trimming, by clearing tool results.
+    A block that a message left out because an earlier one showed it comes back, under its label, if
+    the earlier one was removed or changed since: by a summary, trimming, or clearing tool results.
 
     Args:
-        messages: What is about to be sent.
+        messages: The messages that are about to be sent.
         templates: The words around blocks.
+        registry: Where the texts are remembered.
 
     Returns:
         The messages, or None if nothing is missing.
@@ -154,21 +164,23 @@ def made_whole(messages: Sequence[AnyMessage], templates: Templates) -> list[Any
     whole: list[AnyMessage] = []
     shown: list[str] = []
     for message in messages:
-        one = _made_whole(message, shown, templates)
+        one = _made_whole(message, shown, templates, registry)
         whole.append(one)
         shown += [text for text, _ in text_parts(one)]
     changed = any(new is not old for new, old in zip(whole, messages, strict=True))
     return whole if changed else None
 
 
-def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates) -> AnyMessage:
+def _made_whole(
+    message: AnyMessage, shown: Sequence[str], templates: Templates, registry: ContextRegistry
+) -> AnyMessage:
     left_out = _left_out(message)
     if not left_out:
         return message
     part = message.additional_kwargs[METADATA_KEY]["part"]
     old = next((text for text, number in text_parts(message) if number == part), "")
     new = old
-    for one in reversed(left_out):  # from the end, so that what stands before keeps its place
+    for one in reversed(left_out):  # from the end, so that the text before keeps its position
         label, text, start = one["label"], one["text"], one["start"]
         words = templates.location_annotation(label)
         stands = any(templates.before_text(label) + text in earlier for earlier in shown)
@@ -177,7 +189,7 @@ def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates)
             new = new[:start] + block + new[start + len(words) :]
     if new == old:
         return message
-    RENDERED.remember_planned(new)
+    registry.remember_planned(new)
     return with_text(message, TextPart(new, part))
 
 
@@ -188,20 +200,20 @@ def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
     return left_out
 
 
-def _marked(message: _Message, mark: Mapping[str, Any]) -> _Message:
-    kwargs = {**message.additional_kwargs, METADATA_KEY: dict(mark)}
+def _with_metadata(message: _Message, metadata: Mapping[str, Any]) -> _Message:
+    kwargs = {**message.additional_kwargs, METADATA_KEY: dict(metadata)}
     return message.model_copy(update={"additional_kwargs": kwargs})
 
 
-def _remember(plan: Plan) -> None:
-    """Remember what a plan shows, so that nobody plans it again.
+def _remember(plan: Plan, registry: ContextRegistry) -> None:
+    """Remember what a plan shows, so that it is not planned again.
 
     Without the question where that comes last: with it, the same question asked elsewhere about
-    documents that nobody has planned would pass for planned.
+    documents without a plan would pass for planned.
     """
     templates = plan.templates
     if plan.order_annotation is None or templates.order_position == "before_question":
         text = render_turn(plan.parts, plan.order_annotation, "", templates)
     else:
         text = plan.content
-    RENDERED.remember_planned(text)
+    registry.remember_planned(text)

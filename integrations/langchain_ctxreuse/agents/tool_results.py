@@ -1,9 +1,9 @@
 """Retrieved blocks inside tool results.
 
-A tool result is text that somebody else wrote. Blocks are found in it only where it is certain
-which piece of the text belongs to which retrieved thing; each such piece, with whatever the tool
-wrote around the document, is a block, so no word of a result is lost; only what Mem0 found goes
-without its scores, for they change from one search to the next, and the order says them.
+A tool result is text that another program wrote. Blocks are found in it only if it is certain which
+piece of the text belongs to which retrieved item. Each such piece, with what the tool wrote around
+the document, is a block, so no word of a result is lost; only memories of Mem0 lose their scores,
+because they change from one search to the next and the order shows them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from langchain_core.documents import Document
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, retrievers_order
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from langchain_ctxreuse.documents.document_plans import marked_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 _OF_ONE_SEARCH = ("score", "score_details")
-"""What one search says of a memory and the next says otherwise; the order says it, too."""
+"""Fields of a memory that change from one search to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBlocks:
-    """The text of a tool result, taken apart.
+    """The text of a tool result, as blocks.
 
     Attributes:
         blocks: The blocks, best first.
         before: The text before the first one.
         after: The text behind the last one.
-        documents: For each block the document that it shows, where the tool gave them.
+        documents: For each block the document that it shows, if the tool gave them.
     """
 
     blocks: tuple[ContextBlock, ...]
@@ -61,10 +61,10 @@ def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBl
     """Return the blocks in a tool result, or None if it is not certain that there are any.
 
     Args:
-        artifact: What the tool gave besides the text; it may hold Documents or what Mem0 found.
-        text: What the tool says.
-        separator: What stands between two blocks.
-        splits: Whether text with nothing else to go by is split at the separator.
+        artifact: The tool's artifact; it may hold Documents or the result of a Mem0 search.
+        text: The tool's text.
+        separator: The text between two blocks.
+        splits: Whether a text without other evidence is split at the separator.
     """
     documents = _documents(artifact)
     memories = [] if documents else _memories(_parsed(text))
@@ -99,7 +99,7 @@ def _document(value: Any) -> Document | None:
 
 
 def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks | None:
-    order = retrievers_order([marked_document(document) for document in documents])
+    order = retrievers_order([planned_document(document) for document in documents])
     if not order:
         return None
     found = pieces.as_blocks([document.id for document in documents], order)
@@ -173,15 +173,15 @@ def _memories(result: Any) -> list[Mapping[str, Any]]:
     return known if len(known) == len(memories) else []
 
 
-def _leaves_out(mark: Any) -> bool:
+def _leaves_out(metadata: Any) -> bool:
     """Return whether a planned memory search left something out that a conversation shows."""
-    plan = mark.get("plan") if isinstance(mark, Mapping) else None
+    plan = metadata.get("plan") if isinstance(metadata, Mapping) else None
     return isinstance(plan, Mapping) and bool(plan.get("references"))
 
 
 def _shown_memory(memory: Mapping[str, Any]) -> str:
-    said = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
-    return json.dumps(said, ensure_ascii=False)
+    lasting = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
+    return json.dumps(lasting, ensure_ascii=False)
 
 
 def _block(id: BlockId | None, text: str) -> ContextBlock:  # noqa: A002  # as the core names it

@@ -1,4 +1,4 @@
-"""What a wrapper adds to a call where that is asked for: vLLM's `cache_salt`, a session's name."""
+"""Request options that a wrapper adds on request: vLLM's `cache_salt`, a session's name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from ctxreuse.adapters.engine_options import conversation_session, tenant_salt
+from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.context.scope import RequestScope
-
-_SESSION_HEADER = "X-Session-ID"
 
 
 def with_cache_salt(
@@ -18,20 +16,18 @@ def with_cache_salt(
 ) -> dict[str, Any]:
     """Return a call's arguments with the tenant's salt in `extra_body`.
 
-    A salt that the user has set stays, and so does all else in `extra_body`. Without a tenant
-    nothing is added.
+    A salt that the user has set stays, and so does everything else in `extra_body`. Without a
+    tenant nothing is added.
 
     Args:
-        arguments: What the model is called with.
-        inner: The model; an argument would replace its own `extra_body`, so that is merged, too.
-        scope: Whose call it is.
+        arguments: The arguments of the call.
+        inner: The model; the call's `extra_body` replaces the model's, so both are merged.
+        scope: Whose request it is.
         key: A secret for the hash.
     """
-    salt = tenant_salt(scope.tenant or "", key)
     body = _given("extra_body", arguments, inner)
-    if salt is None or "cache_salt" in body:
-        return dict(arguments)
-    return {**arguments, "extra_body": {**body, "cache_salt": salt}}
+    added = added_salt(body, scope, key)
+    return {**arguments, "extra_body": {**body, **added}} if added else dict(arguments)
 
 
 def with_session_id(
@@ -42,10 +38,8 @@ def with_session_id(
     As in `with_cache_salt`; without a conversation nothing is added.
     """
     headers = _given("extra_headers", arguments, inner)
-    if scope.conversation_id is None or _SESSION_HEADER.lower() in map(str.lower, headers):
-        return dict(arguments)
-    session = conversation_session(scope.tenant or "", scope.conversation_id, key)
-    return {**arguments, "extra_headers": {**headers, _SESSION_HEADER: session}}
+    added = added_session(headers, scope, key)
+    return {**arguments, "extra_headers": {**headers, **added}} if added else dict(arguments)
 
 
 def _given(name: str, arguments: Mapping[str, Any], inner: BaseChatModel) -> Mapping[str, Any]:

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list, run_in_executor
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list, merge_configs
+from langchain_core.tools import BaseTool
+from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 
+from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
+from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.ordered_release import planned_aside
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, planner_or_new
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
+    BatchSlot,
     aanswers,
     aanswers_as_completed,
     answers,
     answers_as_completed,
+    ataken_plan,
+    batch_slots,
+    taken_plan,
 )
-from langchain_ctxreuse.chat_model.held_scope import aheld_in_steps, held_in_steps, holding
-from langchain_ctxreuse.chat_model.planned_model import ChatPrompt, PlannedChatModel
-from langchain_ctxreuse.chat_model.turns import Line, Turn
-from langchain_ctxreuse.scope import scope_from_config
+from langchain_ctxreuse.chat_model.request_options import with_cache_salt, with_session_id
+from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
+from langchain_ctxreuse.messages import PromptTexts, prompt_texts
+from langchain_ctxreuse.scope import RequestCarrier, scope_from_config
 
 if TYPE_CHECKING:
     from langchain_core.language_models.chat_model_stream import (
         AsyncChatModelStream,
         ChatModelStream,
     )
+    from langchain_core.language_models.model_profile import ModelProfile
 
-_PLANNED_ON_THE_LOOP = 64
-"""Larger batches are planned in a thread, so that the event loop stays responsive."""
+_log = logging.getLogger("ctxreuse")
+_TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
+_Step = TypeVar("_Step")
 
 
-class ReuseChatModel(PlannedChatModel):
+class ReuseChatModel(RequestCarrier, BaseChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
     Contexts that `format_context` rendered from documents without a plan are planned where they
@@ -42,29 +63,32 @@ class ReuseChatModel(PlannedChatModel):
     beginning follow each other. A batch is answered in the caller's order.
 
     Everything else is the inner model's: tools, structured output, streaming, usage, token counts.
-    Callbacks, traces and LangChain's cache see the prompts as given.
+    Its settings (callbacks, tags, metadata, cache, rate limiter and the like) are taken over when
+    the wrapper is made. Callbacks, traces and LangChain's cache see the prompts as given.
 
     Tenant and conversation come from `config={"configurable": {"tenant": ..., "thread_id": ...}}`
     or `ctxreuse.request_context`. Of a call that fails, is cancelled, or is answered by LangChain's
-    cache, the planner forgets what was planned here; what a retriever planned stays. A planning
-    fault sends prompts as given.
+    cache, the planner forgets what was planned here; what a retriever planned stays. If planning
+    fails, prompts are sent as given.
 
     `chain.batch` and `chain.abatch` reach the wrapper with all prompts at once; a chain's
     `batch_as_completed` calls it for each, and the window plans together what comes together.
 
     Args:
         inner: Any chat model.
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes one.
         window_s: Seconds for which a single call waits for others; 0 sends each at once.
         strategy: "reuse", "paper" or "none".
-        send_cache_salt: Whether a tenant's calls get an own `cache_salt` in `extra_body`, so that
-            tenants share nothing in vLLM's prefix cache. For OpenAI-compatible models.
+        send_cache_salt: Whether each tenant's calls get the tenant's `cache_salt` in `extra_body`,
+            so that tenants share nothing in vLLM's prefix cache. For OpenAI-compatible models.
         send_session_id: Whether a conversation's calls get its hashed name as `X-Session-ID` in
             `extra_headers`, for routers that keep it on one engine. For OpenAI-compatible models.
         salt_key: A secret for both hashes; processes that share it share the cache.
+        registry: Where `format_context` remembers the contexts that are found; None takes the
+            registry of this process.
 
     Raises:
-        ValueError: If an argument is of the wrong kind.
+        ValueError: wrong type or out of range.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel
@@ -73,7 +97,75 @@ class ReuseChatModel(PlannedChatModel):
         'In France.'
     """
 
-    # The public methods know the config.
+    inner: BaseChatModel
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
+    window_s: float = DEFAULT_WINDOW_S
+    strategy: Strategy = "reuse"
+    send_cache_salt: bool = Field(default=False, strict=True)
+    send_session_id: bool = Field(default=False, strict=True)
+    salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
+    registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True)
+    _gate: ModelGateway = PrivateAttr()
+    _slot: BatchSlot | None = PrivateAttr(default=None)
+
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    _check_window = field_validator("window_s", mode="before")(checked_window)
+
+    @field_validator("inner", mode="before")
+    @classmethod
+    def _check_inner(cls, inner: object) -> BaseChatModel:
+        remedy = "pass one such as ChatOpenAI(...), and bind tools or config to the wrapper instead"
+        return checked_kind("inner", inner, BaseChatModel, f"a LangChain chat model; {remedy}")
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _check_strategy(cls, strategy: object) -> object:
+        check_strategy(strategy)
+        return strategy
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_unknown_arguments(cls, arguments: Any) -> Any:
+        """Log the arguments that are not used; LangChain's models ignore them silently."""
+        unknown = sorted(str(name) for name in arguments if name not in cls.model_fields)
+        if unknown:
+            _log.warning(
+                "%s does not use %s; give the inner model its parameters",
+                cls.__name__,
+                ", ".join(unknown),
+            )
+        return arguments
+
+    @model_validator(mode="after")
+    def _take_over_settings(self) -> Self:
+        inner = self.inner
+        for name in _TAKEN_OVER:
+            if name not in self.model_fields_set:
+                setattr(self, name, getattr(inner, name))
+        if inner.callbacks and self.callbacks:
+            both = merge_configs({"callbacks": inner.callbacks}, {"callbacks": self.callbacks})
+            self.callbacks = both["callbacks"]
+        else:
+            self.callbacks = self.callbacks or inner.callbacks
+        self.tags = list(dict.fromkeys([*(inner.tags or ()), *(self.tags or ())])) or None
+        theirs, ours = inner.metadata or {}, self.metadata or {}
+        versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
+        self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
+        return self
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what plans the calls."""
+        super().model_post_init(context)
+        self._gate = ModelGateway(
+            self.planner, self.strategy, self.window_s, type(self).__name__, self.registry
+        )
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and prompts were sent as given."""
+        return self._gate.faults
+
+    # The public methods know the config; each call runs on a copy that carries it.
 
     def invoke(
         self,
@@ -84,8 +176,8 @@ class ReuseChatModel(PlannedChatModel):
         **kwargs: Any,
     ) -> AIMessage:
         """Return the model's answer; concurrent calls are planned together."""
-        with holding(scope_from_config(config)):
-            return super().invoke(input, config, stop=stop, **kwargs)
+        call = self._carrying(config)
+        return super(ReuseChatModel, call).invoke(input, config, stop=stop, **kwargs)
 
     async def ainvoke(
         self,
@@ -96,8 +188,8 @@ class ReuseChatModel(PlannedChatModel):
         **kwargs: Any,
     ) -> AIMessage:
         """Return the model's answer; concurrent calls are planned together."""
-        with holding(scope_from_config(config)):
-            return await super().ainvoke(input, config, stop=stop, **kwargs)
+        call = self._carrying(config)
+        return await super(ReuseChatModel, call).ainvoke(input, config, stop=stop, **kwargs)
 
     def stream(
         self,
@@ -108,8 +200,8 @@ class ReuseChatModel(PlannedChatModel):
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
         """Yield the model's answer in pieces, or whole if the model does not stream."""
-        steps = super().stream(input, config, stop=stop, **kwargs)
-        return held_in_steps(scope_from_config(config), steps)
+        call = self._carrying(config)
+        return super(ReuseChatModel, call).stream(input, config, stop=stop, **kwargs)
 
     def astream(
         self,
@@ -120,8 +212,35 @@ class ReuseChatModel(PlannedChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Yield the model's answer in pieces, or whole if the model does not stream."""
-        steps = super().astream(input, config, stop=stop, **kwargs)
-        return aheld_in_steps(scope_from_config(config), steps)
+        call = self._carrying(config)
+        return super(ReuseChatModel, call).astream(input, config, stop=stop, **kwargs)
+
+    def _chat_model_stream_v3(
+        self,
+        input: LanguageModelInput,  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> ChatModelStream:
+        call = self._carrying(config)
+        return super(ReuseChatModel, call)._chat_model_stream_v3(input, config, **kwargs)
+
+    async def _achat_model_stream_v3(
+        self,
+        input: LanguageModelInput,  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncChatModelStream:
+        call = self._carrying(config)
+        return await super(ReuseChatModel, call)._achat_model_stream_v3(input, config, **kwargs)
+
+    def _carrying(self, config: RunnableConfig | None) -> Self:
+        _ = self._serialized  # kept by the model, or each copy would make it anew
+        call = super()._carrying(config)
+        if isinstance(call.inner, RequestCarrier):
+            call.inner = call.inner._carrying(config)
+        return call
+
+    # Batches are planned together, and sent in the planned order.
 
     def batch(
         self,
@@ -135,8 +254,9 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        turns = self._line_up(inputs, configs, kwargs)
-        return answers(turns, self._sender(inputs, configs, return_exceptions, kwargs), configs[0])
+        slots = self._planned_batch(inputs, configs, kwargs)
+        send = partial(self._answer, inputs, configs, return_exceptions, kwargs)
+        return answers(slots, send, configs[0])
 
     async def abatch(
         self,
@@ -150,9 +270,10 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        turns = await self._aline_up(inputs, configs, kwargs)
-        send = self._asender(inputs, configs, return_exceptions, kwargs)
-        return await aanswers(turns, send, configs[0])
+        work = partial(self._planned_batch, inputs, configs, kwargs)
+        slots = await planned_aside(work, len(inputs))
+        send = partial(self._aanswer, inputs, configs, return_exceptions, kwargs)
+        return await aanswers(slots, send, configs[0])
 
     def batch_as_completed(
         self,
@@ -166,9 +287,9 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return
         configs = get_config_list(config, len(inputs))
-        turns = self._line_up(inputs, configs, kwargs)
-        send = self._sender(inputs, configs, return_exceptions, kwargs)
-        yield from answers_as_completed(turns, send, configs[0])
+        slots = self._planned_batch(inputs, configs, kwargs)
+        send = partial(self._answer, inputs, configs, return_exceptions, kwargs)
+        yield from answers_as_completed(slots, send, configs[0])
 
     async def abatch_as_completed(
         self,
@@ -182,123 +303,331 @@ class ReuseChatModel(PlannedChatModel):
         if not inputs:
             return
         configs = get_config_list(config, len(inputs))
-        turns = await self._aline_up(inputs, configs, kwargs)
-        send = self._asender(inputs, configs, return_exceptions, kwargs)
-        async with aclosing(aanswers_as_completed(turns, send, configs[0])) as completed:
+        work = partial(self._planned_batch, inputs, configs, kwargs)
+        slots = await planned_aside(work, len(inputs))
+        send = partial(self._aanswer, inputs, configs, return_exceptions, kwargs)
+        async with aclosing(aanswers_as_completed(slots, send, configs[0])) as completed:
             async for answered in completed:
                 yield answered
 
-    def _chat_model_stream_v3(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> ChatModelStream:
-        return super(ReuseChatModel, self._knowing(config))._chat_model_stream_v3(
-            input, config, **kwargs
-        )
-
-    async def _achat_model_stream_v3(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> AsyncChatModelStream:
-        return await super(ReuseChatModel, self._knowing(config))._achat_model_stream_v3(
-            input, config, **kwargs
-        )
-
-    def _knowing(self, config: RunnableConfig | None) -> Self:
-        """Return the same model for one call, whose steps run in contexts unknown so far."""
-        same = self.model_copy()
-        same._scope = scope_from_config(config)
-        return same
-
-    def _line_up(
+    def _planned_batch(
         self,
         inputs: Sequence[LanguageModelInput],
         configs: Sequence[RunnableConfig],
         arguments: Mapping[str, Any],
-    ) -> list[Turn]:
-        """Return the turns of a batch's inputs, planned together, in the order to send them."""
-        prompts: dict[int, ChatPrompt] = {}
-        for position, (value, config) in enumerate(zip(inputs, configs, strict=True)):
-            messages = self._messages_of(value)
-            if messages is None:
+    ) -> list[BatchSlot]:
+        """Return the slots of a batch's inputs, planned together, in the order to send them."""
+        texts: dict[int, PromptTexts] = {}
+        for position, value in enumerate(inputs):
+            try:
+                messages = self._convert_input(value).to_messages()
+            except Exception:  # it is no prompt: `invoke` raises it again
                 continue
-            prompt = self._read_prompt(messages, arguments, scope_from_config(config))
-            if prompt is not None:
-                prompts[position] = prompt
-        positions = list(prompts)
-        planned = {
-            positions[one.position]: one
-            for one in self._gate.plan_batch([prompt.call for prompt in prompts.values()])
-        }
-        order = [*planned, *(one for one in range(len(inputs)) if one not in planned)]
-        line = Line(len(order))
-        return [
-            Turn(
-                self,
-                position,
-                place,
-                line,
-                prompts[position].texts if position in prompts else None,
-                planned.get(position),
-                unsent=self._gate.forget,
-            )
-            for place, position in enumerate(order)
+            found = self._texts(messages, arguments)
+            if found is not None:
+                texts[position] = found
+        prompts = [
+            Prompt(found.parts, scope_from_config(configs[position]))
+            for position, found in texts.items()
         ]
+        positions = list(texts)
+        planned = {positions[one.position]: one for one in self._gate.plan_batch(prompts)}
+        return batch_slots(list(map(texts.get, range(len(inputs)))), planned, self._gate.evict)
 
-    async def _aline_up(
+    def _answer(
         self,
         inputs: Sequence[LanguageModelInput],
         configs: Sequence[RunnableConfig],
+        return_exceptions: bool,
         arguments: Mapping[str, Any],
-    ) -> list[Turn]:
-        if len(inputs) <= _PLANNED_ON_THE_LOOP:
-            return self._line_up(inputs, configs, arguments)
-        return await run_in_executor(None, self._line_up, inputs, configs, arguments)
-
-    def _messages_of(self, value: LanguageModelInput) -> list[BaseMessage] | None:
-        """Return an input's messages, or None for what is no prompt; `invoke` will refuse that."""
+        slot: BatchSlot,
+    ) -> Any:
+        """Return the answer, or the exception, to one input of a batch."""
+        call, position = self.model_copy(), slot.item.position
+        call._slot = slot
         try:
-            return self._convert_input(value).to_messages()
-        except Exception:  # whatever a prompt of the user's own raises, it raises again there
+            return call.invoke(inputs[position], configs[position], **arguments)
+        except Exception as error:
+            if return_exceptions:
+                return error
+            raise
+
+    async def _aanswer(
+        self,
+        inputs: Sequence[LanguageModelInput],
+        configs: Sequence[RunnableConfig],
+        return_exceptions: bool,
+        arguments: Mapping[str, Any],
+        slot: BatchSlot,
+    ) -> Any:
+        """Return the answer, or the exception, to one input of a batch."""
+        call, position = self.model_copy(), slot.item.position
+        call._slot = slot
+        try:
+            return await call.ainvoke(inputs[position], configs[position], **arguments)
+        except Exception as error:
+            if return_exceptions:
+                return error
+            raise
+
+    # The private methods send what LangChain hands to them: planned, in the planned order.
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        texts = self._texts(messages, kwargs)
+        planned = self._planned(texts)
+        with self._gate.evict_on_failure(planned):
+            sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+            if "run_manager" in signature(self.inner._generate).parameters:  # as LangChain does it
+                arguments["run_manager"] = run_manager
+            return self.inner._generate(sent, stop=stop, **arguments)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        texts = self._texts(messages, kwargs)
+        planned = await self._aplanned(texts)
+        with self._gate.evict_on_failure(planned):
+            sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+            if "run_manager" in signature(self.inner._agenerate).parameters:
+                arguments["run_manager"] = run_manager
+            return await self.inner._agenerate(sent, stop=stop, **arguments)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        return self._streamed(self.inner._stream, messages, stop, run_manager, **kwargs)
+
+    def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        return self._astreamed(self.inner._astream, messages, stop, run_manager, **kwargs)
+
+    @property
+    def _stream_chat_model_events(self) -> Callable[..., Iterator[Any]] | None:
+        """The inner model's own event stream; None if it has none, as LangChain expects it."""
+        events = getattr(self.inner, "_stream_chat_model_events", None)
+        return None if events is None else partial(self._streamed, events)
+
+    @property
+    def _astream_chat_model_events(self) -> Callable[..., AsyncIterator[Any]] | None:
+        """As `_stream_chat_model_events`."""
+        events = getattr(self.inner, "_astream_chat_model_events", None)
+        return None if events is None else partial(self._astreamed, events)
+
+    def _streamed(
+        self,
+        stream: Callable[..., Iterator[_Step]],
+        /,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[_Step]:
+        texts = self._texts(messages, kwargs)
+        planned = self._planned(texts)
+        sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+        if run_manager is not None:
+            arguments["run_manager"] = run_manager
+        yield from self._gate.stream(planned, partial(stream, sent, stop=stop, **arguments))
+
+    async def _astreamed(
+        self,
+        stream: Callable[..., AsyncIterator[_Step]],
+        /,  # a call may have an argument `stream`, too
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[_Step]:
+        texts = self._texts(messages, kwargs)
+        planned = await self._aplanned(texts)
+        sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+        if run_manager is not None:
+            arguments["run_manager"] = run_manager
+        steps = self._gate.astream(planned, partial(stream, sent, stop=stop, **arguments))
+        async with aclosing(steps):
+            async for step in steps:
+                yield step
+
+    def _texts(
+        self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
+    ) -> PromptTexts | None:
+        """Return the texts of a prompt; None if they cannot be read."""
+        return self._gate.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
+
+    def _planned(self, texts: PromptTexts | None) -> PlannedPrompt | None:
+        """Wait until a prompt is to be sent; return it planned."""
+        if texts is None:
             return None
+        planned = None if self._slot is None else taken_plan(self._slot, texts)
+        return planned or self._gate.plan(Prompt(texts.parts, self._carried.scope))
 
-    def _sender(
+    async def _aplanned(self, texts: PromptTexts | None) -> PlannedPrompt | None:
+        """Wait in this task as `_planned` does."""
+        if texts is None:
+            return None
+        planned = None if self._slot is None else await ataken_plan(self._slot, texts)
+        return planned or await self._gate.aplan(Prompt(texts.parts, self._carried.scope))
+
+    def _outgoing(
         self,
-        inputs: Sequence[LanguageModelInput],
-        configs: Sequence[RunnableConfig],
-        return_exceptions: bool,
+        messages: list[BaseMessage],
         arguments: Mapping[str, Any],
-    ) -> Callable[[Turn], Any]:
-        """Return what calls the model with a turn's input and returns its answer, or exception."""
+        texts: PromptTexts | None,
+        planned: PlannedPrompt | None,
+    ) -> tuple[list[BaseMessage], dict[str, Any]]:
+        """Return what to call the inner model with: planned texts, and the request options."""
+        return self._gate.attempt(
+            lambda: (
+                messages if texts is None or planned is None else texts.with_texts(planned.texts),
+                self._with_options(arguments),
+            ),
+            lambda: (messages, dict(arguments)),
+        )
 
-        def send(turn: Turn) -> Any:
-            try:
-                return self.invoke(inputs[turn.position], configs[turn.position], **arguments)
-            except Exception as error:
-                if return_exceptions:
-                    return error
-                raise
+    def _with_options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        more = dict(arguments)
+        if self.send_cache_salt:
+            more = with_cache_salt(more, self.inner, self._carried.scope, self.salt_key)
+        if self.send_session_id:
+            more = with_session_id(more, self.inner, self._carried.scope, self.salt_key)
+        return more
 
-        return send
+    # Passthrough: what the inner model says of itself, for traces and for LangChain's cache.
 
-    def _asender(
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return self.inner.profile
+
+    @property
+    def _llm_type(self) -> str:
+        return f"ctxreuse-{self.inner._llm_type}"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        return {**self.inner._identifying_params, "inner": _class_name(self.inner)}
+
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self.inner._get_invocation_params(stop=stop, **kwargs)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = self.inner._get_ls_params(stop=stop, **kwargs)
+        if params.get("ls_model_name"):
+            return params
+        return LangSmithParams(**{**params, "ls_model_name": type(self.inner).__name__})
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # another one than the inner model's, whose cached answers are to the prompts as given
+        inner = self.inner._get_llm_string(stop=stop, **kwargs)
+        return f"{_class_name(self)}({_class_name(self.inner)})---{inner}"
+
+    # Passthrough: what the inner model can do.
+
+    def _streaming_disabled(self, **kwargs: Any) -> bool:
+        return super()._streaming_disabled(**kwargs) or self.inner._streaming_disabled(**kwargs)
+
+    def _should_stream(
         self,
-        inputs: Sequence[LanguageModelInput],
-        configs: Sequence[RunnableConfig],
-        return_exceptions: bool,
-        arguments: Mapping[str, Any],
-    ) -> Callable[[Turn], Awaitable[Any]]:
-        async def send(turn: Turn) -> Any:
-            place = turn.position
-            try:
-                return await self.ainvoke(inputs[place], configs[place], **arguments)
-            except Exception as error:
-                if return_exceptions:
-                    return error
-                raise
+        *,
+        async_api: bool,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> bool:
+        return not self._streaming_disabled(**kwargs) and self.inner._should_stream(
+            async_api=async_api, run_manager=run_manager, **kwargs
+        )
 
-        return send
+    def _should_use_protocol_streaming(
+        self,
+        *,
+        async_api: bool,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> bool:
+        return not self._streaming_disabled(**kwargs) and self.inner._should_use_protocol_streaming(
+            async_api=async_api, run_manager=run_manager, **kwargs
+        )
+
+    def _combine_llm_outputs(self, _llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
+        return self.inner._combine_llm_outputs(_llm_outputs)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Return the text's token ids, as the inner model counts unless told otherwise."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self.inner.get_token_ids(text)
+
+    def get_num_tokens(self, text: str) -> int:
+        """Return the number of tokens in the text, counted as `get_token_ids` does."""
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens(text)
+        return self.inner.get_num_tokens(text)
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], *args: Any, **kwargs: Any
+    ) -> int:
+        """Return the number of tokens in the messages, counted as `get_token_ids` does."""
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages, *args, **kwargs)
+        return self.inner.get_num_tokens_from_messages(messages, *args, **kwargs)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Return a model that may call the tools, bound as the inner model does it."""
+        if tool_choice is not None:
+            kwargs["tool_choice"] = tool_choice
+        return self._around("bind_tools", self.inner.bind_tools(tools, **kwargs))
+
+    def with_structured_output(
+        self, schema: dict[str, Any] | type | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Return a model whose answers have the schema, made as the inner model does it."""
+        # a schema that is left out is some model's way to say "any JSON"
+        made = self.inner.with_structured_output(schema, **kwargs)  # type: ignore[arg-type]
+        return self._around("with_structured_output", made)
+
+    def _around(self, method: str, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
+        """Return what the inner model made of itself, with the wrapper in its place."""
+        around: Runnable[Any, Any] = with_substitutes(made, self._in_place_of)
+        if around is made:
+            _log.warning(
+                "%s: %s.%s returned a %s in which no chat model was found; its calls go past the "
+                "wrapper, unplanned",
+                type(self).__name__,
+                type(self.inner).__name__,
+                method,
+                type(made).__name__,
+            )
+        return around
+
+    def _in_place_of(self, model: BaseChatModel) -> BaseChatModel:
+        # some models bind by returning a changed copy of themselves
+        return self if model is self.inner else self.model_copy(update={"inner": model})
+
+
+def _class_name(model: BaseChatModel) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"

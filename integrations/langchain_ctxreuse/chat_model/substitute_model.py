@@ -1,7 +1,7 @@
-"""Putting a wrapper where the wrapped model stands inside what the model made of itself.
+"""Putting a substitute where a model stands inside what the model made of itself.
 
-`bind_tools` and `with_structured_output` return runnables that hold the model that made them.
-Called through those, the wrapper would be left out.
+`bind_tools` and `with_structured_output` return runnables that hold the model that made them. Calls
+through those would go past the wrapper.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _HOLDERS = (
     "branches",  # RunnableBranch
     "default",  # RunnableBranch, configurable runnables
 )
-"""Fields of runnables that hold what they call. Others, such as bound arguments, are let alone."""
+"""Fields of runnables that hold what they call. Others, such as bound arguments, are left alone."""
 
 
-def rebound(made: Any, wrapped: Callable[[BaseChatModel], BaseChatModel]) -> Any:
+def with_substitutes(made: Any, substitute: Callable[[BaseChatModel], BaseChatModel]) -> Any:
     """Return a runnable with each chat model in it replaced, or the same object if it has none.
 
     Args:
         made: A runnable, or a list, tuple or mapping of them. It is not changed.
-        wrapped: What to put in a model's place.
+        substitute: What to put in a model's place.
     """
     if isinstance(made, BaseChatModel):
-        return wrapped(made)
+        return substitute(made)
     if isinstance(made, RunnableSerializable):
         held = {name: getattr(made, name) for name in _HOLDERS if name in type(made).model_fields}
-        inside = {name: rebound(value, wrapped) for name, value in held.items()}
+        inside = {name: with_substitutes(value, substitute) for name, value in held.items()}
         changed = {name: value for name, value in inside.items() if value is not held[name]}
         return made.model_copy(update=changed) if changed else made
     if isinstance(made, Mapping):
-        entries = {name: rebound(value, wrapped) for name, value in made.items()}
+        entries = {name: with_substitutes(value, substitute) for name, value in made.items()}
         return made if _same(made.values(), entries.values()) else entries
     if isinstance(made, (list, tuple)):
-        items = [rebound(item, wrapped) for item in made]
+        items = [with_substitutes(item, substitute) for item in made]
         return made if _same(made, items) else type(made)(items)
     return made
 

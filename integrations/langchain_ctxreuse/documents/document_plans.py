@@ -1,16 +1,16 @@
 """Documents in their planned order: what the retriever and the compressor share.
 
-A planned document is a copy that carries its rank, label and plan in its metadata; the retriever's
-own documents are never changed.
+A planned document is a copy whose metadata carries its rank, label and plan; the documents that the
+retriever returned are never changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
@@ -18,6 +18,7 @@ from ctxreuse.adapters.document_planner import (
     PlannedItems,
     RetrievedItems,
     appended_annotation,
+    checked_annotation,
 )
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
@@ -26,6 +27,7 @@ from ctxreuse.adapters.plan_metadata import (
     document_metadata,
     retrievers_order,
 )
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
@@ -33,8 +35,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievedDocuments:
+class RetrievedDocuments(NamedTuple):
     """What one query retrieved.
 
     Attributes:
@@ -48,8 +49,32 @@ class RetrievedDocuments:
     scope: RequestScope
 
 
+class DocumentPlanningFields(BaseModel):
+    """The fields of a component that plans documents, and what they make."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
+    annotation: AnnotationMode = "append"
+    _documents: LangChainDocumentPlanner = PrivateAttr()
+
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what plans the documents."""
+        super().model_post_init(context)
+        name = type(self).__name__
+        self._documents = LangChainDocumentPlanner(self.planner, self.annotation, name)
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and documents went through as they came."""
+        return self._documents.faults
+
+
 class LangChainDocumentPlanner:
-    """Puts documents into their planned order; a fault of ours lets them through as retrieved.
+    """Puts documents into their planned order; if planning fails they go through as retrieved.
 
     Args:
         planner: Plans the contexts.
@@ -57,62 +82,62 @@ class LangChainDocumentPlanner:
         component: The adapter's name, for the log.
 
     Raises:
-        InvalidRequestError: If the planner or the annotation mode is none.
+        InvalidRequestError: wrong type, or no such annotation mode.
     """
 
     def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
-        self._arranger = DocumentPlanner(planner, document_block, annotation, component)
+        self._planner = DocumentPlanner(planner, document_block, annotation, component)
         self._annotation = annotation
         self._fail_open = FailOpen(component)
 
     @property
     def faults(self) -> int:
         """How often documents went through as retrieved."""
-        return self._arranger.faults + self._fail_open.faults
+        return self._planner.faults + self._fail_open.faults
 
-    def arrange(self, retrieval: RetrievedDocuments) -> list[Document]:
+    def plan(self, retrieved: RetrievedDocuments) -> list[Document]:
         """Return what one query retrieved in its planned order."""
-        return self.arrange_batch([retrieval])[0]
+        return self.plan_batch([retrieved])[0]
 
-    def arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
+    def plan_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
         """Return what some queries retrieved, planned together, each in its planned order.
 
         Returns:
             The documents of each query, in the order given.
         """
         return self._fail_open.attempt(
-            lambda: self._arrange_batch(retrievals),
-            lambda: [_as_they_came(retrieval.documents) for retrieval in retrievals],
+            lambda: self._planned_batch(batch),
+            lambda: [_as_they_came(retrieved.documents) for retrieved in batch],
         )
 
-    def _arrange_batch(self, retrievals: Sequence[RetrievedDocuments]) -> list[list[Document]]:
-        arranged: list[list[Document]] = [list(one.documents) for one in retrievals]
-        positions: list[int] = []
-        batch: list[RetrievedItems[Document]] = []
-        for position, retrieval in enumerate(retrievals):
-            unplanned = without_plan(retrieval.documents)
-            if unplanned is not None:
-                positions.append(position)
-                batch.append(RetrievedItems(unplanned, retrieval.query, retrieval.scope))
-        for position, one in zip(positions, self._arranger.arrange_batch(batch), strict=True):
+    def _planned_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
+        planned: list[list[Document]] = [list(retrieved.documents) for retrieved in batch]
+        unplanned: dict[int, RetrievedItems[Document]] = {}
+        for position, (documents, query, scope) in enumerate(batch):
+            given = without_plan(documents)
+            if given is not None:
+                unplanned[position] = RetrievedItems(given, query, scope)
+        items = self._planner.plan_batch(list(unplanned.values()))
+        for position, one in zip(unplanned, items, strict=True):
             if one.plan is not None:
-                arranged[position] = self._marked(one, one.plan)
-        return arranged
+                planned[position] = self._with_metadata(one, one.plan)
+        return planned
 
-    def _marked(self, arranged: PlannedItems[Document], plan: Plan) -> list[Document]:
+    def _with_metadata(self, planned: PlannedItems[Document], plan: Plan) -> list[Document]:
         """Return copies that carry their plan, the annotation behind them."""
-        marks = document_metadata(plan, with_order=self._annotation != "off")
+        metadata = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _marked_copy(one.thing, marks.place(one.rank, one.label or ""))
-            for one in arranged.placed
+            _copy_with(one.item, metadata.position(one.rank, one.label or ""))
+            for one in planned.items
         ]
-        annotation = arranged.annotation
+        annotation = planned.annotation
         if not documents and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no document is left to carry it
         if annotation is not None:
-            shown = [one.thing for one in arranged.placed or arranged.left_out]
-            mark = marks.annotation(annotation)
-            documents.append(_annotation_document(annotation, mark, shown))
+            shown = [one.item for one in planned.items or planned.left_out]
+            documents.append(
+                _annotation_document(annotation, metadata.annotation(annotation), shown)
+            )
         return documents
 
 
@@ -123,44 +148,44 @@ def document_block(document: Document) -> ContextBlock:
     return ContextBlock(id=document.id, text=document.page_content)
 
 
-def marked_document(document: Document) -> PlannedDocument:
+def planned_document(document: Document) -> PlannedDocument:
     """Return a document as one that may carry a plan."""
     return PlannedDocument(document_block(document), document.metadata)
 
 
 def without_plan(documents: Sequence[Document]) -> list[Document] | None:
-    """Return documents as they were before an earlier plan of ours, so that plans never nest.
+    """Return documents as they were before an earlier plan, so that plans never nest.
 
     None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
     """
-    order = retrievers_order([marked_document(one) for one in documents])
-    return None if order is None else [_without_mark(documents[position]) for position in order]
+    order = retrievers_order([planned_document(one) for one in documents])
+    return None if order is None else [_without_metadata(documents[position]) for position in order]
 
 
 def labelled_copy(document: Document, rank: int, label: str) -> Document:
     """Return a copy that says its rank and label, without a plan of which they are a part."""
-    return _marked_copy(document, {"rank": rank, "label": label})
+    return _copy_with(document, {"rank": rank, "label": label})
 
 
 def _as_they_came(documents: Any) -> Any:
-    """Return what a retriever returned: a list of its own or, if it is no sequence, just that."""
+    """Return what a retriever returned: a copy of a list, anything else itself."""
     return list(documents) if isinstance(documents, (list, tuple)) else documents
 
 
-def _without_mark(document: Document) -> Document:
+def _without_metadata(document: Document) -> Document:
     if METADATA_KEY not in document.metadata:
         return document
     metadata = {name: one for name, one in document.metadata.items() if name != METADATA_KEY}
     return document.model_copy(update={"metadata": metadata})
 
 
-def _marked_copy(document: Document, mark: Mapping[str, Any]) -> Document:
-    metadata = copied(document.metadata) | {METADATA_KEY: mark}
+def _copy_with(document: Document, carried: Mapping[str, Any]) -> Document:
+    metadata = copied(document.metadata) | {METADATA_KEY: carried}
     return document.model_copy(update={"metadata": metadata})
 
 
 def _annotation_document(
-    text: str, mark: Mapping[str, Any], documents: Sequence[Document]
+    text: str, carried: Mapping[str, Any], documents: Sequence[Document]
 ) -> Document:
     """Return the annotation as a document.
 
@@ -171,4 +196,4 @@ def _annotation_document(
     for document in documents:
         shared &= set(document.metadata)
     metadata: dict[str, Any] = dict.fromkeys(sorted(shared), "")
-    return Document(page_content=text, metadata=metadata | {METADATA_KEY: mark})
+    return Document(page_content=text, metadata=metadata | {METADATA_KEY: carried})

@@ -1,10 +1,9 @@
-"""A retriever around another one, which plans what that retrieves."""
+"""A retriever that plans what another retriever retrieves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -13,30 +12,19 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import (
-    ensure_config,
-    get_config_list,
-    patch_config,
-    run_in_executor,
-)
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
+from pydantic import ConfigDict, PrivateAttr, field_validator
 
-from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
-from ctxreuse.adapters.prompt_planner import checked_planner
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.planner import ReusePlanner
-from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
-from langchain_ctxreuse.scope import scope_from_config
-
-_CALL = "_ctxreuse_call"
-"""The keyword that carries a call's config to where the documents are retrieved."""
+from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields, RetrievedDocuments
+from langchain_ctxreuse.scope import RequestCarrier, scope_from_config
 
 
 def checked_retriever(retriever: object) -> object:
-    """Return the retriever if it is one.
+    """Return the retriever.
 
     Raises:
-        InvalidRequestError: If it is something else.
+        InvalidRequestError: wrong type.
     """
     if isinstance(retriever, Runnable):
         return retriever
@@ -46,37 +34,28 @@ def checked_retriever(retriever: object) -> object:
     raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """How a retriever was called: its config, and whether a batch plans the documents later."""
-
-    config: RunnableConfig
-    in_batch: bool = False
-
-
-class ReuseRetriever(BaseRetriever):
+class ReuseRetriever(DocumentPlanningFields, RequestCarrier, BaseRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
     Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
-    caught. No document is lost or altered; a planning fault lets them through as retrieved.
+    caught. No document is lost or altered; if planning fails they go through as retrieved.
 
-    It is to be the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, equal
+    Make it the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, equal
     documents of two contexts would differ by their plan and come twice.
 
-    `batch` and `abatch` plan all contexts together, tenants apart; what callbacks see at the end of
-    a retriever's run is then still the order as retrieved. `batch_as_completed` plans each on its
-    own.
+    `batch` and `abatch` plan all contexts together, tenants apart; callbacks then see the documents
+    as retrieved at the end of a retriever's run. `batch_as_completed` plans each on its own.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes one.
         annotation: "append" puts the annotation behind the documents as one more Document, so that
             an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
             `format_context`, and for chains that call the model once a document (map-reduce,
             refine) or list their sources; "off" drops it.
 
     Raises:
-        ValueError: If the retriever, the planner or the annotation mode is none.
+        ValueError: wrong type, or no such annotation mode.
 
     Example:
         >>> from langchain_core.documents import Document
@@ -89,25 +68,9 @@ class ReuseRetriever(BaseRetriever):
     model_config = ConfigDict(extra="forbid")
 
     retriever: RetrieverLike
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
-    annotation: AnnotationMode = "append"
-    _arranger: LangChainDocumentPlanner = PrivateAttr()
+    _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
-    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what holds the state of a run."""
-        super().model_post_init(context)
-        self._arranger = LangChainDocumentPlanner(
-            self.planner, self.annotation, type(self).__name__
-        )
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and documents went through as retrieved."""
-        return self._arranger.faults
 
     def invoke(
         self,
@@ -116,8 +79,7 @@ class ReuseRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the planned documents for a query; `kwargs` reach the retriever inside."""
-        call = _Call(ensure_config(config), in_batch=kwargs.pop(_CALL, False))
-        return super().invoke(input, config, **kwargs, **{_CALL: call})
+        return super(ReuseRetriever, self._carrying(config)).invoke(input, config, **kwargs)
 
     async def ainvoke(
         self,
@@ -126,8 +88,7 @@ class ReuseRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the planned documents for a query; `kwargs` reach the retriever inside."""
-        call = _Call(ensure_config(config), in_batch=kwargs.pop(_CALL, False))
-        return await super().ainvoke(input, config, **kwargs, **{_CALL: call})
+        return await super(ReuseRetriever, self._carrying(config)).ainvoke(input, config, **kwargs)
 
     def batch(
         self,
@@ -139,10 +100,10 @@ class ReuseRetriever(BaseRetriever):
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, planned together."""
         configs = get_config_list(config, len(inputs))
-        retrieved = super().batch(
-            inputs, configs, return_exceptions=return_exceptions, **kwargs, **{_CALL: True}
+        retrieved = super(ReuseRetriever, self._in_batch()).batch(
+            inputs, configs, return_exceptions=return_exceptions, **kwargs
         )
-        return self._arranged(inputs, configs, retrieved)
+        return self._planned_batch(inputs, configs, retrieved)
 
     async def abatch(
         self,
@@ -154,50 +115,49 @@ class ReuseRetriever(BaseRetriever):
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, planned together."""
         configs = get_config_list(config, len(inputs))
-        retrieved = await super().abatch(
-            inputs, configs, return_exceptions=return_exceptions, **kwargs, **{_CALL: True}
+        retrieved = await super(ReuseRetriever, self._in_batch()).abatch(
+            inputs, configs, return_exceptions=return_exceptions, **kwargs
         )
         # a large batch takes long enough to hold up the event loop
-        return await run_in_executor(None, self._arranged, inputs, configs, retrieved)
+        return await run_in_executor(None, self._planned_batch, inputs, configs, retrieved)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = kwargs.pop(_CALL, None) or _Call(ensure_config())
-        inside = patch_config(call.config, callbacks=run_manager.get_child())
-        return self._planned(query, call, self.retriever.invoke(query, inside, **kwargs))
+        inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
+        return self._planned(query, self.retriever.invoke(query, inside, **kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        call = kwargs.pop(_CALL, None) or _Call(ensure_config())
-        inside = patch_config(call.config, callbacks=run_manager.get_child())
-        return self._planned(query, call, await self.retriever.ainvoke(query, inside, **kwargs))
+        inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
+        return self._planned(query, await self.retriever.ainvoke(query, inside, **kwargs))
 
-    def _planned(self, query: str, call: _Call, documents: list[Document]) -> list[Document]:
-        if call.in_batch:
+    def _in_batch(self) -> Self:
+        """Return a copy whose calls leave the planning to the batch."""
+        copy = self.model_copy()
+        copy._is_in_batch = True
+        return copy
+
+    def _planned(self, query: str, documents: list[Document]) -> list[Document]:
+        if self._is_in_batch:
             return documents
-        return self._arranger.arrange(
-            RetrievedDocuments(documents, query, scope_from_config(call.config))
-        )
+        retrieved = RetrievedDocuments(documents, query, self._carried.scope)
+        return self._documents.plan(retrieved)
 
-    def _arranged(
+    def _planned_batch(
         self,
         queries: Sequence[str],
         configs: Sequence[RunnableConfig],
         retrieved: list[list[Document]],
     ) -> list[list[Document]]:
-        """Return what a batch retrieved in planned order; exceptions among it stay in place."""
-        answered = [
-            position
-            for position, documents in enumerate(retrieved)
+        """Return what a batch retrieved in planned order; exceptions stay in their positions."""
+        batch = {
+            position: RetrievedDocuments(documents, query, scope_from_config(config))
+            for position, (documents, query, config) in enumerate(
+                zip(retrieved, queries, configs, strict=True)
+            )
             if not isinstance(documents, Exception)
-        ]
-        arranged = self._arranger.arrange_batch(
-            [
-                RetrievedDocuments(retrieved[one], queries[one], scope_from_config(configs[one]))
-                for one in answered
-            ]
-        )
-        planned = dict(zip(answered, arranged, strict=True))
-        return [planned.get(one, documents) for one, documents in enumerate(retrieved)]
+        }
+        planned = dict(zip(batch, self._documents.plan_batch(list(batch.values())), strict=True))
+        return [planned.get(position, given) for position, given in enumerate(retrieved)]

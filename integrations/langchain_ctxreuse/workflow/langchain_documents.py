@@ -1,4 +1,4 @@
-"""What a workflow has found, as LangChain documents."""
+"""Documents that a workflow has found, as LangChain documents."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def as_documents(
 ) -> list[Document]:
     """Return blocks as documents, in their order.
 
-    Each has the block's id and text or, with `document_of`, is a copy of the document of that id;
-    its metadata say the score, unless they have one of their own.
+    Each has the block's id and text or, with `document_of`, is a copy of the document of that id.
+    Its metadata holds the score, unless it already has a "score".
 
     Args:
-        blocks: What was found.
+        blocks: The blocks.
         scores: How near each is, the higher the nearer; None adds none.
-        document_of: The documents that the blocks were made from; LangChain's ids are strings,
-            but it is given the block's own.
+        document_of: The documents that the blocks were made from; called with the block's id, even
+            if that is no string.
 
     Raises:
-        InvalidRequestError: If `document_of` returns something else.
+        InvalidRequestError: `document_of` returns something else.
     """
-    told = [None] * len(blocks) if scores is None else scores
+    known = [None] * len(blocks) if scores is None else scores
     return [
         _scored(_document(block, document_of), score)
-        for block, score in zip(blocks, told, strict=True)
+        for block, score in zip(blocks, known, strict=True)
     ]
 
 
@@ -51,10 +51,10 @@ def with_documents(value: Any, document_of: DocumentOf | None = None) -> Any:
 
 
 def checked_document_of(document_of: object) -> object:
-    """Return the function if it is one, or None.
+    """Return the function, or None.
 
     Raises:
-        InvalidRequestError: If it is something else.
+        InvalidRequestError: wrong type.
     """
     if document_of is not None and not callable(document_of):
         raise InvalidRequestError(

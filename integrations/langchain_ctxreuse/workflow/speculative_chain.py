@@ -1,9 +1,10 @@
-"""Retriever, prompt and model as one chain, whose answer begins while the search goes on."""
+"""Retriever, prompt and model as one chain, which begins its answer while the search goes on."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -15,6 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import AddableDict
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.library.speculative_rag import SEARCH, context_of, speculative_rag_graph
@@ -23,29 +25,29 @@ from ctxreuse.workflow.runtime.events import DocumentsFound, NodeStarted, TextDe
 from langchain_ctxreuse.scope import scope_from_config
 from langchain_ctxreuse.workflow.engine_runnable import EngineRunnable
 from langchain_ctxreuse.workflow.langchain_documents import as_documents
-from langchain_ctxreuse.workflow.langchain_llm import checked_model, streamed
+from langchain_ctxreuse.workflow.served_components import checked_model, streamed
 from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
 
 
 class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
     """Answers from what it retrieves, as `create_retrieval_chain` does, but begins earlier.
 
-    The model is asked with the documents that the search has found so far; the answer counts if
-    these turn out to be what is found in the end, else it is dropped and asked for again. So the
-    output is always that of one after the other. How much is gained depends on how long a search
+    The engine calls the model with the documents that the search has found so far. If the search
+    ends with the same documents the answer counts, else the engine drops it and calls again, so the
+    output is always that of retrieving first. How much time this saves depends on how long a search
     takes.
 
     The input is a dict with the prompt's variables, or the query alone; the output has the inputs,
     the documents (`context`), best first, and the `answer`. The prompt shows the documents as text,
-    with labels, in the order that the engine's planner gives them; a prefix cache has the more of
-    them the less of what changes stands before them.
+    with labels, in the order that the engine's planner gives them; keep text that changes with each
+    request behind them, so that a prefix cache has more of them.
 
-    Callbacks see the retrieval and each call of the model; a guess that was wrong shows as a call
-    that was cancelled.
+    Callbacks see the retrieval and each call of the model; a wrong guess shows as a call that was
+    cancelled.
 
     Args:
         retriever: A retriever over an engine.
-        prompt: The prompt template, with variables for the documents and for what else it says.
+        prompt: The prompt template; one of its variables takes the documents.
         llm: A chat model, as it is or bound to arguments.
         query_key: The input that is searched for.
         context_key: The prompt's variable for the documents.
@@ -53,8 +55,7 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         name: The run's name for callbacks.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind, or the prompt has no variable for
-            the documents.
+        InvalidRequestError: wrong type, or the prompt has no variable for the documents.
     """
 
     def __init__(
@@ -68,17 +69,11 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         answer_key: str = "answer",
         name: str | None = None,
     ) -> None:
-        if not isinstance(retriever, WorkflowRetriever):
-            raise InvalidRequestError(
-                f"retriever must be a WorkflowRetriever, not {describe(retriever)}; give the one "
-                "that you have to an engine: WorkflowRetriever(engine=WorkflowEngine("
-                "retriever=RetrieverStage(it)))"
-            )
-        if not isinstance(prompt, BasePromptTemplate):
-            raise InvalidRequestError(
-                f"prompt must be a prompt template, not {describe(prompt)}; "
-                "pass ChatPromptTemplate.from_messages(...)"
-            )
+        wanted = "a WorkflowRetriever; give the one that you have to an engine: WorkflowRetriever("
+        wanted += "engine=WorkflowEngine(retriever=RetrieverStage(it)))"
+        self._retriever = checked_kind("retriever", retriever, WorkflowRetriever, wanted)
+        wanted = "a prompt template; pass ChatPromptTemplate.from_messages(...)"
+        self._prompt = checked_kind("prompt", prompt, BasePromptTemplate, wanted)
         if context_key not in prompt.input_variables:
             raise InvalidRequestError(
                 f"the prompt has no variable {context_key!r} for the documents, only "
@@ -86,8 +81,6 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
                 "context_key="
             )
         self.name = type(self).__name__ if name is None else name
-        self._retriever = retriever
-        self._prompt = prompt
         self._llm = checked_model(llm)
         self._query_key = query_key
         self._context_key = context_key
@@ -96,12 +89,12 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
 
     @property
     def InputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """What goes in, for schemas."""
+        """The type of the input, for schemas."""
         return Any
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """What comes out, for schemas."""
+        """The type of the output, for schemas."""
         return dict[str, Any]
 
     async def _answer(
@@ -138,8 +131,8 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         yield {key: value for key, value in inputs.items() if key != self._answer_key}
         source = self._retriever
         inside = patch_config(config, callbacks=run_manager.get_child())
-        asked = _Asked(self._prompt, self._llm, inputs, self._context_key, inside)
-        graph = speculative_rag_graph(self.get_name(), asked, source.k, source.retriever)
+        model = _PromptedModel(self._prompt, self._llm, inputs, self._context_key, inside)
+        graph = speculative_rag_graph(self.get_name(), model, source.k, source.retriever)
         scope = scope_from_config(config)
         events = source.engine.stream(
             graph,
@@ -189,29 +182,22 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         return inputs
 
 
-class _Asked:
-    """The model of one run: puts the documents into the prompt, and asks with that."""
+@dataclass(frozen=True, slots=True)
+class _PromptedModel:
+    """The model of one run: puts the documents into the prompt, and calls the model with that."""
 
-    def __init__(
-        self,
-        prompt: BasePromptTemplate[Any],
-        llm: Runnable[Any, Any],
-        inputs: Mapping[str, Any],
-        context_key: str,
-        config: RunnableConfig,
-    ) -> None:
-        self._prompt = prompt
-        self._llm = llm
-        self._inputs = inputs
-        self._context_key = context_key
-        self._config = config
+    prompt: BasePromptTemplate[Any]
+    llm: Runnable[Any, Any]
+    inputs: Mapping[str, Any]
+    context_key: str
+    config: RunnableConfig
 
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
     ) -> AsyncGenerator[Piece, None]:
-        values = {**self._inputs, self._context_key: context_of(prompt)}
-        filled = await self._prompt.aformat_prompt(**values)
-        pieces = streamed(self._llm, filled, self._config, params)
+        values = {**self.inputs, self.context_key: context_of(prompt)}
+        filled = await self.prompt.aformat_prompt(**values)
+        pieces = streamed(self.llm, filled, self.config, params)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece

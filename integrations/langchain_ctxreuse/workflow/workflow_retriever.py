@@ -12,43 +12,39 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field, field_validator
 
-from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.engine import WorkflowEngine
-from langchain_ctxreuse.scope import scope_from_config
+from langchain_ctxreuse.scope import RequestCarrier
 from langchain_ctxreuse.workflow.langchain_documents import (
     DocumentOf,
     as_documents,
     checked_document_of,
 )
 
-_SCOPE = "_ctxreuse_scope"
-"""The keyword that carries whose request it is to where the documents are retrieved."""
 
-
-class WorkflowRetriever(BaseRetriever):
+class WorkflowRetriever(RequestCarrier, BaseRetriever):
     """Retrieves with an engine that is shared by all requests, without a graph.
 
-    Searches that go on at the same time are embedded and scanned together, however they are asked
-    for: `invoke` in threads, `batch`, `ainvoke`, or by the engine's workflows. In a conversation,
-    named by `config={"configurable": {"thread_id": ...}}` or `ctxreuse.request_context`, a search
-    begins where the last one has found something. Results are those of a plain search.
+    Searches that run at the same time are embedded and scanned together, whether they come from
+    `invoke` in threads, `batch`, `ainvoke`, or the engine's workflows. In a conversation, named by
+    `config={"configurable": {"thread_id": ...}}` or `ctxreuse.request_context`, a search begins
+    where the last one found something. Results are those of a plain search.
 
-    A document has the block's id and text, and in its metadata the "score" where the retriever
-    tells one: the higher, the nearer. To have the documents of a vector store, give `document_of`.
+    A document has the block's id and text, and in its metadata the "score" if the retriever gives
+    one: the higher, the nearer. To get the documents of a vector store, pass `document_of`.
 
     Args:
         engine: The engine; it may have no model.
-        k: How many documents are wanted; `invoke(query, k=3)` wants another number.
-        retriever: Which of the engine's retrievers is asked; None takes the default one.
+        k: How many documents to find; `invoke(query, k=3)` overrides it.
+        retriever: Which of the engine's retrievers to use; None uses the default one.
         document_of: From a block's id to the document that it was made from, which is returned as a
             copy; None makes one.
 
     Raises:
-        ValueError: If an argument is of the wrong kind.
+        ValueError: wrong type or out of range.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -67,8 +63,7 @@ class WorkflowRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the documents for a query, best first."""
-        config = ensure_config(config)
-        return super().invoke(input, config, **{**kwargs, _SCOPE: scope_from_config(config)})
+        return super(WorkflowRetriever, self._carrying(config)).invoke(input, config, **kwargs)
 
     async def ainvoke(
         self,
@@ -77,8 +72,8 @@ class WorkflowRetriever(BaseRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         """Return the documents for a query, best first."""
-        config = ensure_config(config)
-        return await super().ainvoke(input, config, **{**kwargs, _SCOPE: scope_from_config(config)})
+        call = self._carrying(config)
+        return await super(WorkflowRetriever, call).ainvoke(input, config, **kwargs)
 
     def batch(
         self,
@@ -103,10 +98,8 @@ class WorkflowRetriever(BaseRetriever):
     ) -> list[Document]:
         return await self._found(query, **kwargs)
 
-    async def _found(
-        self, query: str, k: int | None = None, _ctxreuse_scope: RequestScope | None = None
-    ) -> list[Document]:
-        scope = _ctxreuse_scope or current_scope()
+    async def _found(self, query: str, k: int | None = None) -> list[Document]:
+        scope = self._carried.scope
         found = await self.engine.retrieve(
             query,
             self.k if k is None else k,

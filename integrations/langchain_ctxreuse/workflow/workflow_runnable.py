@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import RunnableConfig
 
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.errors import describe
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
@@ -30,17 +31,16 @@ from langchain_ctxreuse.workflow.langchain_documents import (
     checked_document_of,
     with_documents,
 )
-from langchain_ctxreuse.workflow.node_callbacks import NodeRuns
 
 
 class WorkflowRunnable(EngineRunnable[Any, Any]):
     """Runs a workflow's graph; the input is its first input, or a dict with its inputs.
 
-    What else is in the dict is left alone, so that the whole state of a LangGraph graph can be
+    Further keys of the dict are ignored, so that the whole state of a LangGraph graph can be
     passed. `config["configurable"]` and `ctxreuse.request_context` name tenant and conversation.
     Callbacks see each node as a run inside this one. `stream` gives the answer's text as it is
-    written where that is certain to be the answer, which takes a generation that leads to END
-    alone; else the answer comes in one piece.
+    written if it is certain to be the answer: the generation leads to END alone. Else the answer
+    comes in one piece.
 
     Args:
         engine: The engine.
@@ -53,8 +53,8 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             `WorkflowRetriever`.
 
     Raises:
-        GraphError: If the graph is none, cannot be run, or has no such key.
-        InvalidRequestError: If the engine is none.
+        GraphError: wrong type, or the graph cannot be run or has no such key.
+        InvalidRequestError: wrong type.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
         checked_document_of(document_of)
         self.name = compiled.name if name is None else name
-        self._engine = checked_engine(engine)
+        self._engine = checked_kind("engine", engine, WorkflowEngine, "a WorkflowEngine")
         self._graph = _checked_inputs(compiled)
         self._outputs = _checked_outputs(outputs, compiled)
         self._deadline_s = deadline_s
@@ -80,12 +80,12 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
 
     @property
     def InputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """What goes in, for schemas."""
+        """The type of the input, for schemas."""
         return Any
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """What comes out, for schemas."""
+        """The type of the output, for schemas."""
         return Any if self._outputs is None else dict[str, Any]
 
     async def _answer(
@@ -107,13 +107,13 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         config: RunnableConfig,
     ) -> AsyncIterator[Any]:
         async for input in inputs:  # noqa: A001
-            final = _Final(self._graph)
+            answer = _StreamedAnswer(self._graph)
             async with aclosing(self._events(input, run_manager, config)) as events:
                 async for event in events:
-                    if self._outputs is None and final.is_written_by(event):
+                    if self._outputs is None and answer.is_written_by(event):
                         assert isinstance(event, TextDelta)
                         yield event.text
-                    elif isinstance(event, RunFinished) and not final.is_written:
+                    elif isinstance(event, RunFinished) and not answer.is_written:
                         yield self._output(event.result)
 
     async def _events(
@@ -122,14 +122,14 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncGenerator[Event, None]:
-        """Run the graph, and tell callbacks of its nodes."""
+        """Run the graph, and report its nodes to callbacks."""
         inputs = (
             {key: given[key] for key in self._graph.inputs if key in given}
             if isinstance(given, Mapping)
             else {self._graph.inputs[0]: given}
         )
         scope = scope_from_config(config)
-        runs = NodeRuns(self._graph, run_manager)
+        runs = _NodeRuns(self._graph, run_manager)
         events = self._engine.stream(
             self._graph,
             deadline_s=self._deadline_s,
@@ -137,9 +137,9 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             session=scope.conversation_id,
             **inputs,
         )
-        async with runs.told(), aclosing(events):
+        async with runs.failed_on_error(), aclosing(events):
             async for event in events:
-                await runs.note(event)
+                await runs.report(event)
                 yield event
 
     def _output(self, result: WorkflowResult) -> Any:
@@ -152,19 +152,39 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         }
 
 
-def checked_engine(engine: object) -> WorkflowEngine:
-    """Return the engine if it is one.
+class _NodeRuns:
+    """Shows callbacks each node as a chain's run inside that of the workflow."""
 
-    Raises:
-        InvalidRequestError: If it is none.
-    """
-    if not isinstance(engine, WorkflowEngine):
-        raise InvalidRequestError(f"engine must be a WorkflowEngine, not {describe(engine)}")
-    return engine
+    def __init__(self, graph: Graph, run_manager: AsyncCallbackManagerForChainRun) -> None:
+        self._graph = graph
+        self._run_manager = run_manager
+        self._open: dict[str, AsyncCallbackManagerForChainRun] = {}
+
+    async def report(self, event: Event) -> None:
+        """Report the start or the end of a node."""
+        if isinstance(event, NodeStarted):
+            callbacks = self._run_manager.get_child()
+            self._open[event.node] = await callbacks.on_chain_start(
+                None, {"visit": event.visit}, name=event.node
+            )
+        elif isinstance(event, NodeFinished):
+            output = self._graph.nodes[event.node].output
+            run = self._open.pop(event.node)
+            await run.on_chain_end({output: with_documents(event.value)})
+
+    @asynccontextmanager
+    async def failed_on_error(self) -> AsyncGenerator[None, None]:
+        """Report the nodes that an error inside interrupts as failed."""
+        try:
+            yield
+        except BaseException as error:
+            for run in self._open.values():
+                await run.on_chain_error(error)
+            raise
 
 
-class _Final:
-    """Tells which texts are the answer for certain: of the last node, where nothing runs beside."""
+class _StreamedAnswer:
+    """Recognizes texts that are the answer for certain: the last node's, while no other runs."""
 
     def __init__(self, graph: Graph) -> None:
         self.is_written = False
@@ -173,7 +193,7 @@ class _Final:
         self._wavefront: set[str] = set()
 
     def is_written_by(self, event: Event) -> bool:
-        """Take in what happens; return whether it is a piece of the answer."""
+        """Note an event; return whether it is a piece of the answer."""
         if isinstance(event, NodeStarted):
             if not self._running:
                 self._wavefront = set()

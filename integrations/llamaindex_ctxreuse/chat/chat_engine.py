@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -34,14 +35,13 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
-from llamaindex_ctxreuse.chat.chat_turn import Turn, TurnPlanner
+from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner
 from llamaindex_ctxreuse.chat.transcript import Transcript
-from llamaindex_ctxreuse.llm.own_planner import OWN_PLANNER, given_or_own
-from llamaindex_ctxreuse.nodes.retriever import checked_retriever
+from llamaindex_ctxreuse.nodes.node_plans import checked_retriever
 
 
 class ReuseChatEngine(BaseChatEngine):
-    """Answers questions from what a retriever finds, with prompts that the prefix cache serves.
+    """Answers questions from retrieved nodes, with prompts that the prefix cache serves.
 
     The system prompt comes first, then the conversation as it was sent, each question with its
     context, then this turn's blocks, annotations and question. So each prompt begins with the bytes
@@ -51,18 +51,18 @@ class ReuseChatEngine(BaseChatEngine):
     When the prompt outgrows the model's `metadata.context_window`, the oldest turns are dropped,
     down to half of it at once; blocks that they showed are sent again when they come up.
 
-    One engine is one conversation; its turns come one after the other. A fault of ours sends the
+    One engine is one conversation; its turns come one after the other. A planning fault sends the
     nodes' texts as retrieved, without labels. `ctxreuse.request_context` says the tenant.
 
     Args:
         retriever: Finds the context of a question.
         llm: Answers. Of `OpenAILike` set `context_window`: its default is 3,900 tokens.
-        planner: Plans the contexts; an own one if it is left out.
-        system_prompt: What the model is told before everything else.
+        planner: Plans the contexts; None makes a new one.
+        system_prompt: The text before everything else.
         node_postprocessors: Applied to what was retrieved, in order.
         skip_condense: False rewrites a follow-up question into one that stands alone, with one more
             call of the model, and retrieves for that.
-        condense_prompt: The words for that, with `{chat_history}` and `{question}`.
+        condense_prompt: The prompt for that call, with `{chat_history}` and `{question}`.
         chat_history: Earlier messages of the conversation.
         metadata_mode: Which metadata is part of a node's text.
         token_counter: Counts what has to fit into the window: a function from text to tokens, a
@@ -70,7 +70,7 @@ class ReuseChatEngine(BaseChatEngine):
         callback_manager: Where events go.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type or value.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ReuseChatEngine(BaseChatEngine):
         retriever: BaseRetriever,
         llm: LLM,
         *,
-        planner: ReusePlanner = OWN_PLANNER,
+        planner: ReusePlanner | None = None,
         system_prompt: str | None = None,
         node_postprocessors: Sequence[BaseNodePostprocessor] = (),
         skip_condense: bool = True,
@@ -100,12 +100,8 @@ class ReuseChatEngine(BaseChatEngine):
         if isinstance(condense_prompt, str):
             condense_prompt = PromptTemplate(condense_prompt)
         self._condense_prompt = condense_prompt
-        self._turns = TurnPlanner(
-            given_or_own(planner),
-            system_prompt,
-            metadata_mode,
-            token_counter,
-            type(self).__name__,
+        self._turns = ChatTurnPlanner(
+            planner, system_prompt, metadata_mode, token_counter, type(self).__name__
         )
         self._transcript = Transcript().recalled(chat_history)
         self._lock = Lock()
@@ -122,11 +118,11 @@ class ReuseChatEngine(BaseChatEngine):
 
         Args:
             retriever: Finds the context of a question.
-            llm: Answers; that of the Settings if it is left out.
+            llm: Answers; None takes that of the Settings.
             **options: As for the class.
 
         Raises:
-            InvalidRequestError: If a `memory` is given: the engine keeps the conversation itself.
+            InvalidRequestError: a `memory` is given; the engine keeps the conversation itself.
         """
         if "memory" in options:
             raise InvalidRequestError(
@@ -140,7 +136,7 @@ class ReuseChatEngine(BaseChatEngine):
     def chat_history(self) -> list[ChatMessage]:
         """The conversation as it was sent, contexts included, without the system prompt.
 
-        Handed in again, to this engine or another one, it is replayed byte for byte.
+        Given as `chat_history` to this engine or another one, it is replayed byte for byte.
         """
         return self._transcript.sent()
 
@@ -167,16 +163,12 @@ class ReuseChatEngine(BaseChatEngine):
 
         Args:
             message: The question.
-            chat_history: The conversation so far, where it is not this engine's; None goes on.
+            chat_history: The conversation so far; None continues this engine's.
         """
         turn = self._turn(message, chat_history)
-        try:
+        with self._taking_back(turn):
             answer = self._llm.chat(self._prompt(turn)).message.content or ""
-        except BaseException:
-            self._turns.take_back(turn)
-            raise
-        self._record(turn, answer)
-        return _response(turn, answer)
+        return self._response(turn, answer)
 
     @trace_method("chat")
     async def achat(
@@ -184,13 +176,9 @@ class ReuseChatEngine(BaseChatEngine):
     ) -> AgentChatResponse:
         """Return the answer to a question; see `chat`."""
         turn = await self._aturn(message, chat_history)
-        try:
+        with self._taking_back(turn):
             answer = (await self._llm.achat(self._prompt(turn))).message.content or ""
-        except BaseException:
-            self._turns.take_back(turn)
-            raise
-        self._record(turn, answer)
-        return _response(turn, answer)
+        return self._response(turn, answer)
 
     @trace_method("chat")
     def stream_chat(
@@ -201,11 +189,8 @@ class ReuseChatEngine(BaseChatEngine):
         The turn is part of the conversation once the answer is complete.
         """
         turn = self._turn(message, chat_history)
-        try:
+        with self._taking_back(turn):
             pieces = self._llm.stream_chat(self._prompt(turn))
-        except BaseException:
-            self._turns.take_back(turn)
-            raise
         response = StreamingAgentChatResponse(
             chat_stream=self._recorded_stream(turn, pieces),
             sources=_sources(turn),
@@ -222,11 +207,8 @@ class ReuseChatEngine(BaseChatEngine):
     ) -> StreamingAgentChatResponse:
         """Return the answer to a question as it comes; see `stream_chat`."""
         turn = await self._aturn(message, chat_history)
-        try:
+        with self._taking_back(turn):
             pieces = await self._llm.astream_chat(self._prompt(turn))
-        except BaseException:
-            self._turns.take_back(turn)
-            raise
         response = StreamingAgentChatResponse(
             achat_stream=self._arecorded_stream(turn, pieces),
             sources=_sources(turn),
@@ -238,92 +220,93 @@ class ReuseChatEngine(BaseChatEngine):
         )
         return response
 
-    def _turn(self, message: str, chat_history: list[ChatMessage] | None) -> Turn:
-        begun = self._begin(chat_history)
-        query = message
-        if self._has_to_condense(begun):
-            query = self._llm.complete(self._condensing(begun, message)).text
-        with request_context(history=()):  # one of ours among these must leave nothing out
+    def _turn(self, message: str, chat_history: list[ChatMessage] | None) -> ChatTurn:
+        begun, condensing = self._begin(message, chat_history)
+        query = message if condensing is None else self._llm.complete(condensing).text
+        with request_context(history=()):  # a planner of ours in there must leave nothing out
             nodes = self._retriever.retrieve(query)
             for postprocessor in self._postprocessors:
                 nodes = postprocessor.postprocess_nodes(nodes, QueryBundle(query))
         return self._turns.turn(message, nodes, begun, self._llm.metadata)
 
-    async def _aturn(self, message: str, chat_history: list[ChatMessage] | None) -> Turn:
-        begun = self._begin(chat_history)
-        query = message
-        if self._has_to_condense(begun):
-            query = (await self._llm.acomplete(self._condensing(begun, message))).text
+    async def _aturn(self, message: str, chat_history: list[ChatMessage] | None) -> ChatTurn:
+        begun, condensing = self._begin(message, chat_history)
+        query = message if condensing is None else (await self._llm.acomplete(condensing)).text
         with request_context(history=()):
             nodes = await self._retriever.aretrieve(query)
             for postprocessor in self._postprocessors:
                 nodes = await postprocessor.apostprocess_nodes(nodes, QueryBundle(query))
         return self._turns.turn(message, nodes, begun, self._llm.metadata)
 
-    def _begin(self, chat_history: list[ChatMessage] | None) -> Transcript:
+    def _begin(
+        self, message: str, chat_history: list[ChatMessage] | None
+    ) -> tuple[Transcript, str | None]:
+        """Return the transcript, and the prompt that condenses the question if there is one."""
         with self._lock:
             if chat_history is not None:
                 self._transcript = self._transcript.recalled(chat_history)
-            return self._transcript
+            begun = self._transcript
+        if self._skip_condense or not len(begun):
+            return begun, None
+        history = messages_to_history_str(begun.said())
+        return begun, self._condense_prompt.format(chat_history=history, question=message)
 
-    def _has_to_condense(self, begun: Transcript) -> bool:
-        return not self._skip_condense and len(begun) > 0
+    @contextmanager
+    def _taking_back(self, turn: ChatTurn) -> Iterator[None]:
+        """Take the turn back if sending it fails or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            self._turns.take_back(turn)
+            raise
 
-    def _condensing(self, begun: Transcript, message: str) -> str:
-        return self._condense_prompt.format(
-            chat_history=messages_to_history_str(begun.said()), question=message
-        )
-
-    def _prompt(self, turn: Turn) -> list[ChatMessage]:
+    def _prompt(self, turn: ChatTurn) -> list[ChatMessage]:
         return turn.messages(self._system_prompt, self._llm.metadata.system_role)
 
-    def _record(self, turn: Turn, answer: str) -> None:
+    def _record(self, turn: ChatTurn, answer: str) -> None:
         with self._lock:
-            # where another turn was recorded meanwhile, this one follows it
+            # if another turn was recorded meanwhile, this one follows it
             goes_on = self._transcript is turn.begun
             history = turn.history if goes_on else self._transcript
             self._transcript = history.with_turn(turn.question, turn.content, answer)
 
-    def _recorded_stream(self, turn: Turn, pieces: ChatResponseGen) -> ChatResponseGen:
-        answer = _StreamedAnswer()
-        try:
+    def _response(self, turn: ChatTurn, answer: str) -> AgentChatResponse:
+        self._record(turn, answer)
+        return AgentChatResponse(
+            response=answer,
+            sources=_sources(turn),
+            source_nodes=turn.nodes,
+            metadata=None if turn.plan is None else {METADATA_KEY: plan_metadata(turn.plan)},
+        )
+
+    def _recorded_stream(self, turn: ChatTurn, pieces: ChatResponseGen) -> ChatResponseGen:
+        answer = ""
+        with self._taking_back(turn):
             for piece in pieces:
-                answer.add(piece)
+                answer = _grown(answer, piece)
                 yield piece
-        except BaseException:
-            self._turns.take_back(turn)
-            raise
-        self._record(turn, answer.text)
+        self._record(turn, answer)
 
     async def _arecorded_stream(
-        self, turn: Turn, pieces: ChatResponseAsyncGen
+        self, turn: ChatTurn, pieces: ChatResponseAsyncGen
     ) -> ChatResponseAsyncGen:
-        answer = _StreamedAnswer()
-        try:
+        answer = ""
+        with self._taking_back(turn):
             async for piece in pieces:
-                answer.add(piece)
+                answer = _grown(answer, piece)
                 yield piece
-        except BaseException:
-            self._turns.take_back(turn)
-            raise
-        self._record(turn, answer.text)
+        self._record(turn, answer)
 
 
-class _StreamedAnswer:
-    """Puts an answer together from its pieces, byte for byte."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def add(self, piece: ChatResponse) -> None:
-        if piece.delta is None:  # it says the whole answer so far
-            self.text = piece.message.content or self.text
-        else:
-            self.text += piece.delta
+def _grown(answer: str, piece: ChatResponse) -> str:
+    """Return an answer with its next piece, byte for byte."""
+    if piece.delta is None:  # the piece holds the whole answer so far
+        return piece.message.content or answer
+    return answer + piece.delta
 
 
 class _NoMemory:
-    """Stands for a memory: the engine keeps the conversation itself, as it was sent."""
+    """Replaces a memory, because the engine keeps the conversation itself, as it was sent."""
 
     def put(self, message: ChatMessage) -> None:
         pass
@@ -332,16 +315,7 @@ class _NoMemory:
         pass
 
 
-def _response(turn: Turn, answer: str) -> AgentChatResponse:
-    return AgentChatResponse(
-        response=answer,
-        sources=_sources(turn),
-        source_nodes=turn.nodes,
-        metadata=None if turn.plan is None else {METADATA_KEY: plan_metadata(turn.plan)},
-    )
-
-
-def _sources(turn: Turn) -> list[ToolOutput]:
+def _sources(turn: ChatTurn) -> list[ToolOutput]:
     return [
         ToolOutput(
             tool_name="retriever",
@@ -354,10 +328,10 @@ def _sources(turn: Turn) -> list[ToolOutput]:
 
 def _checked_postprocessors(postprocessors: Iterable[Any]) -> list[BaseNodePostprocessor]:
     checked = list(postprocessors or ())
-    for one in checked:
-        if not isinstance(one, BaseNodePostprocessor):
+    for postprocessor in checked:
+        if not isinstance(postprocessor, BaseNodePostprocessor):
             raise InvalidRequestError(
-                f"node_postprocessors holds {type(one).__name__}; each must be a LlamaIndex "
-                "BaseNodePostprocessor"
+                f"node_postprocessors holds {type(postprocessor).__name__}; each must be a "
+                "LlamaIndex BaseNodePostprocessor"
             )
     return checked

@@ -1,17 +1,18 @@
-"""One turn of a chat: from what was retrieved to what is sent, within the model's window."""
+"""One turn of a chat: from the retrieved nodes to the prompt, within the model's window."""
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from ctxreuse.adapters.plan_metadata import document_metadata, left_out_words
+from ctxreuse.adapters.plan_metadata import document_metadata
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
@@ -20,12 +21,11 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.chat.transcript import Transcript, message_tokens
 from llamaindex_ctxreuse.nodes.node_plans import (
-    AnnotationNode,
     checked_metadata_mode,
-    marked_copy,
-    marked_documents,
     node_block,
-    without_plan,
+    planned_copy,
+    retrieved_nodes,
+    without_annotations,
 )
 
 _log = logging.getLogger("ctxreuse")
@@ -33,7 +33,7 @@ _TOKENS_OF_AN_ANSWER = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """A turn that is about to be sent.
 
     Attributes:
@@ -41,7 +41,7 @@ class Turn:
         content: This turn's message: blocks, annotations, question.
         history: What is sent before it.
         begun: The transcript when the turn began; longer than `history` where that had to be cut.
-        nodes: What was retrieved, best first; planned ones carry rank, label and plan.
+        nodes: What was retrieved, best first; planned nodes carry rank, label and plan.
         plan: Its plan; None where planning failed.
     """
 
@@ -68,39 +68,45 @@ class _Retrieved:
     Attributes:
         nodes: Without earlier plans, best first.
         blocks: A block for each node.
-        left_out: Where further ones stand, in words, as those earlier plans say.
-        can_be_planned: False where finding out about the nodes has failed.
+        question: The question, behind words that say where nodes stand that an earlier plan left
+            out.
+        can_be_planned: False where an internal error prevents it.
     """
 
     nodes: list[NodeWithScore]
     blocks: list[ContextBlock]
-    left_out: list[str]
+    question: str
     can_be_planned: bool = True
 
+    @property
+    def texts(self) -> str:
+        """The texts as retrieved, without labels."""
+        return "\n\n".join([*(block.text for block in self.blocks), self.question])
 
-class TurnPlanner:
+
+class ChatTurnPlanner:
     """Plans the turns of one conversation.
 
     Args:
-        planner: Plans the contexts.
-        system_prompt: What stands before everything else.
+        planner: Plans the contexts; None makes a new one.
+        system_prompt: The text before everything else.
         metadata_mode: Which metadata is part of a node's text.
         token_counter: Counts what has to fit into the window, as `ReusePlanner`'s does.
         component: The chat engine's name, for the log.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type, or no such metadata mode.
     """
 
     def __init__(
         self,
-        planner: ReusePlanner,
+        planner: ReusePlanner | None,
         system_prompt: str | None,
         metadata_mode: MetadataMode,
         token_counter: Any,
         component: str,
     ) -> None:
-        self._planner = planner
+        self._planner = planner_or_new(planner)
         self._system_prompt = ContextRequest((), system=system_prompt).system
         self._metadata_mode = checked_metadata_mode(metadata_mode)
         self._given_count = as_token_counter(token_counter)
@@ -115,12 +121,8 @@ class TurnPlanner:
         return self._fail_open.faults + self._counting.faults
 
     def turn(
-        self,
-        question: str,
-        nodes: Sequence[NodeWithScore],
-        begun: Transcript,
-        model: LLMMetadata,
-    ) -> Turn:
+        self, question: str, nodes: Sequence[NodeWithScore], begun: Transcript, model: LLMMetadata
+    ) -> ChatTurn:
         """Return the next turn of a conversation, its history cut to what the model can take.
 
         Args:
@@ -130,76 +132,100 @@ class TurnPlanner:
             model: Says how large its window is.
         """
         retrieved = self._fail_open.attempt(
-            lambda: _retrieved(nodes, self._metadata_mode), lambda: self._as_it_is(nodes)
+            lambda: self._retrieved(question, nodes), lambda: self._as_it_is(question, nodes)
         )
-        asked = "\n\n".join([*retrieved.left_out, question])
         window = _window(model)
-        history = begun
-        while True:
-            plan, content = self._planned(asked, retrieved, history)
-            length = self._length(history, content)
-            if not len(history) or length <= window:
-                break
-            self._take_back(plan)
-            history = history.newest(window // 2, self._count)
-        if length > window and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "ReuseChatEngine: a turn alone takes about %d tokens, more than the %d that the "
-                "model's context_window of %d leaves it; it is sent as it is. Set context_window "
-                "to what the model really has, or retrieve less.",
-                length,
-                window,
-                model.context_window,
+        planned: tuple[Transcript, Plan] | None = None
+        if retrieved.can_be_planned:
+            planned = self._fail_open.attempt(
+                lambda: self._planned(retrieved, begun, window), lambda: None
             )
-        sources = self._fail_open.attempt(lambda: _marked(retrieved, plan), lambda: retrieved.nodes)
-        return Turn(question, content, history, begun, sources, plan)
+        plan, content = None, retrieved.texts
+        if planned is None:
+            history = self._fitting(begun, window, lambda history: content)
+        else:
+            history, plan = planned
+            content = plan.content
+        sources = self._fail_open.attempt(
+            lambda: _with_plan(retrieved, plan), lambda: retrieved.nodes
+        )
+        if not len(history):
+            self._warn_if_too_long(content, window, model)
+        return ChatTurn(question, content, history, begun, sources, plan)
 
-    def take_back(self, turn: Turn) -> None:
-        """Forget a turn that was not answered."""
-        self._take_back(turn.plan)
+    def take_back(self, turn: ChatTurn) -> None:
+        """Make the planner forget a turn that was not answered."""
+        plan = turn.plan
+        if plan is not None:
+            self._fail_open.attempt(lambda: self._planner.evict([plan.request_id]), lambda: None)
 
-    def _as_it_is(self, nodes: Sequence[NodeWithScore]) -> _Retrieved:
+    def _retrieved(self, question: str, nodes: Sequence[NodeWithScore]) -> _Retrieved:
+        """Return nodes without earlier plans, and where those say that others stand."""
+        unplanned, words = retrieved_nodes(nodes)
+        blocks = [node_block(one.node, self._metadata_mode) for one in unplanned]
+        return _Retrieved(unplanned, blocks, "\n\n".join([*words, question]))
+
+    def _as_it_is(self, question: str, nodes: Sequence[NodeWithScore]) -> _Retrieved:
         """Return nodes as they came; without metadata if that is what cannot be rendered."""
-        given = _documents(nodes)
+        given = without_annotations(nodes)
         blocks = self._fail_open.attempt(
             lambda: [node_block(one.node, self._metadata_mode) for one in given],
             lambda: [node_block(one.node, MetadataMode.NONE) for one in given],
         )
-        return _Retrieved(given, blocks, [], can_be_planned=False)
+        return _Retrieved(given, blocks, question, can_be_planned=False)
 
     def _planned(
-        self, question: str, retrieved: _Retrieved, history: Transcript
-    ) -> tuple[Plan | None, str]:
-        texts = "\n\n".join([*(block.text for block in retrieved.blocks), question])
-        if not retrieved.can_be_planned:
-            return None, texts
+        self, retrieved: _Retrieved, begun: Transcript, window: int
+    ) -> tuple[Transcript, Plan]:
+        """Return the history that fits, and the plan of the turn behind it.
+
+        Previews tell how long the turn is behind each history, so that only one plan is made.
+        """
+        history = self._fitting(
+            begun,
+            window,
+            lambda history: self._planner.preview(self._request(retrieved, history)).content,
+        )
+        return history, self._planner.plan(self._request(retrieved, history))
+
+    def _request(self, retrieved: _Retrieved, history: Transcript) -> ContextRequest:
         scope = current_scope()
         conversation = scope.conversation_id
-        plan = self._fail_open.attempt(
-            lambda: self._planner.plan(
-                ContextRequest(
-                    retrieved.blocks,
-                    question,
-                    system=self._system_prompt,
-                    history=history.as_openai(),
-                    conversation_id=self._conversation_id if conversation is None else conversation,
-                    tenant=scope.tenant or "",
-                )
-            ),
-            lambda: None,
+        return ContextRequest(
+            retrieved.blocks,
+            retrieved.question,
+            system=self._system_prompt,
+            history=history.as_openai(),
+            conversation_id=self._conversation_id if conversation is None else conversation,
+            tenant=scope.tenant or "",
         )
-        if plan is not None:
-            return plan, plan.content
-        return None, texts
 
-    def _take_back(self, plan: Plan | None) -> None:
-        if plan is not None:
-            self._fail_open.attempt(lambda: self._planner.evict([plan.request_id]), lambda: None)
+    def _fitting(
+        self, history: Transcript, window: int, content_behind: Callable[[Transcript], str]
+    ) -> Transcript:
+        """Return the history, without its oldest turns if the prompt would be too long with them.
 
-    def _count(self, text: str) -> int:
-        return self._counting.attempt(
-            lambda: self._given_count(text), lambda: estimate_tokens(text)
+        Args:
+            history: The conversation so far.
+            window: How many tokens the prompt may have.
+            content_behind: Returns the turn's message behind a history.
+        """
+        while len(history) and self._length(history, content_behind(history)) > window:
+            history = history.newest(window // 2, self._count)
+        return history
+
+    def _warn_if_too_long(self, content: str, window: int, model: LLMMetadata) -> None:
+        """Log, once, that a turn is longer than the window even without a history."""
+        if self._has_warned or (length := self._length(Transcript(), content)) <= window:
+            return
+        self._has_warned = True
+        _log.warning(
+            "ReuseChatEngine: a turn alone takes about %d tokens, more than the %d that the "
+            "model's context_window of %d leaves it; it is sent as it is. Set context_window "
+            "to what the model really has, or retrieve less.",
+            length,
+            window,
+            model.context_window,
         )
 
     def _length(self, history: Transcript, content: str) -> int:
@@ -208,6 +234,11 @@ class TurnPlanner:
             system = message_tokens(self._system_prompt, self._count)
         return system + history.tokens(self._count) + message_tokens(content, self._count)
 
+    def _count(self, text: str) -> int:
+        return self._counting.attempt(
+            lambda: self._given_count(text), lambda: estimate_tokens(text)
+        )
+
 
 def _window(model: LLMMetadata) -> int:
     """Return how many tokens a prompt may have, so that an answer fits behind it."""
@@ -215,27 +246,16 @@ def _window(model: LLMMetadata) -> int:
     return max(model.context_window - answer, model.context_window // 2)
 
 
-def _retrieved(nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode) -> _Retrieved:
-    """Return nodes without earlier plans, and where those say that further ones stand."""
-    unplanned, words = without_plan(nodes), []
-    if unplanned is None:
-        unplanned, words = _documents(nodes), left_out_words(marked_documents(nodes))
-    return _Retrieved(unplanned, [node_block(one.node, metadata_mode) for one in unplanned], words)
-
-
-def _documents(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    return [one for one in nodes if not isinstance(one.node, AnnotationNode)]
-
-
-def _marked(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
+def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
     if plan is None:
         return retrieved.nodes
-    marks = document_metadata(plan, with_order=True)
+    metadata = document_metadata(plan, with_order=True)
     label_of = plan.label_of
     return [
         NodeWithScore(
-            node=marked_copy(one.node, marks.place(rank, label_of[block.key])), score=one.score
+            node=planned_copy(one.node, metadata.position(rank, label_of[block.key])),
+            score=one.score,
         )
         for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))
     ]

@@ -1,4 +1,4 @@
-"""A conversation as it was sent, and as it was said."""
+"""A conversation, both as it was sent and as it was said."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctxreuse.context.blocks import Message
 from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai
 
 _TOKENS_OF_A_MESSAGE = 8
-"""What a chat template puts around a message, generously."""
+"""What a chat template adds to a message, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Transcript:
         """Return the transcript without its first turn, and without more until it fits.
 
         Args:
-            tokens: What it may be long.
+            tokens: How long it may be.
             count: Counts tokens.
         """
         rest = self.utterances
@@ -90,10 +90,10 @@ class Transcript:
         return Transcript(rest)
 
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
-        """Return messages that a user hands in as history.
+        """Return the transcript of messages that a user passes as history.
 
-        As far as they are the messages of this transcript, as said or as sent, they are shown as
-        they were sent.
+        As long as they are this transcript's messages, as said or as sent, they stay as they were
+        sent.
         """
         utterances: list[Utterance] = []
         for number, message in enumerate(messages):

@@ -1,8 +1,8 @@
-"""A model around another one that is, seen from outside, that one."""
+"""A LlamaIndex model that delegates everything but its answers to the model inside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata
@@ -10,12 +10,12 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, SerializeAsAny, 
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
 
 from ctxreuse.errors import InvalidRequestError
-from llamaindex_ctxreuse.llm.pickling import state_without
 
-_OF_THE_INNER = frozenset(
+_DELEGATED = frozenset(
     (
         "callback_manager",
         "rate_limiter",
@@ -27,17 +27,17 @@ _OF_THE_INNER = frozenset(
         "query_wrapper_prompt",
     )
 )
-"""What LlamaIndex reads, and sets, on a model; the inner one's is what counts."""
+"""Attributes that LlamaIndex reads and sets on a model; here they are the inner model's."""
 
 
-class WrappedLLM(FunctionCallingLLM):
-    """Whatever LlamaIndex asks of a model besides its answers is the inner model's.
+class DelegatingLLM(FunctionCallingLLM):
+    """Metadata, settings and tool calling are the inner model's.
 
     Args:
         inner: The model to wrap.
 
     Raises:
-        ValueError: If it is none, or one whose prompts are built inside of it.
+        ValueError: wrong type, or a model that builds its prompts inside.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -60,21 +60,21 @@ class WrappedLLM(FunctionCallingLLM):
         return inner
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what only the inner model can have."""
+        """Refuse the settings that only the inner model can have."""
         super().model_post_init(context)
-        for name in sorted(_OF_THE_INNER & self.model_fields_set):
+        for name in sorted(_DELEGATED & self.model_fields_set):
             raise InvalidRequestError(
                 f"{name} is the inner model's; set it there, or on the "
                 f"{type(self).__name__} once it is made"
             )
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _OF_THE_INNER:
+        if name in _DELEGATED:
             return getattr(super().__getattribute__("inner"), name)
         return super().__getattribute__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OF_THE_INNER:
+        if name in _DELEGATED:
             self._set_inside(name, value)
         else:
             super().__setattr__(name, value)
@@ -83,12 +83,12 @@ class WrappedLLM(FunctionCallingLLM):
         setattr(self.inner, name, value)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return what a copy in another process is made of; see `state_without`."""
-        return state_without(self, {"planner", *_OF_THE_INNER})
+        """Return the state of a copy in another process; see `state_without`."""
+        return state_without(self, {"planner", *_DELEGATED})
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What is known of the inner model."""
+        """The inner model's metadata."""
         return self.inner.metadata
 
     def _prepare_chat_with_tools(
@@ -112,14 +112,10 @@ class WrappedLLM(FunctionCallingLLM):
         )
 
     def _validate_chat_with_tools_response(
-        self,
-        response: ChatResponse,
-        tools: Sequence[BaseTool],
-        allow_parallel_tool_calls: bool = False,
-        **kwargs: Any,
+        self, response: ChatResponse, tools: Sequence[BaseTool], *args: Any, **kwargs: Any
     ) -> ChatResponse:
         return self._function_calling()._validate_chat_with_tools_response(
-            response, tools, allow_parallel_tool_calls=allow_parallel_tool_calls, **kwargs
+            response, tools, *args, **kwargs
         )
 
     def get_tool_calls_from_response(
@@ -137,3 +133,22 @@ class WrappedLLM(FunctionCallingLLM):
                 "wrap a model that is one"
             )
         return self.inner
+
+
+def state_without(component: BaseComponent, names: Set[str]) -> dict[Any, Any]:
+    """Return the state of a component's copy in another process: its fields but some.
+
+    The copy makes its own planner, because a planner knows what one process has sent. LlamaIndex
+    would remove what cannot be copied from the component itself.
+
+    Args:
+        component: The component.
+        names: The fields that its copy sets up by itself.
+    """
+    fields = {name: value for name, value in vars(component).items() if name not in names}
+    return {
+        "__dict__": fields,
+        "__pydantic_extra__": None,
+        "__pydantic_fields_set__": component.model_fields_set - names,
+        "__pydantic_private__": None,
+    }

@@ -1,64 +1,68 @@
-"""Jobs that start in the order given, some at a time, progress bar or not."""
+"""Sending a batch in the planned order, some prompts at a time, progress bar or not."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, planned_aside
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt
 from ctxreuse.errors import InvalidRequestError, describe
-
-_Result = TypeVar("_Result")
-Job = Callable[[], Awaitable[_Result]]
+from ctxreuse.serving.aio.gather import all_in_order
 
 
-async def run_in_order(
-    jobs: Sequence[Job[_Result]],
+async def send_in_order(
+    gateway: ModelGateway,
+    prompts: Sequence[Prompt],
+    send: Callable[[PlannedPrompt], Awaitable[Any]],
+    *,
     workers: int,
     progress: str | None = None,
     return_exceptions: bool = False,
-) -> list[_Result | Exception]:
-    """Return the results of jobs that were started in order.
+) -> list[Any]:
+    """Return the answers to prompts that are planned together, in the order given.
 
     Args:
-        jobs: Functions that start a job.
-        workers: How many run at a time.
+        gateway: Plans the prompts; is told which were not sent, or failed.
+        prompts: The prompts.
+        send: Sends one.
+        workers: How many are sent at a time.
         progress: What the progress bar says; None shows none.
-        return_exceptions: Whether a failed job's exception becomes its result. Else the first one
-            is raised, running jobs are cancelled, and the others never start.
+        return_exceptions: Whether a failed prompt's exception becomes its answer. Else the first
+            one is raised, running calls are cancelled, and the others never start.
     """
-    results: dict[int, _Result | Exception] = {}
-    waiting = iter(enumerate(jobs))
-    with tqdm(total=len(jobs), desc=progress, disable=progress is None) as bar:
+    planned = await planned_aside(lambda: gateway.plan_batch(prompts), len(prompts))
+    queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=gateway.evict)
+    slots = [Slot(queue, one.position, one) for one in planned]
+    queue.line_up(slots)
+    with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 
-        async def work(mine: Iterator[tuple[int, Job[_Result]]]) -> None:
-            for position, job in mine:  # shared: each takes the next one
-                try:
-                    results[position] = await job()
-                except Exception as error:
-                    if not return_exceptions:
-                        raise
-                    results[position] = error
-                bar.update()
+        async def answer(slot: Slot[int, PlannedPrompt]) -> Any:
+            one = slot.take()
+            assert one is not None, "a prompt of a batch is planned"
+            try:
+                with gateway.evict_on_failure(one):
+                    result = await send(one)
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                result = error
+            bar.update()
+            return result
 
-        tasks = [asyncio.ensure_future(work(waiting)) for _ in range(min(workers, len(jobs)))]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-    return [results[position] for position in range(len(jobs))]
+        answers = await all_in_order(slots, answer)
+    by_position = {slot.item: one for slot, one in zip(slots, answers, strict=True)}
+    return [by_position[position] for position in range(len(prompts))]
 
 
 def checked_workers(workers: object) -> int:
-    """Return the number of workers if it is one.
+    """Return the number of workers if it is valid.
 
     Raises:
-        InvalidRequestError: If it is no integer from 1.
+        InvalidRequestError: wrong type or out of range.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise InvalidRequestError(f"workers must be an integer from 1, not {describe(workers)}")

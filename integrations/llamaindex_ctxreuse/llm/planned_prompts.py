@@ -1,4 +1,4 @@
-"""LlamaIndex's messages and prompts as the texts that are planned, and back."""
+"""LlamaIndex's messages and prompt templates as the texts that are planned, and back."""
 
 from __future__ import annotations
 
@@ -34,61 +34,61 @@ def message_text(message: ChatMessage) -> str:
 
 def message_as_openai(message: ChatMessage) -> Message:
     """Return a message's texts as an OpenAI chat message, for the planner to read."""
-    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
+    texts = _texts(message)
     content: Any = [{"type": "text", "text": text} for text in texts]
     return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
 
 
-def call_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Prompt:
-    """Return chat messages as a call: a segment for each text block."""
+def prompt_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Prompt:
+    """Return chat messages as a prompt: a part for each text block."""
     return Prompt(
         tuple(
-            PromptPart(openai_role(message.role), block.text)
+            PromptPart(openai_role(message.role), text)
             for message in messages
-            for block in message.blocks
-            if isinstance(block, TextBlock)
+            for text in _texts(message)
         ),
         scope,
     )
 
 
-def call_of_text(prompt: str, scope: RequestScope) -> Prompt:
-    """Return a completion prompt as a call."""
-    return Prompt((PromptPart("user", prompt),), scope)
-
-
-def messages_with(messages: Iterable[ChatMessage], texts: Sequence[str]) -> list[ChatMessage]:
+def messages_with(messages: Iterable[ChatMessage], texts: Iterable[str]) -> list[ChatMessage]:
     """Return messages with the texts of their text blocks replaced; changed ones are copies."""
     remaining = iter(texts)
     return [_with_texts(message, remaining) for message in messages]
 
 
+def _texts(message: ChatMessage) -> list[str]:
+    return [block.text for block in message.blocks if isinstance(block, TextBlock)]
+
+
 def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
-    blocks = [
-        _with_text(block, next(texts)) if isinstance(block, TextBlock) else block
-        for block in message.blocks
-    ]
+    blocks = list(message.blocks)
+    for position, block in enumerate(blocks):
+        if isinstance(block, TextBlock) and (text := next(texts)) != block.text:
+            blocks[position] = block.model_copy(update={"text": text})
     if all(new is old for new, old in zip(blocks, message.blocks, strict=True)):
         return message
     return message.model_copy(update={"blocks": blocks})
 
 
-def _with_text(block: TextBlock, text: str) -> TextBlock:
-    return block if block.text == text else block.model_copy(update={"text": text})
-
-
-class PlannedMessages(BasePromptTemplate):
+class PlannedTemplate(BasePromptTemplate):
     """A template whose contexts are planned once it is filled in.
 
-    It stands where the template stood, so that a model's own way to structured output stays in
+    It stands where the template stood, so that the model's own way to structured output stays in
     force: the template fills itself in, its output parser, or the one that a program sets instead,
-    adds its words, and then each text that was planned is replaced.
+    adds its words, and then each planned text replaces the text that was given.
+
+    Args:
+        template: The template.
+        replacements: A given and a planned text for each text block of the filled-in template.
     """
 
     _template: BasePromptTemplate = PrivateAttr()
-    _texts: list[tuple[str, str]] = PrivateAttr()
+    _replacements: list[tuple[str, str]] = PrivateAttr()
 
-    def __init__(self, template: BasePromptTemplate, texts: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, template: BasePromptTemplate, replacements: Iterable[tuple[str, str]]
+    ) -> None:
         super().__init__(
             metadata=template.metadata,
             template_vars=template.template_vars,
@@ -96,27 +96,25 @@ class PlannedMessages(BasePromptTemplate):
             output_parser=template.output_parser,
         )
         self._template = template
-        self._texts = [(old, new) for old, new in texts if old != new]
+        self._replacements = list(replacements)
 
-    def partial_format(self, **kwargs: Any) -> PlannedMessages:
+    def partial_format(self, **kwargs: Any) -> PlannedTemplate:
         """Return the prompt with some variables filled in."""
-        return PlannedMessages(self._parsed().partial_format(**kwargs), self._texts)
+        return PlannedTemplate(self._parsed().partial_format(**kwargs), self._replacements)
 
     def format(self, llm: Any = None, **kwargs: Any) -> str:
         """Return the prompt as a text."""
-        text, _ = _replaced(self._parsed().format(llm=llm, **kwargs), self._texts)
+        text, _ = _replaced(self._parsed().format(llm=llm, **kwargs), self._replacements)
         return text
 
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
         """Return the prompt as chat messages."""
         messages = self._parsed().format_messages(llm=llm, **kwargs)
-        remaining = self._texts
+        remaining = self._replacements
         texts: list[str] = []
-        for message in messages:
-            for block in message.blocks:
-                if isinstance(block, TextBlock):
-                    text, remaining = _replaced(block.text, remaining)
-                    texts.append(text)
+        for given in (text for message in messages for text in _texts(message)):
+            text, remaining = _replaced(given, remaining)
+            texts.append(text)
         return messages_with(messages, texts)
 
     def get_template(self, llm: Any = None) -> str:
@@ -127,35 +125,35 @@ class PlannedMessages(BasePromptTemplate):
         return self._template.model_copy(update={"output_parser": self.output_parser})
 
 
-def messages_of(
+def filled_in(
     template: BasePromptTemplate, llm: LLM, arguments: dict[str, Any]
 ) -> list[ChatMessage]:
-    """Return what a template becomes for a model, without an output parser's words."""
+    """Return a filled-in template as messages for a model, without an output parser's words."""
     bare = template.model_copy(update={"output_parser": None})
     return bare.format_messages(llm=llm, **arguments)
 
 
-def planned_prompt(
-    template: BasePromptTemplate, messages: Sequence[ChatMessage], texts: Sequence[str]
-) -> BasePromptTemplate:
-    """Return a template that becomes planned texts.
+def planned_template(
+    template: BasePromptTemplate, messages: Iterable[ChatMessage], texts: Sequence[str]
+) -> PlannedTemplate:
+    """Return a template that shows planned texts once it is filled in.
 
     Args:
         template: The template.
-        messages: What it becomes unplanned.
-        texts: A planned text for each text block in the messages; none plans nothing.
+        messages: The template as filled in and not planned.
+        texts: A planned text for each text block in the messages; without any, nothing is planned.
     """
-    blocks = [block for message in messages for block in message.blocks]
-    given = [block.text for block in blocks if isinstance(block, TextBlock)]
-    return PlannedMessages(template, list(zip(given, texts, strict=True)) if texts else [])
+    given = [text for message in messages for text in _texts(message)]
+    pairs = zip(given, texts, strict=True) if texts else ()
+    return PlannedTemplate(template, [(old, new) for old, new in pairs if old != new])
 
 
 def _replaced(
     text: str, replacements: Sequence[tuple[str, str]]
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return a text with what stands in it replaced, from left to right, and the replacements left.
+    """Return a text with replacements applied from left to right, and the replacements left.
 
-    A replacement is used once; the ones behind the first that does not stand in it are left.
+    Each replacement is used once; those after the first that is not found are left.
     """
     pieces: list[str] = []
     end = 0

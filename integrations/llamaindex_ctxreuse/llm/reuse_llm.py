@@ -1,19 +1,11 @@
-"""A model wrapper that plans the contexts inside prompts and schedules the prompts."""
+"""A LlamaIndex model that plans the contexts inside its prompts and schedules the prompts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
 from llama_index.core.base.llms.types import (
@@ -29,28 +21,38 @@ from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, fiel
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 
+from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, checked_planner
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPart, planner_or_new
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from llamaindex_ctxreuse.llm.delegating_llm import WrappedLLM
-from llamaindex_ctxreuse.llm.engine_request import EngineExtras
-from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, run_in_order
+from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
+from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, send_in_order
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    call_of_messages,
-    call_of_text,
-    messages_of,
+    filled_in,
     messages_with,
-    planned_prompt,
+    planned_template,
+    prompt_of_messages,
 )
 
-_PLANNED_ON_THE_LOOP = 64
-_Answer = TypeVar("_Answer")
-_Piece = TypeVar("_Piece")
+_ENGINE_OPTIONS = ("extra_body", "extra_headers")
 
 
-class ReuseLLM(WrappedLLM):
+@dataclass(frozen=True, slots=True)
+class _ModelCall:
+    """A call of the inner model.
+
+    Attributes:
+        prompt: Its prompt, as given.
+        send: Calls the model with the planned prompt.
+    """
+
+    prompt: Prompt
+    send: Callable[[PlannedPrompt], Any]
+
+
+class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
     Swap it in for the model that it wraps. Contexts that `format_context` rendered are found in
@@ -64,7 +66,7 @@ class ReuseLLM(WrappedLLM):
     Args:
         inner: The model to wrap. Of `OpenAILike` set `context_window`: its default of 3,900 tokens
             makes query engines split a context over several calls.
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes a new one.
         window_s: Seconds for which a call waits for others; 0 sends each at once. A synchronous
             call on a running event loop never waits.
         strategy: "reuse", "paper" or "none".
@@ -75,7 +77,7 @@ class ReuseLLM(WrappedLLM):
         salt_key: A secret for both hashes; processes that share it share the cache.
 
     Raises:
-        ValueError: If an argument is of the wrong kind.
+        ValueError: wrong type or out of range.
 
     Example:
         >>> from llama_index.core.llms import MockLLM
@@ -83,18 +85,19 @@ class ReuseLLM(WrappedLLM):
         'Where is Paris?'
     """
 
-    planner: ReusePlanner = Field(
-        default_factory=ReusePlanner, exclude=True, repr=False, frozen=True
+    planner: ReusePlanner | None = Field(
+        default=None, validate_default=True, exclude=True, repr=False, frozen=True
     )
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
     send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
     send_session_id: bool = Field(default=False, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
-    _gate: ModelGateway = PrivateAttr()
-    _extras: EngineExtras = PrivateAttr()
+    _gateway: ModelGateway = PrivateAttr()
+    _model: LLM = PrivateAttr()
+    _always_sent: Mapping[str, Any] = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
 
     @field_validator("strategy", mode="before")
@@ -106,13 +109,11 @@ class ReuseLLM(WrappedLLM):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._gate = ModelGateway(self.planner, self.strategy, self.window_s, type(self).__name__)
-        self._extras = EngineExtras(
-            self.inner,
-            sends_salt=self.send_cache_salt,
-            sends_session=self.send_session_id,
-            salt_key=self.salt_key,
-        )
+        planner = planner_or_new(self.planner)
+        self._gateway = ModelGateway(planner, self.strategy, self.window_s, type(self).__name__)
+        self._model, self._always_sent = self.inner, {}
+        if self.send_cache_salt or self.send_session_id:
+            self._model, self._always_sent = _without_engine_options(self.inner)
 
     @classmethod
     def class_name(cls) -> str:
@@ -122,75 +123,60 @@ class ReuseLLM(WrappedLLM):
     @property
     def faults(self) -> int:
         """How often planning has failed and prompts went through as given."""
-        return self._gate.faults
+        return self._gateway.faults
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
-        options = self._options(kwargs)
-        planned = self._gate.go_through(self._chat(messages))
-        with self._gate.evict_on_failure(planned):
-            return self._model.chat(_sent(messages, planned), **options)
+        response: ChatResponse = self._answer(
+            self._chat(self._model.chat, messages, self._options(kwargs))
+        )
+        return response
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Return the inner model's answer to the messages."""
+        call = self._chat(self._model.achat, messages, self._options(kwargs))
+        response: ChatResponse = await self._aanswer(call)
+        return response
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Return the inner model's answer to the messages, piece by piece."""
+        return self._stream(self._chat(self._model.stream_chat, messages, self._options(kwargs)))
+
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """Return the inner model's answer to the messages, piece by piece."""
+        return self._astream(self._chat(self._model.astream_chat, messages, self._options(kwargs)))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = self._gate.go_through(self._completion(prompt))
-        with self._gate.evict_on_failure(planned):
-            return self._model.complete(_sent_text(prompt, planned), **options)
-
-    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Return the inner model's answer to the messages, piece by piece."""
-        given, options = list(messages), self._options(kwargs)
-        return self._streamed(
-            self._chat(given),
-            lambda planned: self._model.stream_chat(_sent(given, planned), **options),
-        )
-
-    def stream_complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> CompletionResponseGen:
-        """Return the inner model's completion of the prompt, piece by piece."""
-        options = self._options({"formatted": formatted, **kwargs})
-        return self._streamed(
-            self._completion(prompt),
-            lambda planned: self._model.stream_complete(_sent_text(prompt, planned), **options),
-        )
-
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Return the inner model's answer to the messages."""
-        options = self._options(kwargs)
-        planned = await self._gate.ago_through(self._chat(messages))
-        with self._gate.evict_on_failure(planned):
-            return await self._model.achat(_sent(messages, planned), **options)
+        call = self._completion(self._model.complete, prompt, options)
+        response: CompletionResponse = self._answer(call)
+        return response
 
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
         options = self._options({"formatted": formatted, **kwargs})
-        planned = await self._gate.ago_through(self._completion(prompt))
-        with self._gate.evict_on_failure(planned):
-            return await self._model.acomplete(_sent_text(prompt, planned), **options)
+        call = self._completion(self._model.acomplete, prompt, options)
+        response: CompletionResponse = await self._aanswer(call)
+        return response
 
-    async def astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> ChatResponseAsyncGen:
-        """Return the inner model's answer to the messages, piece by piece."""
-        given, options = list(messages), self._options(kwargs)
-        return self._astreamed(
-            self._chat(given),
-            lambda planned: self._model.astream_chat(_sent(given, planned), **options),
-        )
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """Return the inner model's completion of the prompt, piece by piece."""
+        options = self._options({"formatted": formatted, **kwargs})
+        return self._stream(self._completion(self._model.stream_complete, prompt, options))
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Return the inner model's completion of the prompt, piece by piece."""
         options = self._options({"formatted": formatted, **kwargs})
-        return self._astreamed(
-            self._completion(prompt),
-            lambda planned: self._model.astream_complete(_sent_text(prompt, planned), **options),
-        )
+        return self._astream(self._completion(self._model.astream_complete, prompt, options))
 
     def structured_predict(
         self,
@@ -200,13 +186,8 @@ class ReuseLLM(WrappedLLM):
         **prompt_args: Any,
     ) -> Any:
         """Return the inner model's structured answer to the prompt."""
-        messages = messages_of(prompt, self.inner, prompt_args)
-        options = self._options(llm_kwargs or {})
-        planned = self._gate.go_through(self._chat(messages))
-        with self._gate.evict_on_failure(planned):
-            return self._model.structured_predict(
-                output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
-            )
+        method = self._model.structured_predict
+        return self._answer(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
 
     async def astructured_predict(
         self,
@@ -216,13 +197,10 @@ class ReuseLLM(WrappedLLM):
         **prompt_args: Any,
     ) -> Any:
         """Return the inner model's structured answer to the prompt."""
-        messages = messages_of(prompt, self.inner, prompt_args)
-        options = self._options(llm_kwargs or {})
-        planned = await self._gate.ago_through(self._chat(messages))
-        with self._gate.evict_on_failure(planned):
-            return await self._model.astructured_predict(
-                output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
-            )
+        method = self._model.astructured_predict
+        return await self._aanswer(
+            self._structured(method, output_cls, prompt, llm_kwargs, prompt_args)
+        )
 
     def stream_structured_predict(
         self,
@@ -232,14 +210,8 @@ class ReuseLLM(WrappedLLM):
         **prompt_args: Any,
     ) -> Generator[Any, None, None]:
         """Return the inner model's structured answer to the prompt as it grows."""
-        messages = messages_of(prompt, self.inner, prompt_args)
-        options = self._options(llm_kwargs or {})
-        return self._streamed(
-            self._chat(messages),
-            lambda planned: self._model.stream_structured_predict(
-                output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
-            ),
-        )
+        method = self._model.stream_structured_predict
+        return self._stream(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
 
     async def astream_structured_predict(
         self,
@@ -249,14 +221,8 @@ class ReuseLLM(WrappedLLM):
         **prompt_args: Any,
     ) -> AsyncGenerator[Any, None]:
         """Return the inner model's structured answer to the prompt as it grows."""
-        messages = messages_of(prompt, self.inner, prompt_args)
-        options = self._options(llm_kwargs or {})
-        return self._astreamed(
-            self._chat(messages),
-            lambda planned: self._model.astream_structured_predict(
-                output_cls, planned_prompt(prompt, messages, planned.texts), options, **prompt_args
-            ),
-        )
+        method = self._model.astream_structured_predict
+        return self._astream(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
 
     async def achat_batch(
         self,
@@ -280,15 +246,10 @@ class ReuseLLM(WrappedLLM):
         Returns:
             One answer a chat, in the order given.
         """
-        given = [list(messages) for messages in batch]
         options = self._options(kwargs)
-        return await self._send_batch(
-            [self._chat(messages) for messages in given],
-            lambda planned: self._model.achat(_sent(given[planned.position], planned), **options),
-            checked_workers(workers),
-            "Chatting" if show_progress else None,
-            return_exceptions,
-        )
+        calls = [self._chat(self._model.achat, messages, options) for messages in batch]
+        progress = "Chatting" if show_progress else None
+        return await self._send_batch(calls, workers, progress, return_exceptions)
 
     async def acomplete_batch(
         self,
@@ -300,17 +261,10 @@ class ReuseLLM(WrappedLLM):
         **kwargs: Any,
     ) -> list[CompletionResponse]:
         """Return the completions of many prompts, as `achat_batch` does for chats."""
-        given = list(prompts)
         options = self._options(kwargs)
-        return await self._send_batch(
-            [self._completion(prompt) for prompt in given],
-            lambda planned: self._model.acomplete(
-                _sent_text(given[planned.position], planned), **options
-            ),
-            checked_workers(workers),
-            "Completing" if show_progress else None,
-            return_exceptions,
-        )
+        calls = [self._completion(self._model.acomplete, prompt, options) for prompt in prompts]
+        progress = "Completing" if show_progress else None
+        return await self._send_batch(calls, workers, progress, return_exceptions)
 
     def chat_batch(
         self, batch: Sequence[Sequence[ChatMessage]], **kwargs: Any
@@ -329,79 +283,120 @@ class ReuseLLM(WrappedLLM):
         if self._model is not self.inner:
             setattr(self._model, name, value)
 
-    @property
-    def _model(self) -> LLM:
-        return self._extras.model
+    def _chat(
+        self,
+        method: Callable[..., Any],
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, Any],
+    ) -> _ModelCall:
+        given = list(messages)
 
-    def _chat(self, messages: Sequence[ChatMessage]) -> Prompt:
-        return self._call(lambda: call_of_messages(messages, current_scope()))
+        def send(planned: PlannedPrompt) -> Any:
+            sent = messages_with(given, planned.texts) if planned.texts else given
+            return method(sent, **options)
 
-    def _completion(self, prompt: str) -> Prompt:
-        return self._call(lambda: call_of_text(prompt, current_scope()))
+        return _ModelCall(self._prompt(given), send)
+
+    def _completion(
+        self, method: Callable[..., Any], text: str, options: Mapping[str, Any]
+    ) -> _ModelCall:
+        prompt = self._gateway.attempt(
+            lambda: Prompt((PromptPart("user", text),), current_scope()), lambda: Prompt(())
+        )
+        return _ModelCall(
+            prompt,
+            lambda planned: method(planned.texts[0] if planned.texts else text, **options),
+        )
+
+    def _structured(
+        self,
+        method: Callable[..., Any],
+        output_cls: type[BaseModel],
+        template: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None,
+        arguments: dict[str, Any],
+    ) -> _ModelCall:
+        messages = filled_in(template, self.inner, arguments)
+        options = self._options(llm_kwargs or {})
+
+        def send(planned: PlannedPrompt) -> Any:
+            sent = planned_template(template, messages, planned.texts)
+            return method(output_cls, sent, options, **arguments)
+
+        return _ModelCall(self._prompt(messages), send)
+
+    def _prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
+        return self._gateway.attempt(
+            lambda: prompt_of_messages(messages, current_scope()), lambda: Prompt(())
+        )
 
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""
-        return self._gate.attempt(
-            lambda: self._extras.options(given), lambda: self._extras.without_ours(given)
+        return self._gateway.attempt(
+            lambda: self._with_engine_options(given), lambda: {**given, **self._always_sent}
         )
 
-    def _call(self, make: Callable[[], Prompt]) -> Prompt:
-        return self._gate.attempt(make, lambda: Prompt(()))
+    def _with_engine_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's keyword arguments with cache salt and session id, as opted in to."""
+        body, headers = (self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS)
+        if self.send_cache_salt:
+            body = {**added_salt(body, current_scope(), self.salt_key), **body}
+        if self.send_session_id:
+            headers = {**added_session(headers, current_scope(), self.salt_key), **headers}
+        sent = zip(_ENGINE_OPTIONS, (body, headers), strict=True)
+        return {**given, **{name: value for name, value in sent if value}}
 
-    def _streamed(
-        self, call: Prompt, start: Callable[[PlannedPrompt], Iterator[_Piece]]
-    ) -> Generator[_Piece, None, None]:
-        """Yield what the model streams; nothing is planned before somebody asks for a piece."""
-        planned = self._gate.go_through(call)
-        yield from self._gate.stream(planned, lambda: start(planned))
+    def _answer(self, call: _ModelCall) -> Any:
+        planned = self._gateway.plan(call.prompt)
+        with self._gateway.evict_on_failure(planned):
+            return call.send(planned)
 
-    async def _astreamed(
-        self, call: Prompt, start: Callable[[PlannedPrompt], Awaitable[AsyncIterator[_Piece]]]
-    ) -> AsyncGenerator[_Piece, None]:
-        """Yield what the model streams, as `_streamed` does."""
-        planned = await self._gate.ago_through(call)
-        with self._gate.evict_on_failure(planned):
-            pieces = await start(planned)
-        async with aclosing(self._gate.astream(planned, lambda: pieces)) as steps:
+    async def _aanswer(self, call: _ModelCall) -> Any:
+        planned = await self._gateway.aplan(call.prompt)
+        with self._gateway.evict_on_failure(planned):
+            return await call.send(planned)
+
+    def _stream(self, call: _ModelCall) -> Generator[Any, None, None]:
+        """Yield what the model streams; nothing is planned before the first piece is asked for."""
+        planned = self._gateway.plan(call.prompt)
+        yield from self._gateway.stream(planned, lambda: call.send(planned))
+
+    async def _astream(self, call: _ModelCall) -> AsyncGenerator[Any, None]:
+        """Yield what the model streams, as `_stream` does."""
+        planned = await self._gateway.aplan(call.prompt)
+        with self._gateway.evict_on_failure(planned):
+            pieces = await call.send(planned)
+        async with aclosing(self._gateway.astream(planned, lambda: pieces)) as steps:
             async for step in steps:
                 yield step
 
     async def _send_batch(
         self,
-        calls: Sequence[Prompt],
-        send: Callable[[PlannedPrompt], Awaitable[_Answer]],
+        calls: Sequence[_ModelCall],
         workers: int,
         progress: str | None,
         return_exceptions: bool,
-    ) -> list[_Answer]:
-        if len(calls) > _PLANNED_ON_THE_LOOP:
-            planned = await asyncio.to_thread(self._gate.plan_batch, calls)
-        else:
-            planned = self._gate.plan_batch(calls)
-        waiting = {one.position: one for one in planned}
-
-        async def job(one: PlannedPrompt) -> _Answer:
-            del waiting[one.position]
-            with self._gate.evict_on_failure(one):
-                return await send(one)
-
-        try:
-            answers: list[Any] = await run_in_order(
-                [lambda one=one: job(one) for one in planned],  # type: ignore[misc]
-                workers,
-                progress,
-                return_exceptions,
-            )
-        finally:
-            for one in waiting.values():
-                self._gate.forget(one)
-        answer_of = {one.position: answer for one, answer in zip(planned, answers, strict=True)}
-        return [answer_of[position] for position in range(len(calls))]
+    ) -> list[Any]:
+        return await send_in_order(
+            self._gateway,
+            [call.prompt for call in calls],
+            lambda planned: calls[planned.position].send(planned),
+            workers=checked_workers(workers),
+            progress=progress,
+            return_exceptions=return_exceptions,
+        )
 
 
-def _sent(messages: Sequence[ChatMessage], planned: PlannedPrompt) -> Sequence[ChatMessage]:
-    return messages_with(messages, planned.texts) if planned.texts else messages
+def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:
+    """Return a model without the engine options that it always sends, and these.
 
-
-def _sent_text(prompt: str, planned: PlannedPrompt) -> str:
-    return planned.texts[0] if planned.texts else prompt
+    They would replace a call's options as a whole, so each call merges both instead.
+    """
+    always: Any = getattr(model, "additional_kwargs", None)
+    if not isinstance(always, dict):
+        return model, {}
+    options = {name: always[name] for name in _ENGINE_OPTIONS if always.get(name)}
+    if not options:
+        return model, {}
+    rest = {name: value for name, value in always.items() if name not in options}
+    return model.model_copy(update={"additional_kwargs": rest}), options

@@ -1,10 +1,9 @@
-"""A memory block that plans what it returns."""
+"""A memory block that plans the memories it returns."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -14,16 +13,17 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, fie
 from llama_index.core.memory.memory import BaseMemoryBlock
 from llama_index.core.schema import MetadataMode
 
-from ctxreuse.adapters.prompt_planner import checked_planner
-from ctxreuse.context.blocks import ContextRequest, distinct_texts
+from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import message_text
-from llamaindex_ctxreuse.memory.memory_sources import FoundMemories, MemorySource, memory_source
+from llamaindex_ctxreuse.memory.memory_sources import MemorySource, memory_source
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode
 
 _REMEMBERED_CONTENTS = 256
@@ -31,21 +31,16 @@ _REMEMBERED_CONTENTS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What this block returned, and what it was made from."""
+    """A text that the block returned; `left_out` says where memories stand that it lacks."""
 
     text: str
     plan: Plan
-    scope: RequestScope
     left_out: tuple[str, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """Which content it is: two tenants, or two conversations, may have got the same text."""
-
-    tenant: str
-    conversation_id: str | int | None
-    text: str
+    @property
+    def key(self) -> tuple[str, str | int | None, str]:
+        """Tenant, conversation and text, because two of them may have got the same text."""
+        return self.plan.request.tenant, self.plan.request.conversation_id, self.text
 
 
 class ReuseMemoryBlock(BaseMemoryBlock[str]):
@@ -54,33 +49,35 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     Put it into a memory that replays what it sent, `reuse_memory(ReuseMemoryBlock(...))`: there,
     memories that the conversation shows already are only pointed to. LlamaIndex's own `Memory`
     takes it, too; but with `InsertMethod.SYSTEM`, its default, it changes the system message every
-    turn and the engine caches nothing behind it, and with `InsertMethod.USER` it takes the memories
-    out of a question again when the next one comes.
+    turn and the engine caches nothing behind it, and with `InsertMethod.USER` it removes the
+    memories from a question when the next one comes.
 
-    A fault of ours lets memories through as found, and a memory that cannot be reached leaves the
+    A planning fault lets memories through as found, and a memory that cannot be reached leaves the
     conversation without memories; both are logged once and counted in `faults`.
 
     Args:
         memory: Mem0 (`Memory`, `AsyncMemory`, a hosted client, or anything with their `search`), a
             vector store that stores texts, a `VectorStoreIndex`, or any retriever.
-        planner: Plans the contexts; an own one if it is left out.
+        planner: Plans the contexts; None makes a new one.
         top_k: How many memories to ask for; a retriever asks for its own number.
         filters: Mem0's filters. The user in them is the tenant, unless
             `ctxreuse.request_context` says another.
-        embed_model: For a vector store; that of LlamaIndex's Settings if it is left out.
+        embed_model: For a vector store; None takes that of LlamaIndex's Settings.
         metadata_mode: Which metadata is part of a node's text.
-        searched_messages: The question is the text of this many last messages of the user.
+        searched_messages: How many of the user's last messages are the question.
         name: The block's name in the prompt.
 
     Raises:
-        ValueError: If an argument is of the wrong kind.
+        ValueError: wrong type or out of range.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     name: str = Field(default="Memories", description="The name of the memory block.")
     memory: Any = Field(exclude=True, repr=False)
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, exclude=True, repr=False)
+    planner: ReusePlanner | None = Field(
+        default=None, validate_default=True, exclude=True, repr=False
+    )
     top_k: int = Field(default=10, ge=1)
     filters: Mapping[str, Any] | None = None
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False)
@@ -90,15 +87,18 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _planning: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
-    _contents: OrderedDict[_Key, _Content] = PrivateAttr(default_factory=OrderedDict)
+    _planner: ReusePlanner = PrivateAttr()
+    _contents: LRUMap[tuple[str, str | int | None, str], _Content] = PrivateAttr()
     _lock: Lock = PrivateAttr(default_factory=Lock)
 
-    _check_planner = field_validator("planner", mode="before")(checked_planner)
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
+        self._planner = planner_or_new(self.planner)
+        self._contents = LRUMap(_REMEMBERED_CONTENTS)
         self._source = memory_source(
             self.memory,
             top_k=self.top_k,
@@ -122,18 +122,18 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         if not query:
             return ""
         try:
-            with request_context(history=()):  # one of ours in there must leave nothing out
+            with request_context(history=()):  # a planner of ours in there must leave nothing out
                 found = await self._source.search(query, block_kwargs.get("session_id"))
         except Exception as error:
             self._searching.note(error)
             return ""
-        found = FoundMemories(tuple(distinct_texts(found.blocks)), found.left_out)
-        if not found.blocks:
+        blocks = tuple(distinct_texts(found.blocks))
+        if not blocks:
             return "\n\n".join(found.left_out)
         scope = current_scope()
         return self._planning.attempt(
-            lambda: self._remembered(self._planned(found, scope)),
-            lambda: "\n\n".join([*(block.text for block in found.blocks), *found.left_out]),
+            lambda: self._planned(self._request(blocks, scope), found.left_out),
+            lambda: "\n\n".join([*(block.text for block in blocks), *found.left_out]),
         )
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -155,57 +155,57 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """Return a content of this block without its lowest-ranked memories.
 
         Args:
-            content: What the block returned in the surrounding tenant and conversation.
+            content: A text that the block returned in the surrounding tenant and conversation.
             tokens_to_truncate: How much shorter it has to become.
 
         Returns:
             The rest, planned anew; None if nothing is left.
         """
+        scope = current_scope()
         with self._lock:
-            made = self._contents.get(self._key(content, current_scope()))
+            made = self._contents.get((self._tenant(scope), scope.conversation_id, content))
         if made is None:
             return None
         return self._planning.attempt(
             lambda: self._truncated(made, tokens_to_truncate), lambda: None
         )
 
-    def _planned(self, found: FoundMemories, scope: RequestScope) -> _Content:
-        plan = self.planner.plan(
-            ContextRequest(
-                found.blocks,
-                history=scope.history,
-                conversation_id=scope.conversation_id,
-                tenant=self._tenant(scope),
-            )
+    def _request(self, blocks: tuple[ContextBlock, ...], scope: RequestScope) -> ContextRequest:
+        return ContextRequest(
+            blocks,
+            history=scope.history,
+            conversation_id=scope.conversation_id,
+            tenant=self._tenant(scope),
         )
-        further = "\n\n".join(found.left_out)
-        text = render_turn(plan.parts, plan.order_annotation, further, plan.templates)
-        return _Content(text, plan, scope, found.left_out)
 
-    def _remembered(self, content: _Content) -> str:
-        """Return a content's text, which can be truncated from now on."""
-        key = self._key(content.text, content.scope)
+    def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
+        """Return a request's memories as text, which can be truncated from now on."""
+        plan = self._planner.plan(request)
+        content = _Content(_rendered(plan, left_out), plan, left_out)
         with self._lock:
-            self._contents[key] = content
-            self._contents.move_to_end(key)
-            if len(self._contents) > _REMEMBERED_CONTENTS:
-                self._contents.popitem(last=False)
+            self._contents.put(content.key, content)
         return content.text
 
     def _truncated(self, content: _Content, tokens: int) -> str | None:
-        """Return a context without its last blocks, which is then the one that was planned."""
-        kept = tuple(content.plan.request.unique_blocks.values())
-        self.planner.evict([content.plan.request_id])
-        target = estimate_tokens(content.text) - tokens
-        while kept := kept[:-1]:
-            shorter = self._planned(FoundMemories(kept, content.left_out), content.scope)
-            if estimate_tokens(shorter.text) <= target:
-                return self._remembered(shorter)
-            self.planner.evict([shorter.plan.request_id])
-        return None
+        """Return a content without its last blocks, planned in place of the longer one.
 
-    def _key(self, text: str, scope: RequestScope) -> _Key:
-        return _Key(self._tenant(scope), scope.conversation_id, text)
+        Previews tell how many blocks fit, so that only one plan is made.
+        """
+        request = content.plan.request
+        self._planner.evict([content.plan.request_id])
+        target = estimate_tokens(content.text) - tokens
+        kept = request.blocks
+        while kept := kept[:-1]:
+            shorter = replace(request, blocks=kept)
+            preview = _rendered(self._planner.preview(shorter), content.left_out)
+            if estimate_tokens(preview) <= target:
+                return self._planned(shorter, content.left_out)
+        return None
 
     def _tenant(self, scope: RequestScope) -> str:
         return scope.tenant or self._source.tenant
+
+
+def _rendered(plan: Plan, left_out: tuple[str, ...]) -> str:
+    further = "\n\n".join(left_out)
+    return render_turn(plan.parts, plan.order_annotation, further, plan.templates)

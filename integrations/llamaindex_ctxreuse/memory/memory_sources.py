@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -22,99 +22,31 @@ from llama_index.core.vector_stores.types import (
 )
 
 from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, left_out_words
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
-from llamaindex_ctxreuse.nodes.node_plans import (
-    AnnotationNode,
-    marked_documents,
-    node_block,
-    without_plan,
-)
+from llamaindex_ctxreuse.nodes.node_plans import node_block, retrieved_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMemories:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         blocks: The memories, best first.
-        left_out: Where further ones stand, in words, as an earlier plan of ours says that left them
-            out.
+        left_out: Words of an earlier plan that say where the memories stand that it left out.
     """
 
     blocks: tuple[ContextBlock, ...]
     left_out: tuple[str, ...] = ()
 
 
-class MemorySource(Protocol):
-    """Something that remembers.
-
-    Attributes:
-        tenant: Whose memories these are; "" where it does not know.
-    """
-
-    tenant: str
-
-    async def search(self, query: str, session_id: str | None) -> FoundMemories:
-        """Return what is remembered about a query."""
-        ...
-
-    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
-        """Remember messages."""
-        ...
-
-
-def memory_source(
-    memory: object,
-    *,
-    top_k: int,
-    filters: Mapping[str, Any] | None,
-    embed_model: BaseEmbedding | None,
-    metadata_mode: MetadataMode,
-) -> MemorySource:
-    """Return what reads from, and writes to, whatever users have as memory.
-
-    Args:
-        memory: Mem0 (anything with `search(query, filters=..., top_k=...)`), a vector store that
-            stores texts, an index, or a retriever.
-        top_k: How many memories to ask for; a retriever asks for its own number.
-        filters: Mem0's filters, such as `{"user_id": "alice"}`.
-        embed_model: For a vector store; None is that of LlamaIndex's Settings.
-        metadata_mode: Which metadata is part of a node's text.
-
-    Raises:
-        InvalidRequestError: If it is none of these, or an argument is not for it.
-    """
-    if filters is not None and isinstance(
-        memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever)
-    ):
-        raise InvalidRequestError(
-            "filters are Mem0's; for an index pass a retriever that has them: "
-            "index.as_retriever(filters=...)"
-        )
-    if isinstance(memory, BasePydanticVectorStore):
-        return VectorStoreSource(memory, top_k, embed_model, metadata_mode)
-    if isinstance(memory, BaseIndex):
-        return RetrieverSource(
-            # a new one for each search, for one knows the nodes of its birth only
-            lambda: memory.as_retriever(similarity_top_k=top_k),
-            metadata_mode,
-            memory.ainsert_nodes,
-        )
-    if isinstance(memory, BaseRetriever):
-        return RetrieverSource(lambda: memory, metadata_mode)
-    if callable(getattr(memory, "search", None)):
-        return Mem0Source(memory, top_k, filters)
-    raise InvalidRequestError(
-        f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
-        f"{type(memory).__name__}"
-    )
-
-
 class Mem0Source:
-    """Mem0's memories: `Memory`, `AsyncMemory`, their hosted clients, or what looks like them."""
+    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods.
+
+    Their owner is the tenant.
+    """
 
     def __init__(self, memory: Any, top_k: int, filters: Mapping[str, Any] | None) -> None:
         self._memory = memory
@@ -128,26 +60,23 @@ class Mem0Source:
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
         return FoundMemories(
-            tuple(
-                ContextBlock(id=str(memory["id"]), text=memory["memory"])
-                for memory in _as_ranked(found)
-            )
+            tuple(ContextBlock(id=str(one["id"]), text=one["memory"]) for one in _as_ranked(found))
         )
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         """Let Mem0 remember what it finds worth remembering in the messages."""
         entities = {name: self._filters[name] for name in ENTITIES if name in self._filters}
         said = [
-            {"role": openai_role(message.role), "content": message_text(message)}
+            {"role": openai_role(message.role), "content": text}
             for message in messages
-            if message_text(message)
+            if (text := message_text(message))
         ]
         if said:
             await _called(self._memory.add, said, **entities)
 
 
 class RetrieverSource:
-    """The nodes of a retriever; messages are kept if there is a function that inserts them."""
+    """The nodes of a retriever; messages are stored if there is a function that inserts them."""
 
     tenant: str = ""
 
@@ -218,25 +147,68 @@ class VectorStoreSource:
             await self._store.async_add([node])
 
 
-def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> FoundMemories:
-    unplanned = without_plan(nodes)
-    words: list[str] = []
-    if unplanned is None:
-        unplanned, words = nodes, left_out_words(marked_documents(nodes))
-    blocks = (
-        node_block(one.node, metadata_mode)
-        for one in unplanned
-        if not isinstance(one.node, AnnotationNode)
+MemorySource: TypeAlias = Mem0Source | RetrieverSource | VectorStoreSource
+"""Searches and stores memories; its `tenant` is their owner, "" if that is not known."""
+
+
+def memory_source(
+    memory: object,
+    *,
+    top_k: int,
+    filters: Mapping[str, Any] | None,
+    embed_model: BaseEmbedding | None,
+    metadata_mode: MetadataMode,
+) -> MemorySource:
+    """Return the source that reads from and writes to a user's memory.
+
+    Args:
+        memory: Mem0 (anything with `search(query, filters=..., top_k=...)`), a vector store that
+            stores texts, an index, or a retriever.
+        top_k: How many memories to ask for; a retriever asks for its own number.
+        filters: Mem0's filters, such as `{"user_id": "alice"}`.
+        embed_model: For a vector store; None is that of LlamaIndex's Settings.
+        metadata_mode: Which metadata is part of a node's text.
+
+    Raises:
+        InvalidRequestError: none of these, or an argument that it does not take.
+    """
+    if filters is not None and isinstance(
+        memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever)
+    ):
+        raise InvalidRequestError(
+            "filters are Mem0's; for an index pass a retriever that has them: "
+            "index.as_retriever(filters=...)"
+        )
+    if isinstance(memory, BasePydanticVectorStore):
+        return VectorStoreSource(memory, top_k, embed_model, metadata_mode)
+    if isinstance(memory, BaseIndex):
+        return RetrieverSource(
+            # a new one for each search, because a retriever knows only the nodes of its creation
+            lambda: memory.as_retriever(similarity_top_k=top_k),
+            metadata_mode,
+            memory.ainsert_nodes,
+        )
+    if isinstance(memory, BaseRetriever):
+        return RetrieverSource(lambda: memory, metadata_mode)
+    if callable(getattr(memory, "search", None)):
+        return Mem0Source(memory, top_k, filters)
+    raise InvalidRequestError(
+        f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
+        f"{type(memory).__name__}"
     )
-    return FoundMemories(tuple(blocks), tuple(words))
+
+
+def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> FoundMemories:
+    found, words = retrieved_nodes(nodes)
+    return FoundMemories(tuple(node_block(one.node, metadata_mode) for one in found), tuple(words))
 
 
 def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
     """Return messages as one node, written as LlamaIndex's VectorMemoryBlock writes them."""
     texts = [
-        f"<message role='{message.role.value}'>{message_text(message)}</message>"
+        f"<message role='{message.role.value}'>{text}</message>"
         for message in messages
-        if message_text(message)
+        if (text := message_text(message))
     ]
     if not texts:
         return None
@@ -244,7 +216,7 @@ def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> T
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a method returns, be it asynchronous or not; the latter may take its time."""
+    """Return the result of a method, asynchronous or not; the latter runs in a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*args, **kwargs)
     result = await asyncio.to_thread(method, *args, **kwargs)
@@ -252,7 +224,7 @@ async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_ranked(found: Any) -> list[Mapping[str, Any]]:
-    """Return memories best first, also where they come in the order of an earlier plan of ours."""
+    """Return memories best first, even if an earlier plan has put them into another order."""
     memories = list(found["results"] if isinstance(found, Mapping) else found)
     plan = found.get(METADATA_KEY) if isinstance(found, Mapping) else None
     if not isinstance(plan, Mapping):

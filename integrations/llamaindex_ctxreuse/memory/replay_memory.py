@@ -1,11 +1,10 @@
-"""A memory that replays what it sent: memories stay in the messages that they were sent with."""
+"""A memory that replays what it sent: each message keeps the memories it was sent with."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
@@ -17,16 +16,8 @@ from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
 from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai, message_text
 
-
-@dataclass(frozen=True, slots=True)
-class _Inserted:
-    """What memory blocks gave for one turn.
-
-    Attributes:
-        blocks: What went into the prompt; may be nothing.
-    """
-
-    blocks: tuple[ContentBlock, ...]
+_Insertions: TypeAlias = Mapping[bytes, tuple[ContentBlock, ...]]
+"""By place, what the memory blocks added to the prompt for a turn; may be nothing."""
 
 
 class ReplayMemory(Memory):
@@ -38,15 +29,15 @@ class ReplayMemory(Memory):
     only points to it. For engines that ask for the history before they add the question (`get` with
     `input`), it is a message of its own before the question.
 
-    When history and replayed memories outgrow `token_limit`, the earlier memories are taken out,
-    and shown anew where they come up. The chat store holds the plain messages. What was inserted is
-    kept in this object; another one that reads the same store shows the history without it.
+    When history and replayed memories outgrow `token_limit`, the earlier memories are removed, and
+    shown anew where they come up. The chat store holds the plain messages. This object keeps the
+    inserted memories; another one that reads the same store shows the history without them.
 
     Make one with `reuse_memory(...)`.
     """
 
     insert_method: InsertMethod = Field(default=InsertMethod.USER)
-    _inserted: dict[bytes, _Inserted] = PrivateAttr(default_factory=dict)
+    _inserted: _Insertions = PrivateAttr(default_factory=dict)
 
     @field_validator("insert_method", mode="before")
     @classmethod
@@ -54,7 +45,7 @@ class ReplayMemory(Memory):
         if method not in (InsertMethod.USER, InsertMethod.USER.value):
             raise InvalidRequestError(
                 f"insert_method is {describe(method)}; a history can only be replayed with "
-                "InsertMethod.USER, for SYSTEM changes the system message every turn"
+                "InsertMethod.USER, because SYSTEM changes the system message every turn"
             )
         return method
 
@@ -65,7 +56,7 @@ class ReplayMemory(Memory):
 
     @classmethod
     def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
-        """Return a memory, made as `Memory.from_defaults` makes it, but for `insert_method`."""
+        """Return a memory as `Memory.from_defaults` does, with another `insert_method`."""
         memory = super().from_defaults(*args, **{"insert_method": InsertMethod.USER, **kwargs})
         assert isinstance(memory, ReplayMemory)
         return memory
@@ -75,15 +66,17 @@ class ReplayMemory(Memory):
         input: str | ChatMessage | None = None,  # noqa: A002  # the base class names it so
         **block_kwargs: Any,
     ) -> list[ChatMessage]:
-        """Return the history as it was sent, with what the memory blocks say to the question.
+        """Return the history as it was sent, with the memories for the question.
 
         Args:
-            input: The question, where it is not in the history yet.
+            input: The question, if it is not in the history yet.
             **block_kwargs: For the memory blocks.
         """
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
         turns = _Turns(stored, input)
-        known = {one: self._inserted[one] for one in turns.places if one in self._inserted}
+        known: _Insertions = {
+            one: self._inserted[one] for one in turns.places if one in self._inserted
+        }
         if turns.asked is not None and not turns.is_served(known):
             known = await self._with_new_content(turns, known, input, block_kwargs)
         self._inserted = known
@@ -92,11 +85,11 @@ class ReplayMemory(Memory):
     async def _with_new_content(
         self,
         turns: _Turns,
-        known: dict[bytes, _Inserted],
+        known: _Insertions,
         question: str | ChatMessage | None,
         block_kwargs: dict[str, Any],
-    ) -> dict[bytes, _Inserted]:
-        """Return what was inserted, that of the turn at hand included."""
+    ) -> _Insertions:
+        """Return the inserted memories, including those of the current turn."""
         assert turns.asked is not None
         content = await self._content(turns, known, question, block_kwargs)
         before = self._tokens(turns.before_the_question(known))
@@ -113,16 +106,16 @@ class ReplayMemory(Memory):
         if data:
             rendered = self.memory_blocks_template.format_messages(memory_blocks=data)
             blocks += rendered[0].blocks if rendered else []
-        return {**known, turns.asked: _Inserted(tuple(blocks))}
+        return {**known, turns.asked: tuple(blocks)}
 
     async def _content(
         self,
         turns: _Turns,
-        known: dict[bytes, _Inserted],
+        known: _Insertions,
         question: str | ChatMessage | None,
         block_kwargs: dict[str, Any],
     ) -> dict[str, Any]:
-        """Return what the memory blocks say, each by its name."""
+        """Return the content of each memory block by its name."""
         history = turns.before_the_question(known)
         with request_context(
             conversation_id=self._conversation_id(),
@@ -138,7 +131,7 @@ class ReplayMemory(Memory):
         input: str | ChatMessage | None = None,  # noqa: A002
         **block_kwargs: Any,
     ) -> dict[str, Any]:
-        """Return what each memory block says, each knowing what the ones before it show."""
+        """Return the content of each memory block, which knows what those before it show."""
         asked = list(chat_history)
         if input is not None:
             asked.append(_as_message(input))
@@ -153,7 +146,7 @@ class ReplayMemory(Memory):
         return contents
 
     def _conversation_id(self) -> str | int:
-        """Return the conversation that this is: the session, unless the surroundings say more."""
+        """Return the conversation of `request_context`, else the session."""
         conversation = current_scope().conversation_id
         return self.session_id if conversation is None else conversation
 
@@ -162,14 +155,14 @@ class ReplayMemory(Memory):
 
 
 class _Turns:
-    """A stored history: which messages are questions, and where memories stood or will stand.
+    """A stored history, and the places in it where memories are inserted.
 
-    A place is known by a digest of everything up to and with its question, so an edited or
-    shortened history has other places, and nothing is replayed into it.
+    A place is a digest of everything up to and including its question, so an edited or shortened
+    history has other places, and nothing is replayed into it.
 
     Args:
         stored: The history.
-        question: What is being asked, where the caller says so.
+        question: The current question, if the caller passes it.
     """
 
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
@@ -185,7 +178,7 @@ class _Turns:
         for message in self._messages:
             self._digests.append(_digest(self._digests[-1], message))
         self.asked = self._place(len(self._messages) - 1) if asks else None
-        """The place of the turn at hand; None if nothing is asked."""
+        """The place of the current turn; None if nothing is asked."""
 
     @property
     def places(self) -> list[bytes]:
@@ -195,31 +188,29 @@ class _Turns:
             self._place_before(number) for number in numbers
         ]
 
-    def is_served(self, known: Mapping[bytes, _Inserted]) -> bool:
-        """Return whether something was inserted for the turn at hand, in whichever place."""
+    def is_served(self, known: _Insertions) -> bool:
+        """Return whether memories were inserted for the current turn, in either place."""
         last = len(self._messages) - 1
         return self._place(last) in known or self._place_before(last) in known
 
-    def before_the_question(self, known: Mapping[bytes, _Inserted]) -> list[ChatMessage]:
-        """Return the messages, as sent, that stand before what the turn at hand inserts."""
+    def before_the_question(self, known: _Insertions) -> list[ChatMessage]:
+        """Return the messages, as sent, before the memories of the current turn."""
         return self.as_sent(known, len(self._messages) - 1)
 
-    def as_sent(
-        self, known: Mapping[bytes, _Inserted], end: int | None = None
-    ) -> list[ChatMessage]:
-        """Return copies of the stored messages, up to the `end`-th, with what was inserted."""
+    def as_sent(self, known: _Insertions, end: int | None = None) -> list[ChatMessage]:
+        """Return copies of the stored messages, up to the `end`-th, with their memories."""
         sent: list[ChatMessage] = []
         for number, message in enumerate(self._messages[:end]):
-            before, within = known.get(self._place_before(number)), known.get(self._place(number))
-            if before is not None and before.blocks:
-                sent.append(ChatMessage(role=MessageRole.USER, blocks=_copies(before.blocks)))
+            before = known.get(self._place_before(number))
+            if before:
+                sent.append(ChatMessage(role=MessageRole.USER, blocks=_copies(before)))
             if number < len(self.stored):
-                blocks = [*(within.blocks if within else ()), *message.blocks]
+                blocks = [*known.get(self._place(number), ()), *message.blocks]
                 sent.append(message.model_copy(update={"blocks": _copies(blocks)}))
         return sent
 
     def _place(self, number: int) -> bytes:
-        """Return where memories for a question stand: in its message, or before it."""
+        """Return the place of the memories for a question: in its message, or before it."""
         if number < len(self.stored):
             return b"within" + self._digests[number + 1]
         return self._place_before(number)
@@ -236,7 +227,7 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
         **options: As for LlamaIndex's `Memory.from_defaults`: `session_id`, `token_limit`, ...
 
     Raises:
-        ValueError: If an option is not possible.
+        ValueError: wrong type or value.
     """
     return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
 
@@ -248,7 +239,7 @@ def _as_message(question: str | ChatMessage) -> ChatMessage:
 
 
 def _as_shown(content: Any) -> ChatMessage:
-    """Return what a memory block said as one message."""
+    """Return the content of a memory block as one message."""
     if isinstance(content, str):
         return ChatMessage(content=content)
     blocks = [
@@ -260,7 +251,7 @@ def _as_shown(content: Any) -> ChatMessage:
 
 
 def _copies(blocks: Sequence[ContentBlock]) -> list[ContentBlock]:
-    """Return copies, for agents write into the messages that they get."""
+    """Return copies, because agents write into the messages that they get."""
     return [block.model_copy() for block in blocks]
 
 

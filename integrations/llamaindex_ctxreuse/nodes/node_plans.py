@@ -1,14 +1,16 @@
 """Nodes in their planned order: what the postprocessor and the retriever share.
 
 A planned node is a copy that carries its rank, label and plan in its metadata, where neither the
-model nor an embedding sees it; what came in is never changed.
+model nor an embedding sees it; the retriever's own nodes are never changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import (
     BaseNode,
     ImageNode,
@@ -29,18 +31,23 @@ from ctxreuse.adapters.plan_metadata import (
     PlannedDocument,
     copied,
     document_metadata,
+    left_out_words,
     retrievers_order,
 )
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
+_PLANNED_ON_THE_LOOP = 200
+"""More nodes than these are planned in a thread, so that the event loop stays responsive."""
+
 
 class AnnotationNode(TextNode):
-    """What stands behind planned nodes and says their order and places, in words."""
+    """Stands behind planned nodes and says their order and places, in words."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -49,27 +56,27 @@ class AnnotationNode(TextNode):
 
 
 class NodePlanner:
-    """Puts nodes into their planned order; a fault of ours lets them through as they came.
+    """Puts nodes into their planned order; an internal error lets them through as they came.
 
     Args:
-        planner: Plans the contexts.
+        planner: Plans the contexts; None makes a new one.
         annotation: Where annotations go.
         metadata_mode: Which metadata is part of a node's text when it is rendered.
         component: The adapter's name, for the log.
 
     Raises:
-        InvalidRequestError: If the planner, the annotation mode or the metadata mode is none.
+        InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
     """
 
     def __init__(
         self,
-        planner: ReusePlanner,
+        planner: ReusePlanner | None,
         annotation: AnnotationMode,
         metadata_mode: MetadataMode,
         component: str,
     ) -> None:
         self._metadata_mode = checked_metadata_mode(metadata_mode)
-        self._arranger: DocumentPlanner[NodeWithScore] = DocumentPlanner(
+        self._documents: DocumentPlanner[NodeWithScore] = DocumentPlanner(
             planner, self._identity, annotation, component
         )
         self._annotation = annotation
@@ -78,29 +85,34 @@ class NodePlanner:
     @property
     def faults(self) -> int:
         """How often nodes went through as they came."""
-        return self._arranger.faults + self._fail_open.faults
+        return self._documents.faults + self._fail_open.faults
 
-    def arrange(
-        self, nodes: Sequence[NodeWithScore], query: str, scope: RequestScope
-    ) -> list[NodeWithScore]:
+    def plan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
         """Return copies of the nodes in their planned order, the annotation behind them if any."""
+        scope = current_scope()
         return self._fail_open.attempt(
-            lambda: self._arrange(nodes, query, scope), lambda: list(nodes)
+            lambda: self._planned(nodes, query, scope), lambda: list(nodes)
         )
 
-    def _arrange(
+    async def aplan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
+        """Do what `plan` does; many nodes do not block the event loop."""
+        if len(nodes) > _PLANNED_ON_THE_LOOP:
+            return await asyncio.to_thread(self.plan, nodes, query)
+        return self.plan(nodes, query)
+
+    def _planned(
         self, nodes: Sequence[NodeWithScore], query: str, scope: RequestScope
     ) -> list[NodeWithScore]:
         unplanned = without_plan(nodes)
         if unplanned is None:
             return list(nodes)
-        arranged = self._arranger.arrange(unplanned, query, scope)
-        if arranged.plan is None:
+        planned = self._documents.plan(unplanned, query, scope)
+        if planned.plan is None:
             return list(nodes)
-        return self._marked(arranged, arranged.plan)
+        return self._with_metadata(planned, planned.plan)
 
     def _identity(self, scored: NodeWithScore) -> ContextBlock:
-        """Return what makes the node the node that it is: its text as rendered, and its media."""
+        """Return a block that tells the node from others: its text as rendered, and its media."""
         node = scored.node
         block = node_block(node, self._metadata_mode)
         if _is_text_alone(node):
@@ -108,24 +120,27 @@ class NodePlanner:
         # no text in a prompt shows an image, so no text may stand for one
         return ContextBlock(id=block.id, text=f"{block.text}\n{node.hash}")
 
-    def _marked(self, arranged: PlannedItems[NodeWithScore], plan: Plan) -> list[NodeWithScore]:
-        marks = document_metadata(plan, with_order=self._annotation != "off")
+    def _with_metadata(
+        self, planned: PlannedItems[NodeWithScore], plan: Plan
+    ) -> list[NodeWithScore]:
+        """Return copies that carry their plan, the annotation behind them."""
+        metadata = document_metadata(plan, with_order=self._annotation != "off")
         nodes = [
             NodeWithScore(
-                node=marked_copy(one.thing.node, marks.place(one.rank, one.label or "")),
-                score=one.thing.score,
+                node=planned_copy(one.item.node, metadata.position(one.rank, one.label or "")),
+                score=one.item.score,
             )
-            for one in arranged.placed
+            for one in planned.items
         ]
-        annotation = arranged.annotation
+        annotation = planned.annotation
         if not nodes and self._annotation == "metadata":
             annotation = appended_annotation(plan, [])  # no node is left to carry it
         if annotation is not None:
-            shown = arranged.placed or arranged.left_out
-            scores = [one.thing.score for one in shown if one.thing.score is not None]
-            node = marked_copy(
-                _annotation_node(annotation, [one.thing.node for one in shown]),
-                marks.annotation(annotation),
+            shown = [one.item for one in planned.items or planned.left_out]
+            scores = [one.score for one in shown if one.score is not None]
+            node = planned_copy(
+                _annotation_node(annotation, [one.node for one in shown]),
+                metadata.annotation(annotation),
             )
             # the lowest: sorting by score leaves it at the end, and no cut-off takes it alone
             nodes.append(NodeWithScore(node=node, score=min(scores, default=None)))
@@ -135,8 +150,8 @@ class NodePlanner:
 def _annotation_node(text: str, nodes: Iterable[BaseNode]) -> AnnotationNode:
     """Return the annotation as a node.
 
-    It has the metadata names that all the nodes it speaks of have, empty and shown nowhere, because
-    who lists the sources of an answer expects them.
+    It has the metadata names that all its nodes share, empty and shown nowhere, because code that
+    lists the sources of an answer expects them.
     """
     names = [set(node.metadata) for node in nodes]
     shared = sorted(set.intersection(*names)) if names else []
@@ -149,11 +164,11 @@ def _annotation_node(text: str, nodes: Iterable[BaseNode]) -> AnnotationNode:
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
-    """Return a node as a context block, with the text that is rendered of it."""
+    """Return a node as a context block, with its text as rendered."""
     return ContextBlock(id=node.node_id, text=node.get_content(metadata_mode=metadata_mode))
 
 
-def marked_documents(
+def planned_documents(
     nodes: Iterable[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.NONE
 ) -> list[PlannedDocument]:
     """Return nodes as documents that may carry a plan."""
@@ -162,79 +177,107 @@ def marked_documents(
 
 
 def without_plan(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore] | None:
-    """Return nodes as they were before an earlier plan of ours, so that plans never nest.
+    """Return nodes as they were before an earlier plan, so that plans never nest.
 
     None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
     """
-    order = retrievers_order(marked_documents(nodes))
-    return None if order is None else [_unmarked(nodes[position]) for position in order]
+    order = retrievers_order(planned_documents(nodes))
+    return None if order is None else [_unplanned(nodes[position]) for position in order]
 
 
-def marked_copy(node: BaseNode, mark: dict[str, Any]) -> BaseNode:
-    """Return a copy with a mark in its metadata that is shown nowhere."""
+def without_annotations(nodes: Iterable[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes without the annotations that earlier plans put behind them."""
+    return [one for one in nodes if not isinstance(one.node, AnnotationNode)]
+
+
+def retrieved_nodes(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore], list[str]]:
+    """Return nodes as they were retrieved, and where an earlier plan says that others stand."""
+    unplanned, words = without_plan(nodes), list[str]()
+    if unplanned is None:
+        unplanned, words = list(nodes), left_out_words(planned_documents(nodes))
+    return without_annotations(unplanned), words
+
+
+def planned_copy(node: BaseNode, plan_metadata: dict[str, Any]) -> BaseNode:
+    """Return a copy that carries plan metadata, which is shown nowhere."""
+    return _with_plan_metadata(node, copied(node.metadata), {METADATA_KEY: plan_metadata})
+
+
+def _unplanned(scored: NodeWithScore) -> NodeWithScore:
+    node = scored.node
+    if METADATA_KEY not in node.metadata:
+        return scored
+    metadata = {name: value for name, value in node.metadata.items() if name != METADATA_KEY}
+    return NodeWithScore(node=_with_plan_metadata(node, metadata, {}), score=scored.score)
+
+
+def _with_plan_metadata(
+    node: BaseNode, metadata: dict[str, Any], plan_metadata: dict[str, Any]
+) -> BaseNode:
+    """Return a copy with other metadata; models and embeddings do not see the plan's."""
     update: dict[str, Any] = {
-        "metadata": {**copied(node.metadata), METADATA_KEY: mark},
+        "metadata": {**metadata, **plan_metadata},
         "relationships": dict(node.relationships),
     }
     for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
         hidden = [key for key in getattr(node, name) if key != METADATA_KEY]
-        update[name] = [*hidden, METADATA_KEY]
+        update[name] = [*hidden, *plan_metadata]
     return node.model_copy(update=update)
 
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
-    """Return nodes as a list if they are ones.
+    """Return the nodes as a list.
 
     Raises:
-        InvalidRequestError: If they are something else.
+        InvalidRequestError: not a list of NodeWithScore.
     """
-    if isinstance(nodes, Sequence) and not isinstance(nodes, (str, bytes)):
-        strange = [one for one in nodes if not isinstance(one, NodeWithScore)]
-        if not strange:
-            return list(nodes)
+    if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
         raise InvalidRequestError(
-            f"{taker} takes a list of NodeWithScore, not one with {type(strange[0]).__name__} in "
-            "it; put NodeWithScore(node=...) into it"
+            f"{taker} takes a list of NodeWithScore, not {type(nodes).__name__}; "
+            "pass what a retriever returns"
         )
-    raise InvalidRequestError(
-        f"{taker} takes a list of NodeWithScore, not {type(nodes).__name__}; "
-        "pass what a retriever returns"
-    )
+    for node in nodes:
+        if not isinstance(node, NodeWithScore):
+            raise InvalidRequestError(
+                f"{taker} takes a list of NodeWithScore, not one with {type(node).__name__} in "
+                "it; put NodeWithScore(node=...) into it"
+            )
+    return list(nodes)
 
 
 def checked_metadata_mode(mode: object) -> MetadataMode:
-    """Return the metadata mode if it is one that hides what ctxreuse writes into the metadata.
+    """Return the metadata mode if it hides what ctxreuse writes into the metadata.
 
     Raises:
-        InvalidRequestError: If there is no such mode, or if it shows all metadata.
+        InvalidRequestError: no such mode, or a mode that shows all metadata.
     """
-    known = [one for one in MetadataMode if mode in (one, one.value)]
-    if not known:
+    for known in MetadataMode:
+        if mode in (known, known.value):
+            break
+    else:
         names = ", ".join(str(one) for one in MetadataMode if one is not MetadataMode.ALL)
         raise InvalidRequestError(
             f"there is no metadata mode {describe(mode)}; choose one of {names}"
         )
-    if known[0] is MetadataMode.ALL:
+    if known is MetadataMode.ALL:
         raise InvalidRequestError(
             "MetadataMode.ALL shows the model the plan that ctxreuse keeps in the metadata; choose "
             "MetadataMode.LLM, EMBED or NONE"
         )
-    return known[0]
+    return known
+
+
+def checked_retriever(retriever: object) -> BaseRetriever:
+    """Return the retriever.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    remedy = "a LlamaIndex BaseRetriever; an index gives one with as_retriever()"
+    return checked_kind("retriever", retriever, BaseRetriever, remedy)
 
 
 def _is_text_alone(node: BaseNode) -> bool:
     if isinstance(node, Node):
         return not (node.image_resource or node.audio_resource or node.video_resource)
     return isinstance(node, TextNode) and not isinstance(node, ImageNode)
-
-
-def _unmarked(scored: NodeWithScore) -> NodeWithScore:
-    node = scored.node
-    if METADATA_KEY not in node.metadata:
-        return scored
-    update: dict[str, Any] = {
-        "metadata": {name: one for name, one in node.metadata.items() if name != METADATA_KEY}
-    }
-    for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
-        update[name] = [key for key in getattr(node, name) if key != METADATA_KEY]
-    return NodeWithScore(node=node.model_copy(update=update), score=scored.score)

@@ -28,9 +28,8 @@ from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.library.speculative_rag import context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
-from llamaindex_ctxreuse.workflow.found_nodes import as_nodes
-from llamaindex_ctxreuse.workflow.llamaindex_llm import checked_llm
-from llamaindex_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
+from llamaindex_ctxreuse.workflow.engine_retriever import WorkflowRetriever
+from llamaindex_ctxreuse.workflow.llamaindex_stage import checked_llm
 
 _TEMPLATE = "text_qa_template"
 
@@ -38,22 +37,22 @@ _TEMPLATE = "text_qa_template"
 class SpeculativeRAGQueryEngine(BaseQueryEngine):
     """Answers from what it retrieves, as `RetrieverQueryEngine` does, but begins earlier.
 
-    The model is asked with the nodes that the search has found so far; the answer counts if these
-    turn out to be what is found in the end, else it is dropped and asked for again. So the response
-    is always that of one after the other. How much is gained depends on how long a search takes.
+    The engine asks the model with the nodes that the search has found so far; it keeps the answer
+    if the search ends with these nodes, else it drops the answer and asks again. So the response is
+    always that of retrieving first. The gain depends on how long a search takes.
 
     The prompt shows all nodes in one call, as text with labels, in the order that the engine's
     planner gives them; source nodes are best first.
 
     Args:
         retriever: A retriever over a workflow engine.
-        llm: The LLM; that of LlamaIndex's settings if it is left out.
+        llm: The LLM; None takes that of LlamaIndex's Settings.
         text_qa_template: The template, with `{context_str}` and `{query_str}`.
         streaming: Whether responses are streamed; the source nodes are there at once.
-        callback_manager: Where events go; to that of the retriever if it is left out.
+        callback_manager: Where events go; None takes that of the retriever.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type, or a template without room for the documents.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
     ) -> None:
         if not isinstance(retriever, WorkflowRetriever):
             raise InvalidRequestError(
-                f"retriever must be a WorkflowRetriever, not {describe(retriever)}; give the one "
+                f"retriever must be a WorkflowRetriever, not {describe(retriever)}; pass the one "
                 "that you have to an engine: "
                 "WorkflowRetriever(WorkflowEngine(retriever=RetrieverStage(it)))"
             )
@@ -137,7 +136,7 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
     ) -> AsyncGenerator[list[NodeWithScore] | str, None]:
         """Yield the nodes, then the answer piece by piece."""
         source, query = self._retriever, query_bundle.query_str
-        asked = _Asked(self._llm, self._template, query)
+        asked = _TemplateModel(self._llm, self._template, query)
         graph = speculative_rag_graph(type(self).__name__, asked, source.k, source.retriever)
         retrieval = self.callback_manager.on_event_start(
             CBEventType.RETRIEVE, payload={EventPayload.QUERY_STR: query}
@@ -145,7 +144,7 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         async with aclosing(source.engine.stream(graph, query)) as events:
             async for event in events:
                 if isinstance(event, DocumentsFound):
-                    nodes = as_nodes(event.documents, event.scores, source.node_of)
+                    nodes = source.as_nodes(event.documents, event.scores)
                     self.callback_manager.on_event_end(
                         CBEventType.RETRIEVE,
                         payload={EventPayload.NODES: nodes},
@@ -161,8 +160,8 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         )
 
 
-class _Asked:
-    """The model of one run: puts the documents into the template, and asks with that."""
+class _TemplateModel:
+    """The model of one run: sends the template with the documents to the LLM."""
 
     def __init__(self, llm: LLM, template: BasePromptTemplate, query: str) -> None:
         self._llm = llm
@@ -185,7 +184,7 @@ def checked_template(template: object) -> BasePromptTemplate:
     """Return the template if it has room for the documents.
 
     Raises:
-        InvalidRequestError: If it is none, or has none.
+        InvalidRequestError: wrong type, or a template without `context_str`.
     """
     if not isinstance(template, BasePromptTemplate):
         raise InvalidRequestError(

@@ -1,0 +1,63 @@
+"""What the benchmarks share: where the data is, how it is read, and tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.table import Table
+
+from ctxreuse.evaluation.traces.json_lines import read_lines
+from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, read_corpus, read_trace
+
+
+def data_folder(*names: str, folder: Path | None = None) -> Path:
+    """Return the folder of public data; end with a message if it lacks one of the names.
+
+    Args:
+        names: Files or folders in it that the benchmark reads.
+        folder: The folder; None takes what CTXREUSE_DATA names.
+    """
+    named = folder or os.environ.get("CTXREUSE_DATA")
+    if not named:
+        sys.exit("set CTXREUSE_DATA to the folder of the public data")
+    folder = Path(named)
+    for name in names:
+        if not (folder / name).exists():
+            sys.exit(f"there is no {name} in {folder}, which should be the folder of public data")
+    return folder
+
+
+def read_named_trace(data: Path, name: str) -> tuple[list[TraceRequest], Corpus]:
+    """Return a trace and its corpus; `xquad_k5` has five blocks a request."""
+    folder, depth = name.split("_")
+    corpus = read_corpus(str(data / folder / "corpus.jsonl"))
+    return read_trace(str(data / folder / f"trace_{depth}.jsonl"), corpus), corpus
+
+
+def right_answers(data: Path, name: str, key: str) -> dict[str | int, list[str]]:
+    """Return the right answers of a data set's questions, where they are known.
+
+    Args:
+        data: The folder of public data.
+        name: The data set.
+        key: What names a question: "id" or "question".
+    """
+    right: dict[str | int, list[str]] = {}
+    for line in read_lines(str(data / name / "queries.jsonl")):
+        answers = line.get("answers", (list,), [])
+        if answers:
+            right.setdefault(line.get(key, (str, int)), answers)
+    return right
+
+
+def new_table(title: str, names: Iterable[str], numbers: Iterable[str]) -> Table:
+    """Return a table with columns of names and, aligned to the right, of numbers."""
+    table = Table(title=title)
+    for column in names:
+        table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    return table

@@ -1,0 +1,326 @@
+"""Ordered release: calls wait, are planned together, and go on in the planned order.
+
+The one mechanism under the micro-batcher, the admission queue, the batches of the frameworks, and
+dispatch. These say when to plan and how; here is who goes on next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from threading import Event, RLock
+from typing import Any, Generic, TypeVar
+
+PLANNED_ON_THE_LOOP = 64
+"""More calls than these are planned in a thread, so that the event loop stays responsive."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class SlotState(Enum):
+    """How far a call has come."""
+
+    ARRIVED = "arrived"
+    """It has no place in the order yet."""
+    WAITING = "waiting"
+    """It has one, and others are before it."""
+    RUNNING = "running"
+    """It was released."""
+    LEFT = "left"
+    """It has ended, or was given up."""
+
+
+class Slot(Generic[_Item, _Result]):
+    """One call in an `OrderedQueue`: it arrives, is lined up, is released, and leaves.
+
+    Args:
+        queue: Where it waits.
+        item: What is to be planned.
+        result: What was planned for it already.
+
+    Attributes:
+        item: What is to be planned.
+        state: How far it has come.
+        error: What its caller gets instead of a result.
+        waiter: Whom to wake; None as long as nobody waits.
+    """
+
+    def __init__(
+        self, queue: OrderedQueue[_Item, _Result], item: _Item, result: _Result | None = None
+    ) -> None:
+        self.item = item
+        self.state = SlotState.ARRIVED
+        self.error: BaseException | None = None
+        self.waiter: Waiter | None = None
+        self.queue = queue
+        self._results = [] if result is None else [result]
+        with queue.lock:
+            queue.present += 1
+            if result is None:
+                queue.arrived[self] = None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it has a result that nobody has taken."""
+        return bool(self._results)
+
+    def set_result(self, result: _Result) -> None:
+        """Keep what was planned for it."""
+        self._results = [result]
+
+    def take(self) -> _Result | None:
+        """Return what was planned, once; None if nothing was, or if it was taken or given up.
+
+        Raises:
+            BaseException: What the planning has raised.
+        """
+        if self.error is not None:
+            raise self.error
+        with self.queue.lock:
+            return self._results.pop() if self._results else None
+
+    def leave(self, release: bool = True) -> None:
+        """End, or give up waiting, and free the place. May be repeated.
+
+        Args:
+            release: Whether to release the next waiters now.
+        """
+        queue = self.queue
+        with queue.lock:
+            if self.state is not SlotState.LEFT:
+                queue.present -= 1
+                queue.running -= self.state is SlotState.RUNNING
+                self.state = SlotState.LEFT
+                queue.arrived.pop(self, None)
+                queue.moved_at = time.monotonic()
+            results, self._results = self._results, []
+        for result in results:  # without the lock, because planners have locks, too
+            queue.unused(result)
+        if release:
+            queue.release()
+
+
+class Waiter(ABC):
+    """Waits until a slot is released, or has left.
+
+    Args:
+        slot: The slot.
+    """
+
+    def __init__(self, slot: Slot[Any, Any]) -> None:
+        with slot.queue.lock:
+            slot.waiter = self
+            if slot.state in (SlotState.RUNNING, SlotState.LEFT):
+                self.wake()
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the waiting, from any thread; raise RuntimeError if nobody can wait any more."""
+
+
+class ThreadWaiter(Waiter):
+    """Waits in a thread."""
+
+    def __init__(self, slot: Slot[Any, Any]) -> None:
+        self._woken = Event()
+        super().__init__(slot)
+
+    def wake(self) -> None:
+        """End the waiting."""
+        self._woken.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether the slot was released in time."""
+        return self._woken.wait(timeout_s)
+
+
+class TaskWaiter(Waiter):
+    """Waits in a task of the running event loop."""
+
+    def __init__(self, slot: Slot[Any, Any]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        super().__init__(slot)
+
+    def wake(self) -> None:
+        """End the waiting; raise RuntimeError if the event loop is closed."""
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether the slot was released in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class OrderedQueue(Generic[_Item, _Result]):
+    """Releases calls in their order, some at a time; passes over those that have left.
+
+    Threads and tasks of any event loop may wait in one queue. A call that leaves frees its place;
+    it may leave at any time. With one place, a call that leaves as soon as it has gone on hands on
+    a release token.
+
+    Args:
+        places: How many calls run at a time.
+        unused: Called with the result of a call that left without having taken it.
+        lanes: How many orders there are; their calls are released by turns.
+
+    Attributes:
+        lock: Guards the queue; hold it to look and act in one step.
+        arrived: The calls that wait to be planned, in the order of arrival.
+        present: How many calls have come and not left.
+        running: How many of these are released.
+        moved_at: When a call was lined up or left last, in seconds of the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        places: int = 1,
+        unused: Callable[[_Result], object] = lambda result: None,
+        lanes: int = 1,
+    ) -> None:
+        # a collected task may leave while this very thread holds the lock
+        self.lock = RLock()
+        self.arrived: dict[Slot[_Item, _Result], None] = {}
+        self.present = 0
+        self.running = 0
+        self.moved_at = time.monotonic()
+        self.unused = unused
+        self._places: float = places
+        self._lanes: list[list[tuple[int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
+        self._next_lane = 0
+        self._numbers = count()
+
+    @property
+    def has_free_place(self) -> bool:
+        """Whether one more call may run."""
+        return self.running < self._places
+
+    def has_waiting(self, lane: int = 0) -> bool:
+        """Return whether a call waits in a lane."""
+        with self.lock:
+            return any(slot.state is SlotState.WAITING for _, slot in self._lanes[lane])
+
+    def take_arrived(self) -> list[Slot[_Item, _Result]]:
+        """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
+        with self.lock:
+            slots = list(self.arrived)
+            self.arrived.clear()
+        return slots
+
+    def plan(
+        self,
+        slots: list[Slot[_Item, _Result]],
+        schedule: Callable[[list[Slot[_Item, _Result]]], list[Slot[_Item, _Result]]],
+    ) -> None:
+        """Plan calls together, and line them up.
+
+        Args:
+            slots: The calls.
+            schedule: Gives each its result; returns them in the order in which to go. What it
+                raises reaches each caller; an interrupt reaches this one, the others hear of it.
+        """
+        line = slots
+        try:
+            line = schedule(slots)
+        except Exception as error:
+            for slot in slots:
+                slot.error = error
+        except BaseException:
+            for slot in slots:
+                slot.error = RuntimeError("planning was interrupted")
+            raise
+        finally:
+            self.line_up(line)
+
+    def line_up(
+        self, slots: Iterable[Slot[_Item, _Result]], lane: int = 0, first: int | None = None
+    ) -> None:
+        """Give calls their places in the order, and release those that may run.
+
+        Args:
+            slots: The calls, in their order.
+            lane: Which order.
+            first: The place of the first of them; None is behind all others.
+        """
+        numbers = self._numbers if first is None else count(first)
+        left = []
+        with self.lock:
+            self.moved_at = time.monotonic()
+            for slot in slots:
+                self.arrived.pop(slot, None)
+                if slot.state is SlotState.ARRIVED:
+                    slot.state = SlotState.WAITING
+                    heappush(self._lanes[lane], (next(numbers), slot))
+                else:
+                    left.append(slot)
+        for slot in left:  # while it was being planned
+            slot.leave(release=False)
+        self.release()
+
+    def release(self) -> None:
+        """Let calls go on as long as there are places."""
+        while True:
+            with self.lock:
+                slot = self._first() if self.running < self._places else None
+                if slot is None:
+                    return
+                slot.state = SlotState.RUNNING
+                self.running += 1
+                try:
+                    if slot.waiter is not None:  # else it goes on when it comes
+                        slot.waiter.wake()
+                    continue
+                except RuntimeError:  # its event loop is closed
+                    pass
+            slot.leave(release=False)
+
+    def release_if_stalled(self, timeout_s: float) -> None:
+        """Let all go on if some wait, and nobody has gone on for the timeout."""
+        with self.lock:
+            if self.has_waiting() and time.monotonic() - self.moved_at >= timeout_s:
+                self._places = math.inf
+        self.release()
+
+    def _first(self) -> Slot[_Item, _Result] | None:
+        """Take the first waiting call out of its lane; the lanes take turns."""
+        for step in range(len(self._lanes)):
+            number = (self._next_lane + step) % len(self._lanes)
+            lane = self._lanes[number]
+            while lane:
+                _, slot = heappop(lane)
+                if slot.state is SlotState.WAITING:
+                    self._next_lane = number + 1
+                    return slot
+        return None
+
+
+async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:
+    """Return what planning returns; a large batch is planned in a thread.
+
+    Args:
+        work: Plans.
+        calls: How many calls it plans.
+    """
+    if calls > PLANNED_ON_THE_LOOP:
+        return await asyncio.to_thread(work)
+    return work()
+
+
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread, so that waiting here would stop it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

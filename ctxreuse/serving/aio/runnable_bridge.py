@@ -1,0 +1,181 @@
+"""All ways to call a LangChain Runnable, made of its asynchronous work; imports no LangChain."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from ctxreuse.serving.aio import sync_bridge
+from ctxreuse.serving.aio.gather import all_of
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+Config = TypeVar("Config", bound=Mapping[str, object])
+
+_Result = TypeVar("_Result")
+
+
+class RunnableBridge(ABC, Generic[Input, Output, Config]):
+    """Gives a LangChain Runnable whose work is asynchronous all its ways to be called.
+
+    A base class beside `langchain_core.runnables.Runnable`, whose helpers it calls. `batch` starts
+    all inputs at once, so that what they send can be planned together.
+    """
+
+    _shares_event_loop = True
+    """Whether sync calls share one event loop; else each has its own and disconnects at its end."""
+
+    @abstractmethod
+    async def _answer(self, input: Input, run_manager: Any, config: Config) -> Output:  # noqa: A002
+        """Return the output for an input."""
+
+    @abstractmethod
+    def _pieces(
+        self, inputs: AsyncIterator[Input], run_manager: Any, config: Config
+    ) -> AsyncIterator[Output]:
+        """Yield the output piece by piece; the pieces add up to it."""
+
+    @abstractmethod
+    def _configs(self, config: Config | list[Config] | None, count: int) -> list[Config]:
+        """Return the config of each of several inputs, with the caller's context filled in."""
+
+    async def _disconnect(self) -> None:
+        """Close the connections of the running event loop."""
+
+    def invoke(
+        self,
+        input: Input,  # noqa: A002  # LangChain's name
+        config: Config | None = None,
+        **kwargs: Any,
+    ) -> Output:
+        """Return the output for an input; arguments as in `ainvoke`."""
+        [config] = self._configs(config, 1)
+        return self._run_sync(partial(self.ainvoke, input, config, **kwargs))
+
+    async def ainvoke(
+        self,
+        input: Input,  # noqa: A002  # LangChain's name
+        config: Config | None = None,
+        **kwargs: Any,
+    ) -> Output:
+        """Return the output for an input.
+
+        Args:
+            input: The input.
+            config: LangChain's; `configurable` may name a `tenant` and a `thread_id`.
+            **kwargs: None are known.
+        """
+        runnable: Any = self
+        output: Output = await runnable._acall_with_config(self._answer, input, config, **kwargs)
+        return output
+
+    def batch(
+        self,
+        inputs: list[Input],
+        config: Config | list[Config] | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+        **kwargs: Any,
+    ) -> list[Output]:
+        """Return the output for each input, in their order; arguments as in `abatch`."""
+        configs = self._configs(config, len(inputs))
+        options = {"return_exceptions": return_exceptions, "progress": progress, **kwargs}
+        return self._run_sync(partial(self.abatch, inputs, configs, **options))
+
+    async def abatch(
+        self,
+        inputs: list[Input],
+        config: Config | list[Config] | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+        **kwargs: Any,
+    ) -> list[Output]:
+        """Return the output for each input, in their order.
+
+        Args:
+            inputs: The inputs.
+            config: LangChain's, one for all or one for each; `max_concurrency` bounds how many
+                inputs run at a time, and so how many calls can be planned together.
+            return_exceptions: Whether an error takes the place of its output; else the first one
+                ends the batch and cancels what still runs.
+            progress: Called with the number of inputs that have ended and that of all, whenever one
+                has ended; `ctxreuse.serving.progress_bar()` makes one.
+            **kwargs: None are known.
+        """
+        configs = self._configs(config, len(inputs))
+        limit: Any = configs[0].get("max_concurrency") if configs else None
+        slots = asyncio.Semaphore(limit or max(1, len(inputs)))
+        ended = 0
+
+        async def one(input: Input, config: Config) -> Output:  # noqa: A002
+            nonlocal ended
+            async with slots:
+                try:
+                    return await self.ainvoke(input, config, **kwargs)
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    return error  # type: ignore[return-value]  # as LangChain does
+                finally:
+                    ended += 1
+                    if progress is not None:
+                        progress(ended, len(inputs))
+
+        return await all_of(one(*job) for job in zip(inputs, configs, strict=True))
+
+    def stream(
+        self,
+        input: Input,  # noqa: A002  # LangChain's name
+        config: Config | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Output]:
+        """Yield the output piece by piece; arguments as in `ainvoke`."""
+        [config] = self._configs(config, 1)
+
+        async def pieces() -> AsyncIterator[Output]:
+            async with self._connected():
+                async for piece in self.astream(input, config, **kwargs):
+                    yield piece
+
+        return sync_bridge.iterate(pieces, lasting=self._shares_event_loop)
+
+    async def astream(
+        self,
+        input: Input,  # noqa: A002  # LangChain's name
+        config: Config | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Output]:
+        """Yield the output piece by piece; arguments as in `ainvoke`."""
+
+        async def inputs() -> AsyncIterator[Input]:
+            yield input
+
+        runnable: Any = self
+        pieces = runnable._atransform_stream_with_config(inputs(), self._pieces, config, **kwargs)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    def _run_sync(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        async def connected() -> _Result:
+            async with self._connected():
+                return await work()
+
+        return sync_bridge.run(connected, lasting=self._shares_event_loop)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if not self._shares_event_loop:
+                from anyio import CancelScope
+
+                with CancelScope(shield=True):  # connections are closed even if it is cancelled
+                    await self._disconnect()

@@ -1,0 +1,148 @@
+"""Making the replicas of a pool from addresses, or from clients of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.serving.client.engine_client import EngineClient
+from ctxreuse.serving.pool.admission import AdmissionQueue
+from ctxreuse.serving.pool.circuit_breaker import CircuitBreaker
+from ctxreuse.serving.pool.replica import Client, Replica
+
+if TYPE_CHECKING:
+    from ctxreuse.cache.kv_events.event_sync import KVEventSync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """An engine of a pool, if its address alone is not enough.
+
+    Attributes:
+        base_url: Its address, with or without `/v1`.
+        name: What it is called; None takes host and port.
+        capacity_tokens: What its cache holds; None asks the engine.
+        kv_events: Where it publishes its cache events, such as "tcp://127.0.0.1:5557"; its index
+            then follows them.
+        kv_replay: Where it takes requests for replays of them.
+    """
+
+    base_url: str
+    name: str | None = None
+    capacity_tokens: int | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFactory:
+    """Makes replicas, each with its own planner, admission queue and circuit breaker.
+
+    The arguments are those of `EnginePool`.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+
+    planner: ReusePlanner
+    strategy: Strategy
+    concurrency: int
+    window_s: float
+    failures: int
+    rest_s: float
+    clock: Callable[[], float]
+    client_options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        checked_kind("planner", self.planner, ReusePlanner, "a ReusePlanner")
+        checked_number("rest_s", self.rest_s)
+        checked_integer("failures", self.failures, 1)
+
+    def replicas(
+        self,
+        engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
+    ) -> Iterator[Replica]:
+        """Yield the replicas of engines.
+
+        Args:
+            engines: As in `EnginePool`.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        if isinstance(engines, (str, EngineSpec)):
+            engines = [engines]
+        if isinstance(engines, Mapping):
+            given = sorted(name for name, value in self.client_options.items() if value is not None)
+            if given:
+                raise InvalidRequestError(
+                    f"{', '.join(given)}: give these to the clients, which you make yourself"
+                )
+            for name, connect in engines.items():
+                if not isinstance(name, str) or not callable(connect):
+                    raise InvalidRequestError(
+                        "clients of your own are a mapping from names to functions that make one, "
+                        f"not from {describe(name)} to {describe(connect)}"
+                    )
+                yield self._replica(name, connect, self.planner.sibling())
+        elif isinstance(engines, Iterable):
+            for engine in engines:
+                yield self.replica_at(engine)
+        else:
+            raise InvalidRequestError(
+                f"engines must be addresses, such as 'http://127.0.0.1:8000', not "
+                f"{describe(engines)}"
+            )
+
+    def replica_at(self, engine: str | EngineSpec) -> Replica:
+        """Return the replica of an engine at an address.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        if isinstance(engine, str):
+            engine = EngineSpec(base_url=engine)
+        if not isinstance(engine, EngineSpec):
+            raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
+        planner = self.planner.sibling()
+        events: KVEventSync | None = None
+        if engine.kv_events is not None:
+            from ctxreuse.cache.kv_events.event_sync import KVEventSync as Sync
+
+            events = Sync(planner, engine.kv_events, engine.kv_replay)
+        base_url, options = engine.base_url, self.client_options
+
+        def make() -> Client:
+            return EngineClient(base_url, planner=planner, events=events, retries=0, **options)
+
+        made = [make()]  # at once, so that wrong arguments are refused here
+
+        def connect() -> Client:
+            return made.pop() if made else make()
+
+        name = engine.name or urlsplit(base_url).netloc.rpartition("@")[2]
+        return self._replica(name, connect, planner, engine.capacity_tokens, events)
+
+    def _replica(
+        self,
+        name: str,
+        connect: Callable[[], Client],
+        planner: ReusePlanner,
+        capacity_tokens: int | None = None,
+        events: KVEventSync | None = None,
+    ) -> Replica:
+        return Replica(
+            name,
+            connect,
+            planner,
+            AdmissionQueue(planner, self.concurrency, self.window_s, self.strategy),
+            CircuitBreaker(self.failures, self.rest_s),
+            capacity_tokens=capacity_tokens,
+            events=events,
+            clock=self.clock,
+        )

@@ -1,0 +1,176 @@
+"""LangChain's chat models and retrievers, served to a workflow engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.retrievers import RetrieverLike
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.vectorstores import VectorStoreRetriever
+
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.serving.client.request import Prompt, messages_of
+from ctxreuse.workflow.models.language_model import Piece
+from langchain_ctxreuse.documents.document_plans import document_block, without_plan
+from langchain_ctxreuse.documents.retriever import checked_retriever
+from langchain_ctxreuse.messages import text_parts
+
+
+class LangChainLLM:
+    """Serves a LangChain chat model to a workflow; closing a stream closes the model's.
+
+    A chunk with text counts as a token; further tokens in the usage at the end come as a piece
+    without text. Callbacks of the chain around it see each call; a call that the engine made on a
+    wrong guess shows as cancelled.
+
+    Args:
+        model: A chat model, as it is or bound to arguments. A generation's `params`, such as
+            `max_tokens`, are passed with each call.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> import asyncio
+        >>> from langchain_core.language_models import FakeListChatModel
+        >>> async def main():
+        ...     llm = LangChainLLM(FakeListChatModel(responses=["Yes."]))
+        ...     prompt = [{"role": "user", "content": "Is Paris in France?"}]
+        ...     async with aclosing(llm.stream(prompt, {})) as pieces:
+        ...         return "".join([piece.text async for piece in pieces])
+        >>> asyncio.run(main())
+        'Yes.'
+    """
+
+    def __init__(self, model: Runnable[Any, Any]) -> None:
+        self._model = checked_model(model)
+
+    def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Answer a prompt piece by piece; see `ctxreuse.workflow.LanguageModel`.
+
+        Args:
+            prompt: A plan, or chat messages.
+            params: Keyword arguments for the model.
+        """
+        return streamed(self._model, convert_to_messages(messages_of(prompt)), None, params)
+
+
+async def streamed(
+    model: Runnable[Any, Any],
+    prompt: Any,
+    config: RunnableConfig | None,
+    params: Mapping[str, Any],
+) -> AsyncGenerator[Piece, None]:
+    """Yield a model's answer, with the tokens that it takes.
+
+    Args:
+        model: A chat model or a runnable around one.
+        prompt: The model's input.
+        config: LangChain's.
+        params: Further keyword arguments.
+
+    Raises:
+        InvalidRequestError: the model gives something else than messages or texts.
+    """
+    counted = used = 0
+    chunks: Any = model.astream(prompt, config, **params)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            usage = getattr(chunk, "usage_metadata", None) or {}
+            used += usage.get("output_tokens") or 0
+            text = _text(chunk)
+            if text:
+                counted += 1
+                yield Piece(text, 1)
+    if used > counted:
+        yield Piece("", used - counted)
+
+
+def checked_model(model: object) -> Runnable[Any, Any]:
+    """Return the model.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    inner = model
+    while not isinstance(inner, BaseLanguageModel) and hasattr(inner, "bound"):
+        inner = inner.bound  # what `bind`, `with_config` and `with_retry` make
+    if isinstance(model, Runnable) and isinstance(inner, BaseLanguageModel):
+        return model
+    raise InvalidRequestError(
+        f"llm must be a LangChain chat model, not {describe(model)}; pass ChatOpenAI(...), "
+        "or any other as it is or bound to arguments"
+    )
+
+
+def _text(chunk: object) -> str:
+    if isinstance(chunk, str):
+        return chunk
+    if isinstance(chunk, BaseMessage):
+        return "".join(part.text for part in text_parts(chunk))
+    raise InvalidRequestError(
+        f"the model must give messages or texts, not {type(chunk).__name__}; leave out what "
+        "parses its output, and put it behind the workflow"
+    )
+
+
+class RetrieverStage:
+    """Serves a LangChain retriever to a workflow, as an atomic retrieval stage.
+
+    The engine calls its `ainvoke`: the retriever's own, or LangChain's, which runs `invoke` in a
+    thread. A thread cannot be stopped, so the result of a search that is cancelled is dropped. A
+    vector store's retriever is asked for k documents. For any other, set its k to the largest that
+    the workflow wants; further documents are left out. A document is known by its id or, without
+    one, by its text; where a `ReuseRetriever` has planned the documents, the workflow plans anew.
+
+    Args:
+        retriever: Any retriever, or any runnable from a string to documents.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> import asyncio
+        >>> from langchain_core.runnables import RunnableLambda
+        >>> stage = RetrieverStage(RunnableLambda(lambda query: [Document("one"), Document("two")]))
+        >>> [block.text for block in asyncio.run(stage.retrieve("Which?", 1))]
+        ['one']
+    """
+
+    def __init__(self, retriever: RetrieverLike) -> None:
+        checked_retriever(retriever)
+        self._retriever = retriever
+
+    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        """Return the first k documents for a query, as blocks.
+
+        Raises:
+            InvalidRequestError: the retriever returns something else than documents.
+        """
+        # a vector store's retriever prefers the arguments of the call to its search_kwargs
+        wanted: dict[str, Any] = (
+            {"k": k} if isinstance(self._retriever, VectorStoreRetriever) else {}
+        )
+        documents = _checked_documents(await self._retriever.ainvoke(query, **wanted))
+        unplanned = without_plan(documents)
+        return tuple(map(document_block, (documents if unplanned is None else unplanned)[:k]))
+
+
+def _checked_documents(documents: object) -> list[Document]:
+    if not isinstance(documents, (list, tuple)):
+        raise InvalidRequestError(
+            f"the retriever must return a list of Document, not {type(documents).__name__}"
+        )
+    for one in documents:
+        if not isinstance(one, Document):
+            raise InvalidRequestError(
+                f"the retriever must return a list of Document, not one with {type(one).__name__} "
+                "in it"
+            )
+    return list(documents)

@@ -1,0 +1,91 @@
+"""A node postprocessor that plans the nodes it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+
+from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
+from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.planner import ReusePlanner
+from llamaindex_ctxreuse.llm.delegating_llm import state_without
+from llamaindex_ctxreuse.nodes.node_plans import NodePlanner, checked_metadata_mode
+
+
+class ReusePostprocessor(BaseNodePostprocessor):
+    """Puts nodes into the order in which the engine's prefix cache serves most of them.
+
+    For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. It has
+    to be the last one: a postprocessor that sorts or cuts off after it (`LongContextReorder`, a
+    reranker) undoes its order. Node ids, scores and texts are kept; no node is lost; a planning
+    fault lets nodes through as they came. `ctxreuse.request_context` says tenant, conversation and
+    history.
+
+    Args:
+        planner: Plans the contexts; None makes a new one.
+        annotation: "append" puts the annotation behind the nodes as one more node, so that an
+            unchanged query engine shows it; "metadata" keeps it in the metadata, for
+            `format_context`, and for engines that give each node a call or a citation of its own
+            (refine, accumulate, citations); "off" drops it.
+        metadata_mode: Which metadata is part of a node's text where the prompt shows it: LLM in
+            query engines and chat engines, NONE in `VectorMemoryBlock`.
+
+    Raises:
+        ValueError: wrong type, or no such annotation mode or metadata mode.
+
+    Example:
+        >>> from llama_index.core.schema import TextNode
+        >>> texts = ["first text", "second text"]
+        >>> nodes = [NodeWithScore(node=TextNode(text=text), score=0.5) for text in texts]
+        >>> planned = ReusePostprocessor().postprocess_nodes(nodes, query_str="Which?")
+        >>> [(one.text, one.metadata["ctxreuse"]["label"]) for one in planned]
+        [('first text', '[Doc_1]'), ('second text', '[Doc_2]')]
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    planner: ReusePlanner | None = Field(
+        default=None, validate_default=True, exclude=True, repr=False
+    )
+    annotation: AnnotationMode = "append"
+    metadata_mode: MetadataMode = MetadataMode.LLM
+    _nodes: NodePlanner = PrivateAttr()
+
+    _check_planner = field_validator("planner", mode="before")(planner_or_new)
+    _check_annotation = field_validator("annotation", mode="before")(checked_annotation)
+    _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what holds the state of a run."""
+        super().model_post_init(context)
+        self._nodes = NodePlanner(
+            self.planner, self.annotation, self.metadata_mode, type(self).__name__
+        )
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name that serialized postprocessors carry."""
+        return "ReusePostprocessor"
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return the state of a copy in another process; see `state_without`."""
+        return state_without(self, {"planner"})
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and nodes went through as they came."""
+        return self._nodes.faults
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        return self._nodes.plan(nodes, "" if query_bundle is None else query_bundle.query_str)
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = "" if query_bundle is None else query_bundle.query_str
+        return await self._nodes.aplan(nodes, query)

@@ -1,0 +1,240 @@
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.load import dumps
+from langchain_core.messages import (
+    HumanMessage,
+)
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.rate_limiters import BaseRateLimiter
+from langchain_model_helpers import (
+    CountingHandler,
+    RecordingModel,
+    StreamingModel,
+    configured,
+    global_cache,
+    letters_in,
+    model,
+    openai_model,
+    question,
+)
+
+from ctxreuse.serving import EmulatedEngine
+
+__all__ = ["global_cache"]
+
+
+class TestCallbacks:
+    @pytest.mark.parametrize("place", ["inner", "wrapper", "config", "all"])
+    async def test_each_event_comes_once(self, place: str) -> None:
+        handler = CountingHandler()
+        at = {
+            one: [handler] if place in (one, "all") else None
+            for one in ("inner", "wrapper", "config")
+        }
+        wrapper = model(StreamingModel(callbacks=at["inner"]), callbacks=at["wrapper"])
+        config: Any = {"callbacks": at["config"]}
+        wrapper.invoke("Hi", config)
+        await wrapper.ainvoke("Hi", config)
+        assert handler.events == ["start", "end"] * 2
+        handler.events.clear()
+        list(wrapper.stream("Hi", config))
+        assert handler.events == ["start", *["token"] * 4, "end"]
+        handler.events.clear()
+        _ = [step async for step in wrapper.astream("Hi", config)]
+        assert handler.events == ["start", *["token"] * 4, "end"]
+
+    def test_errors_come_once(self) -> None:
+        handler = CountingHandler()
+        wrapper = model(RecordingModel(failing=lambda text: ValueError("no")), callbacks=[handler])
+        with pytest.raises(ValueError, match="no"):
+            wrapper.invoke("Hi")
+        assert handler.events == ["start", "error"]
+
+    def test_callbacks_see_the_prompt_as_given(self) -> None:
+        handler = CountingHandler()
+        wrapper = model(callbacks=[handler])
+        wrapper.invoke(question("abc"))
+        wrapper.invoke(question("cab"))
+        assert handler.prompts == [question("abc"), question("cab")]
+
+    def test_handlers_of_both_models_are_called(self) -> None:
+        inside, outside = CountingHandler(), CountingHandler()
+        model(RecordingModel(callbacks=[inside]), callbacks=[outside]).invoke("Hi")
+        assert inside.events == outside.events == ["start", "end"]
+
+    def test_tags_and_metadata_of_both_models_are_kept(self) -> None:
+        handler = CountingHandler()
+        inner = RecordingModel(tags=["a", "b"], metadata={"x": 1, "y": 1})
+        wrapper = model(inner, tags=["b", "c"], metadata={"y": 2}, callbacks=[handler])
+        wrapper.invoke("Hi")
+        [start] = handler.starts
+        assert start["tags"] == ["a", "b", "c"]
+        assert {name: start["metadata"][name] for name in "xy"} == {"x": 1, "y": 2}
+        assert "langchain-core" in start["metadata"]["lc_versions"]
+
+    def test_traces_name_the_model_inside(self) -> None:
+        handler = CountingHandler()
+        wrapper = model(openai_model(EmulatedEngine(), temperature=0.3), callbacks=[handler])
+        wrapper.invoke("Hi")
+        [start] = handler.starts
+        assert start["invocation_params"]["model"] == "emulated"
+        assert start["metadata"]["ls_provider"] == "openai"
+        assert start["metadata"]["ls_model_name"] == "emulated"
+        assert start["metadata"]["ls_temperature"] == 0.3
+
+    def test_a_missing_model_name_is_the_class(self) -> None:
+        assert model(FakeListChatModel(responses=["x"]))._get_ls_params()["ls_model_name"] == (
+            "FakeListChatModel"
+        )
+
+
+class TestCaching:
+    @pytest.mark.usefixtures("global_cache")
+    async def test_a_cached_answer_does_not_reach_the_model(self) -> None:
+        inner = RecordingModel()
+        wrapper = model(inner)
+        for letters in ("abc", "cab", "abc", "cab"):
+            assert wrapper.invoke(question(letters)).content == "Which?"
+            assert (await wrapper.ainvoke(question(letters))).content == "Which?"
+        assert len(inner.calls) == 2
+
+    def test_the_inner_models_cache_is_used(self) -> None:
+        inner = RecordingModel(cache=InMemoryCache())
+        wrapper = model(inner)
+        wrapper.invoke("Hi")
+        wrapper.invoke("Hi")
+        assert len(inner.calls) == 1
+
+    @pytest.mark.usefixtures("global_cache")
+    def test_a_cache_that_is_switched_off_stays_off(self) -> None:
+        inner = RecordingModel(cache=False)
+        wrapper = model(inner)
+        wrapper.invoke("Hi")
+        wrapper.invoke("Hi")
+        assert len(inner.calls) == 2
+
+    @pytest.mark.usefixtures("global_cache")
+    def test_other_inner_models_have_other_keys(self) -> None:
+        class Other(RecordingModel):
+            pass
+
+        inners = [RecordingModel(), RecordingModel(model_name="large"), Other(), StreamingModel()]
+        for inner in inners:
+            model(inner).invoke("Hi")
+        assert [len(inner.calls) for inner in inners] == [1, 1, 1, 1]
+
+    @pytest.mark.usefixtures("global_cache")
+    def test_a_wrapper_made_anew_finds_the_answers(self) -> None:
+        engine = EmulatedEngine()
+        for _ in range(2):
+            model(openai_model(engine)).invoke("Hi")
+        assert len(engine.requests) == 1
+        model(openai_model(engine, temperature=0.5)).invoke("Hi")
+        openai_model(engine).invoke("Hi")
+        assert len(engine.requests) == 3
+
+    @pytest.mark.usefixtures("global_cache")
+    def test_a_cached_answer_costs_no_plan(self) -> None:
+        wrapper = model()
+        wrapper.invoke(question("abc"))
+        wrapper.invoke(question("abc"))
+        assert wrapper.planner.statistics().requests == 1
+
+
+class CountingLimiter(BaseRateLimiter):
+    def __init__(self) -> None:
+        self.acquired = 0
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        self.acquired += 1
+        return True
+
+    async def aacquire(self, *, blocking: bool = True) -> bool:
+        self.acquired += 1
+        return True
+
+
+async def test_the_inner_models_rate_limiter_is_asked_once_a_call() -> None:
+    limiter = CountingLimiter()
+    wrapper = model(StreamingModel(rate_limiter=limiter))
+    wrapper.invoke("Hi")
+    await wrapper.ainvoke("Hi")
+    list(wrapper.stream("Hi"))
+    assert limiter.acquired == 3
+
+
+class TestComposition:
+    def test_retries_and_fallbacks(self) -> None:
+        tries: list[str] = []
+
+        def failing(text: str) -> Exception | None:
+            tries.append(text)
+            return ValueError("busy") if len(tries) < 3 else None
+
+        wrapper = model(RecordingModel(failing=failing))
+        retrying = wrapper.with_retry(stop_after_attempt=3, wait_exponential_jitter=False)
+        assert retrying.invoke(question("ab")).content == "Which?"
+        assert len(tries) == 3
+        assert wrapper.planner.statistics().requests == 1
+        broken = model(RecordingModel(failing=lambda text: ValueError("down")))
+        assert broken.with_fallbacks([wrapper]).invoke("Hi").content == "Hi"
+
+    def test_a_wrapped_wrapper_still_answers(self) -> None:
+        inner = RecordingModel()
+        twice = model(model(inner))
+        for letters in ("abc", "cab"):
+            assert twice.invoke(question(letters), configured(tenant="t")).content == "Which?"
+        assert letters_in(inner.calls[-1].text) == "abc"
+
+    def test_token_counts_are_the_inner_models(self) -> None:
+        inner = RecordingModel(custom_get_token_ids=lambda text: [1] * len(text))
+        wrapper = model(inner)
+        assert wrapper.get_token_ids("abc") == [1, 1, 1]
+        assert wrapper.get_num_tokens("abc") == 3
+        messages = [HumanMessage("abc")]
+        counted = inner.get_num_tokens_from_messages(messages)
+        assert wrapper.get_num_tokens_from_messages(messages) == counted > 3
+        own = model(inner, custom_get_token_ids=lambda text: [2])
+        assert own.get_token_ids("abc") == [2]
+        assert own.get_num_tokens("abc") == 1
+        assert own.get_num_tokens_from_messages(messages) == 1
+
+    def test_settings_are_the_inner_models_unless_given(self) -> None:
+        inner = RecordingModel(output_version="v1", profile={"max_input_tokens": 9}, verbose=True)
+        wrapper = model(inner)
+        assert (wrapper.output_version, wrapper.verbose) == ("v1", True)
+        assert wrapper.profile == {"max_input_tokens": 9}
+        assert wrapper.invoke("Hi").content == [{"type": "text", "text": "Hi"}]
+        assert model(inner, output_version="v0").invoke("Hi").content == "Hi"
+
+    def test_outputs_of_several_prompts_are_combined_by_the_inner_model(self) -> None:
+        class Combining(RecordingModel):
+            def _combine_llm_outputs(self, outputs: Any, /) -> dict[str, Any]:
+                return {"asked": [output["asked"] for output in outputs]}
+
+        out = model(Combining()).generate([[HumanMessage("a")], [HumanMessage("b")]])
+        assert out.llm_output == {"asked": ["a", "b"]}
+
+    async def test_prompts_generated_together_are_planned_together(self) -> None:
+        inner = RecordingModel()
+        wrapper = model(inner, window_s=0.005)
+        prompts = [[HumanMessage(question(letters))] for letters in ("abc", "xyz", "cab")]
+        await wrapper.agenerate(prompts)
+        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "xyz"]
+
+    def test_it_can_be_dumped(self) -> None:
+        wrapper = model(openai_model(EmulatedEngine()))
+        assert "not_implemented" in dumps(wrapper)
+        assert "ReuseChatModel" in dumps(ChatPromptTemplate.from_template("{x}") | wrapper)
+        assert wrapper.asdict()["_type"] == "ctxreuse-openai-chat"
+        assert wrapper.asdict()["model_name"] == "emulated"
+
+    def test_usage_shows_the_cached_tokens(self) -> None:
+        wrapper = model(openai_model(EmulatedEngine(block_size=16)))
+        wrapper.invoke(question("abc"))
+        usage = wrapper.invoke(question("cab")).usage_metadata
+        assert usage is not None
+        assert usage["input_token_details"]["cache_read"] > 100

@@ -1,0 +1,75 @@
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_model_helpers import (
+    PIXEL,
+    text_of,
+)
+
+from ctxreuse.adapters.prompt_planner import PromptPart
+from langchain_ctxreuse.messages import prompt_texts
+
+
+class TestMessageTexts:
+    def test_roles_have_openais_names(self) -> None:
+        messages = [
+            SystemMessage("s"),
+            HumanMessage("u"),
+            AIMessage("a"),
+            AIMessageChunk("c"),
+            ToolMessage("t", tool_call_id="1"),
+            FunctionMessage("f", name="f"),
+            ChatMessage("o", role="critic"),
+        ]
+        assert list(prompt_texts(messages, {}).parts) == [
+            PromptPart("system", "s"),
+            PromptPart("user", "u"),
+            PromptPart("assistant", "a"),
+            PromptPart("assistant", "c"),
+            PromptPart("tool", "t"),
+            PromptPart("function", "f"),
+            PromptPart("critic", "o"),
+        ]
+
+    def test_what_is_no_text_stands_for_itself(self) -> None:
+        def segments(*parts: Any) -> list[PromptPart]:
+            return list(prompt_texts([HumanMessage(list(parts))], {}).parts)
+
+        [first, image, last] = segments("a", PIXEL, {"type": "text", "text": "b"})
+        assert (first, last) == (PromptPart("user", "a"), PromptPart("user", "b"))
+        assert image.role == "user"
+        assert "AAAA" not in image.text
+        other = {"type": "image_url", "image_url": {"url": "other"}}
+        assert segments(PIXEL) == [image]
+        assert segments(other) != [image]
+
+    def test_tool_calls_count(self) -> None:
+        one = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 1}, "id": "1"}])
+        other = AIMessage("", tool_calls=[{"name": "look", "args": {"at": 2}, "id": "1"}])
+        assert prompt_texts([one], {}).parts != prompt_texts([other], {}).parts
+        assert prompt_texts([one], {}).parts[0] == PromptPart("assistant", "")
+
+    def test_an_empty_message_is_a_segment(self) -> None:
+        assert prompt_texts([AIMessage([])], {}).parts == (PromptPart("assistant", ""),)
+
+    def test_texts_are_put_back_where_they_were(self) -> None:
+        messages = [SystemMessage("a"), HumanMessage(["b", PIXEL, {"type": "text", "text": "c"}])]
+        texts = prompt_texts(messages, {"tools": [1]})
+        upper = texts.with_texts([segment.text.upper() for segment in texts.parts])
+        assert upper == [
+            SystemMessage("A"),
+            HumanMessage(["B", PIXEL, {"type": "text", "text": "C"}]),
+        ]
+        assert texts.with_texts([segment.text for segment in texts.parts]) == messages
+
+
+def test_text_of_helper_reads_all_parts() -> None:
+    assert text_of([HumanMessage(["a", {"type": "text", "text": "b"}])]) == "ab"

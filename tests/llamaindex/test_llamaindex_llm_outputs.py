@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
+from llama_index.core.tools import FunctionTool
+from llama_index.core.types import BaseOutputParser, PydanticProgramMode
+from llamaindex_helpers import RecordingLLM
+from llamaindex_llm_helpers import (
+    City,
+    FaultyPlanner,
+    Served,
+    Weather,
+    context,
+    planned,
+)
+
+from ctxreuse import request_context
+from llamaindex_ctxreuse import ReuseLLM
+
+MODELS: dict[str, dict[str, Any]] = {
+    "function calling": {"is_function_calling_model": True},
+    "response_format": {"should_use_structured_outputs": True},
+    "chat": {},
+}
+_PROMPT = PromptTemplate("{context}\n\nWhich city?")
+
+
+async def _astream_structured(llm: Any, text: str) -> Any:
+    return [c async for c in await llm.astream_structured_predict(City, _PROMPT, context=text)][-1]
+
+
+STRUCTURED: dict[str, Callable[[Any, str], Any]] = {
+    "structured_predict": lambda llm, text: llm.structured_predict(City, _PROMPT, context=text),
+    "astructured_predict": lambda llm, text: asyncio.run(
+        llm.astructured_predict(City, _PROMPT, context=text)
+    ),
+    "stream_structured_predict": lambda llm, text: list(
+        llm.stream_structured_predict(City, _PROMPT, context=text)
+    )[-1],
+    "astream_structured_predict": lambda llm, text: asyncio.run(_astream_structured(llm, text)),
+    "as_structured_llm": lambda llm, text: (
+        llm.as_structured_llm(City)
+        .chat([ChatMessage(role="user", content=f"{text}\n\nWhich city?")])
+        .raw
+    ),
+}
+
+
+class TestStructuredOutput:
+    @pytest.mark.parametrize("kind", MODELS)
+    @pytest.mark.parametrize("way", STRUCTURED)
+    def test_it_is_what_the_model_inside_gives_and_contexts_are_planned(
+        self, kind: str, way: str
+    ) -> None:
+        served = Served(**MODELS[kind])
+        ask = STRUCTURED[way]
+        bare = ask(served.bare, context("abc"))
+        as_bare = served.requests()
+        assert ask(served.llm, context("abc")) == bare
+        assert served.requests() == as_bare, "nothing had to be altered"
+        assert bare.name == "Rome"
+        assert ask(served.llm, context("cba")) == bare
+        [request] = served.requests()
+        assert planned("abc", "321") in served.prompt_of(request)
+        assert served.llm.faults == 0
+
+    @pytest.mark.parametrize("kind", MODELS)
+    def test_chat_templates_and_output_parsers_survive(self, kind: str) -> None:
+        served = Served(**MODELS[kind])
+        for template in (
+            ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "{context}")]),
+            RichPromptTemplate("Look: {{ context }} Which city?"),
+        ):
+            bare = served.bare.structured_predict(City, template, context="no context")
+            assert served.llm.structured_predict(City, template, context="no context") == bare
+            [one, other] = served.requests()
+            assert one == other
+
+    async def test_models_that_complete_texts_give_it_too(self) -> None:
+        inner = RecordingLLM(is_chat_model=False, answer='{"name": "Rome"}')
+        llm = ReuseLLM(inner=inner, window_s=0)
+        text_prompt = PromptTemplate("{context}\n\nWhich city?")
+        chat_prompt = ChatPromptTemplate.from_messages([("user", "{context}\n\nWhich city?")])
+        for prompt in (text_prompt, chat_prompt):
+            for word in ("abc", "cba"):
+                for model in (inner, llm):
+                    city = model.structured_predict(City, prompt, context=context(word))
+                    assert city == City(name="Rome")
+            assert inner.prompts[0] == inner.prompts[1]
+            assert inner.prompts[2] == inner.prompts[3].replace(
+                planned("abc", "321"), planned("cba")
+            )
+            assert planned("abc", "321") in inner.prompts[3]
+            inner.prompts.clear()
+        city = await llm.astructured_predict(City, text_prompt, context="none")
+        assert city == City(name="Rome")
+
+    def test_a_template_with_an_output_parser_of_its_own_is_planned(self) -> None:
+        class Polite(BaseOutputParser):
+            def parse(self, output: str) -> Any:
+                return output
+
+            def format(self, query: str) -> str:
+                return f"{query}\n\nPlease."
+
+        served = Served()
+        served.llm.structured_predict(City, _PROMPT, context=context("abc"))
+        template = PromptTemplate("{context}\n\nWhich city?", output_parser=Polite())
+        served.llm.structured_predict(City, template, context=context("cba"))
+        assert planned("abc", "321") in served.prompt_of(served.requests()[1])
+
+    def test_all_contexts_of_a_template_are_planned(self) -> None:
+        served = Served()
+        template = ChatPromptTemplate.from_messages([("system", "{one}"), ("user", "{two}")])
+        for one, two in (("abc", "xyz"), ("cba", "zyx")):
+            served.llm.structured_predict(City, template, one=context(one), two=context(two))
+        [first, second] = map(served.prompt_of, served.requests())
+        assert second.count("priority order: [Doc_3] > [Doc_2] > [Doc_1]") >= 1
+        order = re.compile(r"(\w) says")
+        assert order.findall(first) == list("abcxyz")
+        assert order.findall(second)[:3] == list("abc")
+        assert sorted(order.findall(second)[3:]) == list("xyz")
+        assert re.findall(r"\[Doc_(\d)\] \w says", second) == list("123456")
+
+    def test_the_callers_template_and_arguments_are_not_changed(self) -> None:
+        served = Served()
+        template = PromptTemplate("{context}")
+        options = {"temperature": 0.5}
+        served.llm.structured_predict(City, template, options, context="x")
+        assert template.output_parser is None
+        assert options == {"temperature": 0.5}
+
+    def test_a_variable_that_is_missing_is_the_callers_error(self) -> None:
+        def fails(**kwargs: Any) -> str:
+            raise KeyError("context")
+
+        template = PromptTemplate("{context}", function_mappings={"context": fails})
+        with pytest.raises(KeyError, match="context"):
+            Served().llm.structured_predict(City, template)
+
+    def test_a_stream_is_its_callers_wherever_it_is_read(self) -> None:
+        served = Served()
+        llm = ReuseLLM(inner=served.bare, window_s=0, send_cache_salt=True)
+        with request_context(tenant="one"):
+            llm.structured_predict(City, _PROMPT, context=context("abc"))
+            stream = llm.stream_structured_predict(City, _PROMPT, context=context("cba"))
+        assert list(stream)[-1] == City(name="Rome")
+        first, second = served.requests()
+        assert planned("abc", "321") in served.prompt_of(second)
+        assert second["cache_salt"] == first["cache_salt"]
+
+    def test_a_fault_sends_the_prompt_as_given(self) -> None:
+        served = Served()
+        llm = ReuseLLM(inner=served.bare, planner=FaultyPlanner(), window_s=0)
+        assert STRUCTURED["structured_predict"](llm, context("ba")) == City(name="Rome")
+        assert planned("ba") in served.prompt_of(served.requests()[0])
+        assert llm.faults == 1
+
+    def test_programs_that_are_given_the_wrapper_work(self) -> None:
+        inner = Served(is_function_calling_model=True)
+        llm = ReuseLLM(inner=inner.bare, window_s=0)
+        llm.pydantic_program_mode = PydanticProgramMode.LLM
+        assert STRUCTURED["structured_predict"](llm, context("ab")) == City(name="Rome")
+
+
+class TestTools:
+    def test_tools_are_called_as_by_the_model_inside_and_contexts_planned(self) -> None:
+        served = Served(is_function_calling_model=True)
+        for llm in (served.bare, served.llm):
+            response = llm.chat_with_tools(
+                [Weather.tool], f"{context('abc')}\n\nWeather?", tool_required=True
+            )
+            [call] = llm.get_tool_calls_from_response(response)
+            assert (call.tool_name, call.tool_kwargs["city"]) == ("weather", "Rome")
+        assert served.engine.requests[0] == served.engine.requests[1]
+        served.llm.chat_with_tools([Weather.tool], f"{context('cba')}\n\nWeather?")
+        assert planned("abc", "321") in served.prompt_of(served.engine.requests[2])
+
+    async def test_tools_are_called_asynchronously_and_in_streams(self) -> None:
+        served = Served(is_function_calling_model=True)
+        llm = served.llm
+        asked = f"{context('ab')}\n\nWeather?"
+        responses = [
+            await llm.achat_with_tools([Weather.tool], asked),
+            list(llm.stream_chat_with_tools([Weather.tool], asked))[-1],
+            [r async for r in await llm.astream_chat_with_tools([Weather.tool], asked)][-1],
+        ]
+        for response in responses:
+            [call] = llm.get_tool_calls_from_response(response)
+            assert call.tool_kwargs["city"] == "Rome"
+
+    def test_predict_and_call_runs_the_tool(self) -> None:
+        tool = FunctionTool.from_defaults(lambda name, city: f"sunny in {city}", name="weather")
+        answer = Served(is_function_calling_model=True).llm.predict_and_call([tool], "Weather?")
+        assert str(answer) == "sunny in Rome"
+
+    def test_a_mock_model_with_tools_can_be_wrapped(self) -> None:
+        llm = ReuseLLM(inner=MockFunctionCallingLLM(is_chat_model=True), window_s=0)
+        response = llm.chat_with_tools([Weather.tool], "Weather?")
+        assert [call.tool_name for call in llm.get_tool_calls_from_response(response)] == [
+            "weather"
+        ]
+        assert llm.metadata.is_function_calling_model

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.vector_stores.simple import SimpleVectorStore
+from llamaindex_helpers import (
+    CountingPlanner,
+    LetterRetriever,
+    letter_nodes,
+    letter_text,
+)
+from llamaindex_memory_helpers import (
+    FailingMemory,
+    LetterMemory,
+    ListVectorStore,
+    assistant,
+    chat_prompts,
+    labelled,
+    plain_memory,
+    user,
+)
+from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
+
+from ctxreuse import ReusePlanner, request_context
+from ctxreuse.context.scope import RequestScope, current_scope
+from llamaindex_ctxreuse import (
+    ReuseMemoryBlock,
+    ReusePostprocessor,
+    ReuseRetriever,
+)
+from mem0_ctxreuse import ReuseMemory
+
+
+class TestReuseMemoryBlock:
+    @pytest.mark.parametrize("kind", [FakeMemory, AsyncFakeMemory])
+    async def test_what_mem0_finds_comes_back_in_planned_order(self, kind: Any) -> None:
+        mem0 = kind()
+        block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}, top_k=3)
+        mem0.found = lettered("abc")
+        assert await block.aget([user("hello")]) == labelled("abc")
+        mem0.found = lettered("cba")
+        assert await block.aget([user("hello"), assistant("hi"), user("and?")]) == (
+            f"{labelled('abc')}\n\nPlease read the context in the following priority order: "
+            "[Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+        )
+        assert [(call["query"], call["top_k"], call["filters"]) for call in mem0.calls] == [
+            ("hello", 3, {"user_id": "alice"}),
+            ("and?", 3, {"user_id": "alice"}),
+        ]
+        assert block.faults == 0
+
+    async def test_a_hosted_client_that_returns_a_list_will_do(self) -> None:
+        class Hosted:
+            def search(self, query: str, options: Any = None, **kwargs: Any) -> Any:
+                assert set(kwargs) == {"filters", "top_k"}
+                return ListMemory(lettered("ab")).search(query)
+
+        assert await ReuseMemoryBlock(memory=Hosted()).aget([user("q")]) == labelled("ab")
+
+    async def test_real_mem0_stores_and_finds(self) -> None:
+        import mem0  # type: ignore[import-untyped]
+
+        store = mem0_offline(mem0.Memory)
+        store.add("Alice likes tea", user_id="alice", infer=False)
+        store.add("Bob likes coffee", user_id="bob", infer=False)
+        block = ReuseMemoryBlock(memory=store, filters={"user_id": "alice"})
+        assert await block.aget([user("what does she like?")]) == "[Doc_1] Alice likes tea"
+        assert block.faults == 0
+
+    async def test_an_updated_memory_is_another_block(self) -> None:
+        mem0, planner = FakeMemory([memory("1", "old " * 100)]), ReusePlanner()
+        block = ReuseMemoryBlock(memory=mem0, planner=planner)
+        with request_context(conversation_id="c", history=[]):
+            first = await block.aget([user("q")])
+        history = [{"role": "user", "content": first}, {"role": "assistant", "content": "OK."}]
+        with request_context(conversation_id="c", history=history):
+            assert (await block.aget([user("q")])).startswith("Please refer to [Doc_1]")
+            mem0.found = [memory("1", "new " * 100)]
+            assert await block.aget([user("q")]) == f"[Doc_2] {'new ' * 100}"
+
+    async def test_the_same_text_under_two_ids_is_shown_once(self) -> None:
+        mem0 = FakeMemory([memory("1", "tea"), memory("2", "tea"), memory("3", "coffee")])
+        assert await ReuseMemoryBlock(memory=mem0).aget([user("q")]) == (
+            "[Doc_1] tea\n\n[Doc_2] coffee"
+        )
+
+    async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self) -> None:
+        found = {
+            "results": lettered("ab"),
+            "ctxreuse": {"memories": [{"id": "id-a", "rank": 1}, {"id": "id-b", "rank": 0}]},
+        }
+        assert await ReuseMemoryBlock(memory=FakeMemory(found)).aget([user("q")]) == labelled("ba")
+
+    async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self) -> None:
+        planner = ReusePlanner()
+
+        async def order(user_id: str, word: str) -> str:
+            filters = {"user_id": user_id}
+            memory = FakeMemory(lettered(word))
+            block = ReuseMemoryBlock(memory=memory, planner=planner, filters=filters)
+            text = await block.aget([user("q")])
+            return "".join(text[text.index(f"[Doc_{n}] ") + 8] for n in (1, 2, 3))
+
+        assert await order("alice", "abc") == "abc"
+        assert await order("bob", "cba") == "cba"
+        assert await order("alice", "cba") == "abc"
+        with request_context(tenant="shared"):
+            assert await order("alice", "bca") == "bca"
+            assert await order("bob", "cab") == "bca"
+
+    async def test_a_retriever_will_do_planned_or_not(self) -> None:
+        for retriever in (LetterRetriever(), ReuseRetriever(LetterRetriever())):
+            block = ReuseMemoryBlock(memory=retriever)
+            assert await block.aget([user("ab")]) == labelled("ab")
+            await block.aput([user("nothing is kept")])
+            await block.aget([user("abc")])
+            assert "[Doc_3] > [Doc_2] > [Doc_1]" in await block.aget([user("cba")])
+            assert block.faults == 0
+
+    async def test_a_planned_retriever_leaves_nothing_out_of_what_the_block_is_given(self) -> None:
+        chats = []
+        for wrap in (
+            lambda one, planner: one,
+            lambda one, planner: ReuseRetriever(one, planner=planner),
+        ):
+            planner = ReusePlanner()
+            block = ReuseMemoryBlock(memory=wrap(LetterRetriever(), planner), planner=planner)
+            memory = plain_memory(block, session_id="s")
+            chats.append(await chat_prompts(memory, ["abc one?", "abc two?", "bax three?"]))
+            assert block.faults == 0
+        assert chats[0] == chats[1]
+        assert chats[1][1].endswith(
+            "\n".join(
+                f"Please refer to [Doc_{number}] in the previous conversation.\n"
+                for number in (1, 2, 3)
+            )
+            + "</Memories>\n</memory>\nabc two?</>"
+        )
+
+    async def test_a_search_knows_whose_it_is_but_of_no_history(self) -> None:
+        class Noting(LetterRetriever):
+            async def _aretrieve(self, query_bundle: Any) -> Any:
+                scopes.append(current_scope())
+                return []
+
+        scopes: list[RequestScope] = []
+        block = ReuseMemoryBlock(memory=Noting())
+        said = {"role": "user", "content": "hello"}
+        with request_context(tenant="one", conversation_id="c", history=[said]):
+            assert await block.aget([user("q")]) == ""
+        assert scopes == [RequestScope("one", "c", ())]
+
+    async def test_what_an_earlier_plan_left_out_is_still_pointed_to(self) -> None:
+        class Faulty(ReusePlanner):
+            def plan(self, *args: Any, **kwargs: Any) -> Any:
+                raise RuntimeError("a fault of ours")
+
+        postprocessor = ReusePostprocessor(metadata_mode=MetadataMode.NONE)
+        shown = {"role": "user", "content": f"[Doc_1] {letter_text('a')}"}
+        with request_context(conversation_id="c", history=[]):
+            postprocessor.postprocess_nodes(letter_nodes("a"))
+        with request_context(conversation_id="c", history=[shown]):
+            kept = {
+                word: postprocessor.postprocess_nodes(letter_nodes(word)) for word in ("ca", "a")
+            }
+
+        class Kept(LetterRetriever):
+            async def _aretrieve(self, query_bundle: Any) -> Any:
+                return kept[query_bundle.query_str]
+
+        words = "Please refer to [Doc_1] in the previous conversation."
+        block = ReuseMemoryBlock(memory=Kept())
+        assert await block.aget([user("ca")]) == f"{labelled('c')}\n\n{words}"
+        assert await block.aget([user("a")]) == words
+        faulty = ReuseMemoryBlock(memory=Kept(), planner=Faulty())
+        assert await faulty.aget([user("ca")]) == f"{letter_text('c')}\n\n{words}"
+
+    @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
+    async def test_an_index_is_read_and_written(self) -> None:
+        index = VectorStoreIndex(
+            nodes=[TextNode(id_="1", text="tea")], embed_model=MockEmbedding(4)
+        )
+        block = ReuseMemoryBlock(memory=index, top_k=5)
+        assert await block.aget([user("q")]) == "[Doc_1] tea"
+        await block.aput([user("coffee"), assistant("OK.")])
+        text = await block.aget([user("q")])
+        assert "<message role='user'>coffee</message>\n<message role='assistant'>OK.</" in text
+        assert block.faults == 0
+
+    async def test_a_vector_store_is_read_and_written_by_session(self) -> None:
+        store = ListVectorStore()
+        block = ReuseMemoryBlock(memory=store, embed_model=MockEmbedding(4), top_k=2)
+        for session, text in (("one", "tea"), ("two", "coffee")):
+            await block.aput([user(text)], session_id=session)
+        assert await block.aget([user("q")], session_id="one") == (
+            "[Doc_1] <message role='user'>tea</message>"
+        )
+        assert store.asked[0].query_str == "q"
+        assert len(store.asked[0].query_embedding) == 4
+        assert block.faults == 0
+
+    async def test_metadata_is_shown_as_the_mode_says(self) -> None:
+        block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
+        assert (await block.aget([user("a")])).startswith("[Doc_1] source: a.txt\n\na says")
+
+    async def test_messages_are_handed_to_mem0_with_its_users_name(self) -> None:
+        mem0 = LetterMemory()
+        block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice", "kind": "food"})
+        await block.aput([user("I like tea"), ChatMessage(role="user", blocks=[]), assistant("OK")])
+        assert mem0.added == [
+            (
+                [
+                    {"role": "user", "content": "I like tea"},
+                    {"role": "assistant", "content": "OK"},
+                ],
+                {"user_id": "alice"},
+            )
+        ]
+        await block.aput([])
+        assert len(mem0.added) == 1
+
+    async def test_the_last_messages_of_the_user_are_searched_for(self) -> None:
+        mem0 = LetterMemory()
+        messages = [user("one"), user("two"), assistant("three"), user("four"), assistant("five")]
+        await ReuseMemoryBlock(memory=mem0).aget(messages)
+        await ReuseMemoryBlock(memory=mem0, searched_messages=2).aget(messages)
+        assert mem0.queries == ["four", "two four"]
+
+    async def test_without_a_question_nothing_is_searched_for(self) -> None:
+        block = ReuseMemoryBlock(memory=FailingMemory())
+        assert await block.aget() == ""
+        assert await block.aget([assistant("hello")]) == ""
+        assert block.faults == 0
+
+    async def test_a_memory_that_fails_leaves_the_conversation_without_memories(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        block = ReuseMemoryBlock(memory=FailingMemory())
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            for _ in range(2):
+                assert await block.aget([user("a secret")]) == ""
+                await block.aput([user("a secret")])
+        assert block.faults == 4
+        assert len(caplog.records) == 2, "searching and adding, once each"
+        assert "secret" not in caplog.text
+
+    async def test_a_planning_fault_lets_memories_through_as_found(self) -> None:
+        class Faulty(ReusePlanner):
+            def plan(self, *args: Any, **kwargs: Any) -> Any:
+                raise RuntimeError("a fault of ours")
+
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=Faulty())
+        assert await block.aget([user("ba")]) == f"{letter_text('b')}\n\n{letter_text('a')}"
+        assert block.faults == 1
+
+    async def test_truncating_plans_once(self) -> None:
+        planner = CountingPlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
+        content = await block.aget([user("abcdef")])
+        assert (planner.plans, planner.evictions) == (1, 0)
+        shorter = await block.atruncate(content, 350)
+        assert shorter == labelled("ab")
+        assert (planner.plans, planner.evictions) == (2, 1)
+        assert await block.atruncate(shorter, 5_000) is None
+        assert (planner.plans, planner.evictions) == (2, 2)
+        assert planner.statistics().requests == 0
+
+    async def test_without_a_planner_each_block_makes_its_own(self) -> None:
+        for word in ("abc", "cba"):
+            block = ReuseMemoryBlock(memory=LetterMemory(), planner=None)
+            assert await block.aget([user(word)]) == labelled(word)
+
+    async def test_truncating_takes_the_lowest_ranked_away(self) -> None:
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
+        await block.aget([user("abc")])
+        content = await block.aget([user("cba")])
+        shorter = await block.atruncate(content, 50)
+        assert shorter is not None
+        assert letter_text("c") in shorter
+        assert letter_text("b") in shorter
+        assert letter_text("a") not in shorter
+        assert await block.atruncate(content, 5_000) is None
+        assert await block.atruncate("somebody else's", 1) is None
+        assert planner.statistics().requests == 2, "the first, and the one that was shortened"
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"tenant": "two", "conversation_id": "c"}, {"tenant": "one", "conversation_id": 1}],
+    )
+    async def test_truncating_touches_no_other_tenants_or_conversations_content(
+        self, other: Any
+    ) -> None:
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
+        with request_context(tenant="one", conversation_id="c"):
+            content = await block.aget([user("abc")])
+        with request_context(**other):
+            assert await block.aget([user("abc")]) == content
+        with request_context(tenant="one", conversation_id="c"):
+            assert await block.atruncate(content, 50) == labelled("ab")
+        assert await block.atruncate(content, 50) is None, "nobody's"
+        assert planner.statistics().requests == 2
+        assert planner.evict(["request-1"]).unknown == (), "the other's is as it was"
+        with request_context(**other):
+            assert await block.atruncate(content, 150) == labelled("a")
+
+    async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self) -> None:
+        planner = ReusePlanner()
+        filters = {"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}
+        ReuseMemory(FakeMemory(lettered("abc")), planner=planner).search(
+            "q", filters={"user_id": " alice "}
+        )
+        block = ReuseMemoryBlock(
+            memory=FakeMemory(lettered("cba")), planner=planner, filters=filters
+        )
+        assert (await block.aget([user("q")])).startswith(labelled("abc"))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"memory": None}, "memory must be a Mem0 memory, a vector store"),
+            ({"memory": "mem0"}, "memory must be"),
+            ({"memory": SimpleVectorStore()}, "does not store the texts"),
+            ({"memory": LetterRetriever(), "filters": {"a": 1}}, "filters are Mem0's"),
+            ({"memory": FakeMemory(), "planner": "mine"}, r"planner must be a ctxreuse\."),
+            ({"memory": FakeMemory(), "top_k": 0}, "top_k"),
+            ({"memory": FakeMemory(), "topk": 1}, "topk"),
+            ({"memory": FakeMemory(), "metadata_mode": "x"}, "no metadata mode 'x'"),
+            ({}, "memory"),
+        ],
+    )
+    def test_wrong_arguments_are_refused(self, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            ReuseMemoryBlock(**arguments)

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.chat_engine import CondensePlusContextChatEngine
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.memory import InsertMethod, Memory, StaticMemoryBlock, VectorMemoryBlock
+from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index.core.schema import MetadataMode
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llamaindex_helpers import (
+    LetterRetriever,
+    ListChatStore,
+    RecordingLLM,
+    as_prompt,
+    letter_text,
+)
+from llamaindex_memory_helpers import (
+    LetterMemory,
+    ListVectorStore,
+    assistant,
+    chat_prompts,
+    labelled,
+    plain_memory,
+    quarters,
+    user,
+)
+
+from ctxreuse import ReusePlanner, request_context
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
+from ctxreuse.serving.emulation.openai_replies import ToolCall
+from llamaindex_ctxreuse import (
+    ReplayMemory,
+    ReuseLLM,
+    ReuseMemoryBlock,
+    ReusePostprocessor,
+    ReuseRetriever,
+)
+
+
+class OneWordBlock(BaseMemoryBlock[str]):
+    """Says another word each time."""
+
+    name: str = "Word"
+    number: Any = itertools.count()
+
+    async def _aget(self, messages: Any = None, **block_kwargs: Any) -> str:
+        return f"word {next(self.number)}"
+
+    async def _aput(self, messages: list[ChatMessage]) -> None: ...
+
+
+def grow(prompts: Sequence[str]) -> bool:
+    """Return whether each prompt begins with the whole prompt before it."""
+    return all(later.startswith(earlier) for earlier, later in itertools.pairwise(prompts))
+
+
+class TestReplayMemory:
+    async def test_each_prompt_begins_with_the_bytes_of_the_one_before(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
+        assert len(prompts) == 3
+        assert grow(prompts)
+        assert prompts[0].startswith("<system>Be brief.</><user>")
+        assert labelled("abc") in prompts[0]
+
+    async def test_memories_that_are_shown_already_are_pointed_to(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
+        new = [prompts[1].removeprefix(prompts[0]), prompts[2].removeprefix(prompts[1])]
+        for text, parts in zip(
+            new,
+            [
+                ("[Doc_3] in the previous", "[Doc_2] in the previous", labelled("d", 4)),
+                ("[Doc_2] in the previous", labelled("x", 5)),
+            ],
+            strict=True,
+        ):
+            positions = [text.index(part) for part in parts]
+            assert positions == sorted(positions)
+        assert prompts[2].count("says:") == 5, "each memory stands there once"
+
+    @pytest.mark.parametrize("method", [InsertMethod.SYSTEM, InsertMethod.USER])
+    async def test_llamaindexs_own_memory_changes_what_was_sent(self, method: InsertMethod) -> None:
+        memory = Memory.from_defaults(
+            memory_blocks=[ReuseMemoryBlock(memory=LetterMemory())],
+            insert_method=method,
+            chat_store=ListChatStore(),
+        )
+        assert not grow(await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"]))
+
+    async def test_other_memory_blocks_are_replayed_too(self) -> None:
+        memory = plain_memory(
+            OneWordBlock(),
+            StaticMemoryBlock(name="Fixed", static_content=[TextBlock(text="the same")]),
+        )
+        prompts = await chat_prompts(memory, ["one?", "two?"])
+        assert grow(prompts)
+        assert "word 0" in prompts[1]
+        assert "word 1" in prompts[1]
+
+    async def test_two_blocks_do_not_use_the_same_labels(self) -> None:
+        planner = ReusePlanner()
+        memory = plain_memory(
+            ReuseMemoryBlock(memory=LetterMemory(), planner=planner, name="One"),
+            ReuseMemoryBlock(memory=LetterRetriever(), planner=planner, name="Two"),
+        )
+        prompts = await chat_prompts(memory, ["abc one?", "bde two?"])
+        shown = re.findall(r"\[Doc_(\d+)\] (\w) says", prompts[1])
+        assert shown == [("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"), ("5", "e")]
+        assert grow(prompts)
+
+    async def test_asking_again_in_the_same_turn_gives_the_same(self) -> None:
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        await memory.aput(user("abc one?"))
+        first = await memory.aget()
+        assert await memory.aget() == first
+        await memory.aput(assistant("OK."))
+        assert (await memory.aget())[:1] == first
+        assert mem0.queries == ["abc one?"]
+
+    async def test_what_agents_write_into_their_copies_stays_with_them(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        await memory.aput(user("abc one?"))
+        first = await memory.aget()
+        prompt = as_prompt(first)
+        for block in first[0].blocks:
+            assert isinstance(block, TextBlock)
+            block.text = "written over"
+        assert as_prompt(await memory.aget()) == prompt
+
+    async def test_engines_that_ask_before_they_add_the_question_are_served(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        inner = RecordingLLM()
+        histories: list[str] = []
+        for question in ("abc one?", "cbd two?", "bx three?"):
+            history = await memory.aget(input=question)
+            histories.append(as_prompt([*history, user(question)]))
+            answer = (await inner.achat([*history, user(question)])).message
+            await memory.aput(user(question))
+            await memory.aput(answer)
+        assert grow(histories)
+        assert histories[2].count("says:") == 5
+        assert all(history.endswith("?</>") for history in histories)
+
+    async def test_a_question_that_was_asked_before_it_was_added_is_served_once(self) -> None:
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        asked = await memory.aget(input="abc one?")
+        await memory.aput(user("abc one?"))
+        assert await memory.aget() == [*asked, user("abc one?")]
+        assert mem0.queries == ["abc one?"]
+
+    async def test_a_question_that_was_added_may_be_named_too(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        await memory.aput(user("abc one?"))
+        [sent] = await memory.aget(input="abc one?")
+        assert labelled("abc") in (sent.content or "")
+        assert await memory.aget(input=user("abc one?")) == [sent]
+
+    async def test_a_question_that_was_never_added_leaves_nothing_behind(self) -> None:
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        await memory.aget(input="abc one?")
+        [sent] = await memory.aget(input="xyz two?")
+        assert "x says" in (sent.content or "")
+        assert "a says" not in (sent.content or "")
+
+    async def test_the_question_of_an_answered_turn_gets_no_memories_afterwards(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        await memory.aput_messages([user("abc one?"), assistant("OK.")])
+        assert [one.content for one in await memory.aget()] == ["abc one?", "OK."]
+
+    async def test_an_edited_history_is_shown_as_it_is(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        await memory.aput(user("abc one?"))
+        await memory.aget()
+        await memory.aset([user("abc another?"), assistant("OK."), user("hello?")])
+        sent = await memory.aget()
+        assert [one.content for one in sent[:2]] == ["abc another?", "OK."]
+
+    async def test_a_block_of_an_edited_history_is_sent_again(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        await memory.aput_messages([user("abc one?")])
+        await memory.aget()
+        await memory.aset([user("hello?"), assistant("hi"), user("ab two?")])
+        assert "a says" in (await memory.aget())[-1].blocks[0].text  # type: ignore[union-attr]
+
+    async def test_when_it_is_full_earlier_memories_are_taken_out_and_shown_anew(self) -> None:
+        memory = plain_memory(
+            ReuseMemoryBlock(memory=LetterMemory()), token_limit=420, tokenizer_fn=quarters
+        )
+        prompts = await chat_prompts(memory, ["abc one?", "ac two?", "a three?", "ax four?"])
+        assert grow(prompts[:3])
+        assert all(len(quarters(prompt)) < 440 for prompt in prompts)
+        assert not grow(prompts)
+        assert "a says" in prompts[3], "it does not stand in the history any more"
+        assert "previous conversation" not in prompts[3]
+
+    async def test_a_block_with_a_priority_is_truncated_to_the_limit(self) -> None:
+        memory = plain_memory(
+            ReuseMemoryBlock(memory=LetterMemory(), priority=1),
+            token_limit=300,
+            tokenizer_fn=quarters,
+        )
+        await memory.aput(user("abcd one?"))
+        [sent] = await memory.aget()
+        assert sent.content is not None
+        assert "a says" in sent.content
+        assert "d says" not in sent.content
+
+    async def test_the_conversation_is_the_session_unless_told_otherwise(self) -> None:
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
+        memory = plain_memory(block, session_id="s")
+        await memory.aput(user("abc one?"))
+        await memory.aget()
+        assert planner.end_conversation("s")
+        with request_context(conversation_id="c"):
+            await memory.aput(user("xyz two?"))
+            await memory.aget()
+        assert planner.end_conversation("c")
+
+    def test_the_synchronous_way_gives_the_same(self) -> None:
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        memory.put(user("ab one?"))
+        [sent] = memory.get()
+        assert labelled("ab") in (sent.content or "")
+        assert [one.content for one in memory.get_all()] == ["ab one?"], "the store stays plain"
+
+    def test_the_system_message_is_no_place_for_memories(self) -> None:
+        with pytest.raises(ValueError, match="SYSTEM changes the system message every turn"):
+            plain_memory(insert_method=InsertMethod.SYSTEM)
+        assert isinstance(plain_memory(), ReplayMemory)
+        assert plain_memory().insert_method is InsertMethod.USER
+
+    # LlamaIndex's workflows look at every attribute of an agent
+    @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+    async def test_an_agent_that_calls_tools_keeps_its_prefix(self) -> None:
+        def answer(body: dict[str, Any]) -> Any:
+            if body["messages"][-1]["role"] == "tool":
+                return "It is sunny."
+            return ToolCall("weather", "{}")
+
+        server = EmulatedEngine(answer=answer)
+        model = OpenAILike(
+            model="emulated",
+            api_base="http://engine/v1",
+            api_key="none",
+            is_chat_model=True,
+            is_function_calling_model=True,
+            context_window=100_000,
+            async_http_client=httpx.AsyncClient(transport=server.transport()),
+        )
+        tool = FunctionTool.from_defaults(lambda: "sunny", name="weather", description="w")
+        agent = FunctionAgent(
+            tools=[tool], llm=ReuseLLM(inner=model, window_s=0), system_prompt="Be brief."
+        )
+        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+        for question in ("abc one?", "cbd two?", "bx three?"):
+            assert str(await agent.run(user_msg=question, memory=memory)) == "It is sunny."
+        chats = [request["messages"] for request in server.requests]
+        assert [len(chat) for chat in chats] == [2, 4, 6, 8, 10, 12]
+        for earlier, later in itertools.pairwise(chats):
+            assert later[: len(earlier)] == earlier
+        assert str(chats[-1]).count("says:") == 5
+
+
+class TestInsideLlamaIndexsOwn:
+    async def test_a_vector_memory_block_takes_the_postprocessor(self) -> None:
+        store = ListVectorStore()
+        block = VectorMemoryBlock(
+            vector_store=store,
+            embed_model=MockEmbedding(4),
+            similarity_top_k=3,
+            retrieval_context_window=1,
+            node_postprocessors=[ReusePostprocessor(metadata_mode=MetadataMode.NONE)],
+        )
+        for letter in "cba":
+            await block.aput([user(letter_text(letter))])
+
+        def order(text: str) -> str:
+            return "".join(part[0] for part in text.split("<message role='user'>")[1:])
+
+        assert order(await block.aget([user("q")])) == "abc"
+        store.nodes.reverse()
+        second = await block.aget([user("q")])
+        assert order(second) == "abc"
+        assert second.endswith(
+            "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the "
+            "context in the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the "
+            "question."
+        )
+
+    async def test_a_condense_plus_context_engine_takes_the_memory(self) -> None:
+        inner = RecordingLLM()
+        engine = CondensePlusContextChatEngine.from_defaults(
+            retriever=ReuseRetriever(LetterRetriever()),
+            llm=inner,
+            memory=plain_memory(ReuseMemoryBlock(memory=LetterMemory())),
+            skip_condense=True,
+            context_prompt="Context: {context_str}",
+        )
+        await engine.achat("ab one?")
+        response = await engine.achat("bc two?")
+        assert response.response == "answer 2"
+        assert [message.content for message in engine.chat_history] == [
+            "ab one?",
+            "answer 1",
+            "bc two?",
+            "answer 2",
+        ]

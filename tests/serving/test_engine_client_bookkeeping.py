@@ -1,0 +1,118 @@
+"""What the planner, the shadow and the event sync hear of the client's calls."""
+
+import logging
+
+import pytest
+from client_helpers import MESSAGES, completed, connected, planned, raw_replies
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache import CapacityTracker, EngineBlocks
+from ctxreuse.errors import EngineError
+from ctxreuse.serving import EmulatedEngine, EngineClient
+
+
+async def test_the_shadow_hears_of_answers_and_failures():
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=25)
+    engine = EmulatedEngine(fail=[None, None, 400])
+    async with connected(engine, shadow=shadow) as client:
+        await client.complete(planned(planner, text="one " * 4))
+        assert (planner.statistics().tokens, shadow.block_share) == (4, 4 / 23)
+        await client.complete(planned(planner, text="two " * 4))
+        assert planner.statistics().tokens == 4
+        with pytest.raises(EngineError):
+            await client.complete(planned(planner, text="three " * 4))
+    assert planner.statistics().tokens == 4
+
+
+@pytest.mark.parametrize("shadows_own", [True, False])
+def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, shadows_own):
+    evicted = []
+    monkeypatch.setattr(ReusePlanner, "evict", lambda planner, ids: evicted.append((planner, ids)))
+    planner = ReusePlanner()
+    other = planner if shadows_own else ReusePlanner()
+    client = EngineClient("http://engine", planner=planner, shadow=CapacityTracker(other, 100))
+    client.forget(planned(planner))
+    expected = [(other, ["request-0"])]
+    assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"])])
+
+
+class Records:
+    """What a KVEventSync is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def record(self, plan, prompt_token_ids, *, cache_salt=None, lora=None):
+        self.told.append((plan.request_id, prompt_token_ids, cache_salt, lora))
+
+
+async def test_the_event_sync_hears_the_prompts_tokens_and_salt():
+    events, engine, planner = Records(), EmulatedEngine(), ReusePlanner()
+    plan = planned(planner)
+    async with connected(engine, events=events) as client:
+        completion = await client.complete(plan, cache_salt="s")
+        await client.complete(MESSAGES)
+    tokens = tuple(engine.prompt_tokens(plan.messages()))
+    assert events.told == [("request-0", tokens, "s", None)]
+    assert completion.prompt_token_ids == tokens
+    assert [body.get("return_token_ids") for body in engine.requests] == [True, None]
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "my-lora"}])
+async def test_the_event_sync_hears_of_the_adapter_which_is_also_the_model(options):
+    events, engine = Records(), EmulatedEngine(model="my-lora")
+    await completed(
+        engine, planned(ReusePlanner()), {"events": events, "lora": "my-lora", **options}
+    )
+    assert [told[3] for told in events.told] == ["my-lora"]
+    assert [body["model"] for body in engine.requests] == ["my-lora"]
+
+
+async def test_a_call_to_the_adapters_base_model_is_one_without_an_adapter():
+    events, planner = Records(), ReusePlanner()
+    end = b'data: {"prompt_token_ids": [1], '
+    end += b'"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    transport = raw_replies(end, end, end)
+    async with connected(transport, events=events, lora="my-lora") as client:
+        for params in ({}, {"model": "my-lora"}, {"model": "base"}):
+            await client.complete(planned(planner), **params)
+    assert [told[3] for told in events.told] == ["my-lora", "my-lora", None]
+
+
+async def test_an_adapters_blocks_are_found_by_its_name():
+    planner, engine = ReusePlanner(), EmulatedEngine(model="my-lora")
+    held = {}
+    for lora in (None, "my-lora"):
+        events, plan = Records(), planned(planner)
+        await completed(engine, plan, {"events": events, "lora": lora, "model": "my-lora"})
+        _, tokens, salt, adapter = events.told[0]
+        blocks = EngineBlocks()
+        blocks.stored([b"x"], None, tokens[:4], 4, extra_keys=[("my-lora",)])
+        held[lora] = blocks.held_tokens(tokens, cache_salt=salt, lora=adapter)
+    assert held == {None: 0, "my-lora": 4}
+
+
+async def test_an_engine_that_returns_no_tokens_leaves_the_event_sync_alone(caplog):
+    chunk = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
+    chunk += b'"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}}\n\n'
+    events = Records()
+    options = {"model": "m", "events": events}
+    await completed(raw_replies(chunk), planned(ReusePlanner()), options)
+    assert events.told == []
+    assert caplog.records == []
+
+
+async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog):
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=100)
+    shadow.observe = None
+    async with connected(EmulatedEngine(), shadow=shadow) as client:
+        assert client.faults == 0
+        for faults in (1, 2):
+            assert (await client.complete(planned(planner))).text == "OK."
+            assert client.faults == faults
+    assert "EngineClient: bookkeeping failed with TypeError at engine_client.py:" in caplog.text
+    assert [record.levelno for record in caplog.records if record.name == "ctxreuse"] == [
+        logging.WARNING
+    ]

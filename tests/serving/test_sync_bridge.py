@@ -1,0 +1,65 @@
+"""Asynchronous work for sync callers: in the event loop that lasts, or in one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ctxreuse.serving.aio import sync_bridge
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_what_is_asynchronous_runs_for_sync_callers(lasting: bool) -> None:
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return 3
+
+    async def pieces() -> Any:
+        yield 1
+        yield 2
+
+    assert sync_bridge.run(work, lasting=lasting) == 3
+    assert list(sync_bridge.iterate(pieces, lasting=lasting)) == [1, 2]
+
+
+def test_the_lasting_event_loop_is_the_same_for_every_call() -> None:
+    async def loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    assert sync_bridge.run(loop, lasting=True) is sync_bridge.run(loop, lasting=True)
+    assert sync_bridge.run(loop, lasting=False) is not sync_bridge.run(loop, lasting=True)
+
+
+def test_a_sync_call_inside_the_lasting_event_loop_does_not_wait_for_itself() -> None:
+    async def inner() -> str:
+        return "done"
+
+    async def outer() -> str:
+        return sync_bridge.run(inner, lasting=True)
+
+    assert sync_bridge.run(outer, lasting=True) == "done"
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_errors_arrive_and_who_stops_early_cancels(lasting: bool) -> None:
+    ended: list[str] = []
+
+    async def pieces() -> Any:
+        try:
+            yield 1
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        sync_bridge.run(fails, lasting=lasting)
+    stream = sync_bridge.iterate(pieces, lasting=lasting)
+    assert next(stream) == 1
+    stream.close()  # type: ignore[attr-defined]  # a generator
+    sync_bridge.run(lambda: asyncio.sleep(0.001), lasting=lasting)
+    assert ended == ["cancelled"]

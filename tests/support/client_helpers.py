@@ -1,0 +1,38 @@
+"""What the tests of the engine client share: a client on an emulated engine."""
+
+from contextlib import asynccontextmanager
+
+import httpx
+
+from ctxreuse import ContextRequest
+from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.serving import EmulatedEngine, EngineClient
+
+MESSAGES = [{"role": "user", "content": "Where is Paris?"}]
+NOTHING = IndexStatistics()
+
+
+@asynccontextmanager
+async def connected(engine, **options):
+    """A client of an emulated engine that does not wait between attempts."""
+    transport = engine.transport() if isinstance(engine, EmulatedEngine) else engine
+    async with httpx.AsyncClient(transport=transport) as http:
+        yield EngineClient("http://engine/v1", http_client=http, backoff_s=0, **options)
+
+
+async def completed(engine, prompt=MESSAGES, options=None, **params):
+    async with connected(engine, **(options or {})) as client:
+        return await client.complete(prompt, **params)
+
+
+def planned(planner, text="Paris is in France.", query="Where is Paris?", **fields):
+    return planner.plan(ContextRequest([text], query, **fields))
+
+
+def raw_replies(*bodies):
+    """A transport that answers with these bytes in turn, as event streams."""
+    remaining = list(bodies)
+    headers = {"content-type": "text/event-stream"}
+    return httpx.MockTransport(
+        lambda request: httpx.Response(200, headers=headers, content=remaining.pop(0))
+    )

@@ -1,0 +1,107 @@
+"""What the tests of the planned LlamaIndex model share: prompts with contexts, served models."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.schema import MetadataMode
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llamaindex_helpers import RecordingLLM, letter_nodes, letter_text
+
+from ctxreuse import ReusePlanner
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
+from ctxreuse.serving.emulation.openai_replies import ToolCall
+from llamaindex_ctxreuse import ReuseLLM, format_context
+
+
+def context(word: str) -> str:
+    return format_context(letter_nodes(word), MetadataMode.NONE)
+
+
+def planned(word: str, order: str = "") -> str:
+    """Return a context as it is sent; `order` is the ranking by labels, as in "312"."""
+    text = "\n\n".join(f"[Doc_{n}] {letter_text(one)}" for n, one in enumerate(word, start=1))
+    if not order:
+        return text
+    labels = " > ".join(f"[Doc_{n}]" for n in order)
+    return (
+        f"{text}\n\nPlease read the context in the following priority order: {labels} "
+        "and answer the question."
+    )
+
+
+def question(word: str, words: str = "Which?") -> list[ChatMessage]:
+    return [
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage(role="user", content=f"{context(word)}\n\n{words}"),
+    ]
+
+
+def sent_words(inner: RecordingLLM) -> list[str]:
+    """Return the letters of each prompt that was sent, in order."""
+    return ["".join(re.findall(r"\] (\w) says", prompt)) for prompt in inner.prompts]
+
+
+class FaultyPlanner(ReusePlanner):
+    def plan(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a fault of ours")
+
+    plan_batch = evict = plan
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = ""
+
+
+class Weather:
+    """A tool for tests."""
+
+    tool = FunctionTool.from_defaults(lambda city: f"sunny in {city}", name="weather")
+
+
+def engine_answer(body: dict[str, Any]) -> Any:
+    """Call the tool that is offered, else say a City as JSON."""
+    if body.get("tools"):
+        name = body["tools"][0]["function"]["name"]
+        return ToolCall(name, json.dumps({"name": "Rome", "city": "Rome"}))
+    return '{"name": "Rome"}'
+
+
+class Served:
+    """An OpenAILike model on an engine without a socket, bare and wrapped."""
+
+    def __init__(self, **options: Any) -> None:
+        self.engine = EmulatedEngine(answer=engine_answer)
+        self.bare = OpenAILike(
+            model="emulated",
+            api_base="http://engine/v1",
+            api_key="none",
+            context_window=100_000,
+            max_retries=0,
+            http_client=httpx.Client(transport=self.engine.transport()),
+            async_http_client=httpx.AsyncClient(transport=self.engine.transport()),
+            **{"is_chat_model": True, **options},
+        )
+        self.llm = ReuseLLM(inner=self.bare, window_s=0)
+
+    def requests(self) -> list[dict[str, Any]]:
+        taken = list(self.engine.requests)
+        self.engine.requests.clear()
+        return taken
+
+    def prompt_of(self, request: dict[str, Any]) -> str:
+        if "prompt" in request:
+            return str(request["prompt"])
+        contents = [message["content"] for message in request["messages"]]
+        return "\n".join(
+            part if isinstance(part, str) else "".join(one["text"] for one in part)
+            for part in contents
+        )
