@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
+from ctxreuse.errors import MissingExtraError
+
 RECORDERS = "ctxreuse.recorders"
 RETRIEVERS = "ctxreuse.retrievers"
 BASELINES = "ctxreuse.baselines"
@@ -50,15 +52,18 @@ def naming_what_is_missing() -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name is None or is_installed(error.name):
+    except ImportError as error:
+        # an integration says itself which extra it needs; the cause names the package
+        missing = error.__cause__ if isinstance(error, MissingExtraError) else error
+        if not isinstance(missing, ModuleNotFoundError) or not missing.name:
             raise
-        raise NotInstalledError(error.name) from error
+        if _is_installed(missing.name):
+            raise
+        raise NotInstalledError(missing.name) from error
 
 
-def is_installed(module: str) -> bool:
-    """Return whether there is a module of this name, without importing it."""
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # not even what it is a part of
+    except ModuleNotFoundError:  # not even what it is a part of
         return False

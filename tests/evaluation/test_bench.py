@@ -257,9 +257,12 @@ def test_a_framework_that_is_not_there_is_named(monkeypatch):
     ]
 
 
-def test_a_framework_that_is_broken_is_no_missing_one():
-    with pytest.raises(ModuleNotFoundError, match="broken"), naming_what_is_missing():
-        raise ModuleNotFoundError("broken", name="json")
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("broken", name="json"), ImportError("broken", name="json")]
+)
+def test_a_framework_that_is_broken_is_no_missing_one(error):
+    with pytest.raises(ImportError, match="broken"), naming_what_is_missing():
+        raise error
 
 
 def test_the_integrations_register_what_they_offer():

@@ -102,7 +102,7 @@ class BenchConfig:
         return None if self.in_order else self.seed
 
     @property
-    def tried_ks(self) -> list[int]:
+    def ks_to_try(self) -> list[int]:
         """Blocks a request that part k tries, in order."""
         return sorted(set(self.ks or [*(k for k in KS if k < self.k), self.k]))
 
@@ -131,7 +131,7 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
         policies,
         [None, *dict.fromkeys(sizes)] if config.base_url is None else [None],
         config.k,
-        config.tried_ks,
+        config.ks_to_try,
         sorted(set(config.sessions or SESSIONS)),
         config.random_seed,
     )
@@ -169,7 +169,7 @@ def _workload(config: BenchConfig, progress: Progress) -> Workload:
             dataset = independent_questions(dataset)
         dataset = sample(dataset, config.requests, config.random_seed)
     with progress("retrieving", len(dataset.questions)) as advance:
-        found = retrieve(dataset, config.retriever, max(config.k, *config.tried_ks), advance)
+        found = retrieve(dataset, config.retriever, max(config.k, *config.ks_to_try), advance)
     name = config.data.resolve().name if config.dataset == "jsonl" else config.dataset
     return make_workload(f"{name}, {config.retriever}, k={config.k}", dataset.questions, found)
 
