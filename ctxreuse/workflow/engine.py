@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import count
 from os import PathLike
 from typing import Any, TypeAlias
 
-from rich.progress import Progress
-
 from ctxreuse.context.scope import current_scope
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.closing import AsyncClosing
@@ -251,10 +249,12 @@ class WorkflowEngine(AsyncClosing):
 
         Returns:
             The results, in the order of the jobs.
+
+        Raises:
+            MissingExtraError: A bar is to be shown, and rich is not installed.
         """
         jobs = [_checked_job(job) for job in jobs]
-        with Progress(disable=not progress, transient=True) as bar:
-            shown = bar.add_task("workflows", total=len(jobs))
+        with _progress_bar(progress, len(jobs)) as advance:
 
             async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
                 single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
@@ -265,7 +265,7 @@ class WorkflowEngine(AsyncClosing):
                         raise
                     return error
                 finally:
-                    bar.advance(shown)
+                    advance()
 
             return await all_of(one(*job) for job in jobs)
 
@@ -490,3 +490,17 @@ def _checked_job(job: object) -> Job:
             f"a job must be a pair of a graph and its input, not {describe(job)}"
         )
     return job[0], job[1]
+
+
+@contextmanager
+def _progress_bar(is_shown: bool, total: int) -> Iterator[Callable[[], object]]:
+    if not is_shown:
+        yield lambda: None
+        return
+    try:
+        from rich.progress import Progress
+    except ImportError as error:
+        raise MissingExtraError("progress=True", "cli") from error
+    with Progress(transient=True) as bar:
+        task = bar.add_task("workflows", total=total)
+        yield lambda: bar.advance(task)

@@ -1,4 +1,4 @@
-"""Policies run through a simulated prefix cache."""
+"""Runs through a simulated prefix cache."""
 
 from __future__ import annotations
 
@@ -9,35 +9,13 @@ from dataclasses import dataclass, replace
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import plan_under
-from ctxreuse.evaluation.replay.policies import Policy
+from ctxreuse.evaluation.replay.policies import Policy, Run
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Tokenizer, simulate_blocks, simulate_tokens
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a policy reached with a cache.
-
-    Attributes:
-        policy: How the blocks were ordered.
-        deduplicated: Whether blocks that a conversation shows already were left out.
-        capacity_tokens: What the cache holds, which the planner knows; None is unlimited.
-        planned: The plans in execution order.
-        usages: What each of them found in the cache.
-        planning_ms: Planning time a request, in milliseconds.
-    """
-
-    policy: Policy
-    deduplicated: bool
-    capacity_tokens: int | None
-    planned: list[PlannedRequest]
-    usages: list[CacheUsage]
-    planning_ms: float
-
-    @property
-    def total(self) -> CacheUsage:
-        """The usage of all requests together."""
-        return sum(self.usages, CacheUsage())
+Outcome = RunResult
+"""The former name of `RunResult`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +42,7 @@ class Replay:
 
     def run(
         self, policy: Policy, *, deduplicate: bool = True, capacity_tokens: int | None = None
-    ) -> Outcome:
+    ) -> RunResult:
         """Plan the trace, and serve it from a cache.
 
         Args:
@@ -73,16 +51,27 @@ class Replay:
             capacity_tokens: What the cache holds; None is unlimited.
 
         Raises:
-            BatchTooLargeError: If the papers' algorithm cannot hold the batch.
+            BatchTooLargeError: The papers' algorithm cannot hold the batch.
         """
-        planner = policy.planner(deduplicate=deduplicate, capacity_tokens=capacity_tokens)
+        return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
+
+    def measure(self, run: Run) -> RunResult:
+        """Plan a run's own trace, which is of the same corpus, and serve it from a cache.
+
+        Raises:
+            BatchTooLargeError: The papers' algorithm cannot hold the batch.
+        """
+        reordered = run.reordered()
+        planner = run.planner()
         import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
 
         started = time.perf_counter()
-        planned = plan_under(policy, self.trace, planner, conversations=True, advance=self.advance)
-        planning_ms = 1e3 * (time.perf_counter() - started) / max(1, len(planned))
-        usages = self.served(planned, capacity_tokens)
-        return Outcome(policy, deduplicate, capacity_tokens, planned, usages, planning_ms)
+        planned = plan_under(
+            run.policy, reordered.requests, planner, conversations=True, advance=self.advance
+        )
+        planning_s = time.perf_counter() - started
+        usages = self.served(planned, run.capacity_tokens)
+        return RunResult.of_run(run, reordered, planned, usages, planning_s)
 
     def served(
         self, planned: Sequence[PlannedRequest], capacity_tokens: int | None
