@@ -24,7 +24,7 @@ def checked_integer(
     Raises:
         InvalidRequestError: wrong type or out of range.
     """
-    if not isinstance(value, int) or value < at_least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise error(f"{name} must be an integer from {at_least}, not {describe(value)}")
     return value
 

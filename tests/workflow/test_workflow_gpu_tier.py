@@ -25,8 +25,8 @@ from ivf_helpers import (
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier, gpu_is_usable
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.merging import Candidates, best_by_group
 from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.top_k import Candidates, best_by_group
 
 metrics = pytest.mark.parametrize("metric", METRICS)
 QUERIES = some_vectors(1)[:12]

@@ -27,7 +27,7 @@ from ivf_helpers import (
 
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError
 from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
-from ctxreuse.workflow.vector_search.merging import Candidates, nothing_found
+from ctxreuse.workflow.vector_search.top_k import Candidates, nothing_found
 
 metrics = pytest.mark.parametrize("metric", METRICS)
 QUERIES = some_vectors(1)[:12]

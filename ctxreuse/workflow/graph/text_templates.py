@@ -10,7 +10,7 @@ from typing import Any
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
-from ctxreuse.workflow.graph.found_documents import documents_in
+from ctxreuse.workflow.graph.state import documents_in
 
 DOCUMENTS_ABOVE = "the documents above"
 NO_DOCUMENTS = "no documents"

@@ -7,6 +7,7 @@ which more can be added.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START, check_count
 from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.library.subquestions import asks_nothing
 
 ANSWERER = (
     "You answer questions. Use what you are given, and write nothing that it does not say. "
@@ -33,6 +33,17 @@ PLANNER = (
 )
 
 _NO_NOTES = "(none)"
+
+_LABEL = re.compile(r"\W*(?:(?:next|new|final)\s+)?sub[\s-]?question\s*\d*\s*[:.\-]\W*", re.I)
+_FINISHED = re.compile(
+    r"\W*(?:"
+    r"(?:none|no|nothing|n/?a|done|finished)\W*"
+    r"|(?:none|done|finished)\s*[.,;:!(-].*"
+    r"|(?:no|none|nothing)\s+(?:are\s+|is\s+)?"
+    r"(?:more|further|other|additional|else|needed|required|necessary|left|remaining)\b.*"
+    r")",
+    re.I,
+)
 
 Params = Mapping[str, Any]
 
@@ -221,3 +232,25 @@ def _params(max_tokens: int, params: Params | None) -> dict[str, Any]:
             f"params must be a dict such as {{'max_tokens': 100}}, not {describe(params)}"
         )
     return {"temperature": 0.0, "max_tokens": max_tokens, **(params or {})}
+
+
+def asks_nothing(text: str) -> bool:
+    """Return whether what should be a sub-question says that none is needed.
+
+    Args:
+        text: What the model wrote. Only its first line counts, behind a label such as
+            "Sub-question:" if there is one.
+
+    Returns:
+        True where nothing is written, or "none", "done", "no further questions" and the like; never
+        where the line holds a question mark.
+
+    Example:
+        >>> [asks_nothing(text) for text in ("None.", "", "Who wrote it?", "None of them won?")]
+        [True, True, False, False]
+    """
+    unlabelled = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+    line = unlabelled.strip().partition("\n")[0]
+    if not any(letter.isalnum() for letter in line):
+        return True
+    return "?" not in line and _FINISHED.fullmatch(line) is not None

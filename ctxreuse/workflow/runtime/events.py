@@ -1,4 +1,4 @@
-"""What happens in a run, as it happens. Nothing speculative is ever shown."""
+"""What a run shows, as it happens, and its result. Nothing speculative is ever shown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,41 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ctxreuse.workflow.graph.found_documents import Documents
-from ctxreuse.workflow.runtime.workflow_result import WorkflowResult
+from ctxreuse.workflow.graph.state import Documents, State
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """The result of a run.
+
+    Attributes:
+        answer: What the workflow's answer key holds; None where nothing has written it.
+        state: All values, by key.
+        visited: The nodes in the order in which they ended, wavefront by wavefront.
+        seconds: How long the run took, its wait for a turn included.
+    """
+
+    answer: Any
+    state: State
+    visited: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return str(self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search has found.
+
+    Attributes:
+        documents: The documents, best first.
+        scores: How near each of them is, the higher the nearer: inner products, or squared
+            distances with a minus sign. None where the retriever does not say.
+    """
+
+    documents: Documents
+    scores: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,15 @@ from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quo
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.runtime.events import Emit, NodeFinished, NodeStarted
-from ctxreuse.workflow.runtime.run_context import RunContext
-from ctxreuse.workflow.runtime.services import Services
+from ctxreuse.workflow.runtime.services import RunContext, Services
 from ctxreuse.workflow.runtime.stages import Stages
 from ctxreuse.workflow.runtime.timeline import Kind, Outcome, Span
+
+_KINDS: dict[type[Node], Kind] = {
+    Generation: "generation",
+    Retrieval: "retrieval",
+    Function: "function",
+}
 
 
 class WorkflowRun:
@@ -24,8 +29,8 @@ class WorkflowRun:
         services: What all runs share.
         graph: The graph.
         inputs: The values of its inputs.
-        context: Whose run it is.
-        emit: Is told what happens.
+        context: The run.
+        emit: Receives the events.
 
     Attributes:
         state: What is known now; nothing speculative.
@@ -93,7 +98,7 @@ class WorkflowRun:
             raise
         except Exception as error:
             if isinstance(error, StateKeyError) and not isinstance(node, Function):
-                raise  # a template's, which names the node
+                raise  # a template's error, which names the node
             raise StageError(
                 f"node {quoted([node.name])} of workflow {quoted([self._graph.name])} failed on "
                 f"visit {visit} with {type(error).__name__}: {error}",
@@ -101,16 +106,16 @@ class WorkflowRun:
                 visit,
             ) from error
         finally:
-            self._services.timeline.add(
+            self._services.timeline.append(
                 Span(
-                    self._context.number,
-                    self._graph.name,
-                    node.name,
-                    visit,
-                    _kind(node),
-                    began,
-                    self._services.clock(),
-                    outcome,
+                    run=self._context.number,
+                    workflow=self._graph.name,
+                    node=node.name,
+                    visit=visit,
+                    kind=_KINDS[type(node)],
+                    began_s=began,
+                    ended_s=self._services.clock(),
+                    outcome=outcome,
                 )
             )
         self._emit(NodeFinished(node.name, visit, value))
@@ -143,9 +148,3 @@ class WorkflowRun:
                     ) from error
                 targets += self._graph.routed(name, router, returned)
         return self._graph.wavefront(targets, self.state)
-
-
-def _kind(node: Node) -> Kind:
-    if isinstance(node, Generation):
-        return "generation"
-    return "function" if isinstance(node, Function) else "retrieval"

@@ -29,18 +29,18 @@ from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.vector_search.ivf import (
     IVFIndex,
     ScannedPairs,
-    Vectors,
     openmp_threads,
     require_faiss,
 )
-from ctxreuse.workflow.vector_search.merging import (
+from ctxreuse.workflow.vector_search.tiers import ClusterTier, HotTier
+from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,
     Ids,
+    Vectors,
     best_by_group,
     nothing_found,
 )
-from ctxreuse.workflow.vector_search.tiers import ClusterTier, HotTier
 
 _SPARE = 32
 """Candidates beyond k that a pair may have within its margin; with more, faiss scans it."""

@@ -19,9 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
-from ctxreuse.workflow.vector_search.merging import Candidates, Ids, nothing_found, worst_score
-
-Vectors = npt.NDArray[np.float32]
+from ctxreuse.workflow.vector_search.top_k import (
+    Candidates,
+    Ids,
+    Vectors,
+    nothing_found,
+    worst_score,
+)
 
 _OTHER_INDEXES = (
     "other indexes serve a workflow as one atomic stage: "

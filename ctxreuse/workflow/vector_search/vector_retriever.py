@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,8 +12,7 @@ from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.models.embedders import Embedder
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.merging import best
-from ctxreuse.workflow.vector_search.sessions import Integers, Vectors
+from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best
 
 if TYPE_CHECKING:
     from ctxreuse.workflow.vector_search.tiers import ClusterTier
@@ -72,7 +71,7 @@ class VectorRetriever:
         self._blocks = blocks
         self._embedder = embedder
 
-    def prepare(self, queries: Sequence[str]) -> tuple[Vectors, Integers]:
+    def prepare(self, queries: Sequence[str]) -> tuple[Vectors, Ids]:
         """Return the queries' vectors and the clusters to probe for each, nearest first.
 
         Raises:
@@ -100,12 +99,12 @@ class VectorRetriever:
         found = self.index.scan(vectors, rows, clusters, k)
         higher = self.index.higher_is_better
         _, ids = best(found.scores.ravel(), found.ids.ravel(), k, higher)
-        return self.blocks_of(ids[ids >= 0])
+        return self.blocks_of(ids[ids >= 0].tolist())
 
-    def blocks_of(self, ids: Integers) -> tuple[ContextBlock, ...]:
+    def blocks_of(self, ids: Iterable[int]) -> tuple[ContextBlock, ...]:
         """Return the blocks that ids stand for, in their order."""
         blocks = self._blocks
-        found = [blocks(i) if callable(blocks) else blocks[i] for i in ids.tolist()]
+        found = [blocks(i) if callable(blocks) else blocks[i] for i in ids]
         return tuple(
             block if isinstance(block, ContextBlock) else ContextBlock(text=block)
             for block in found

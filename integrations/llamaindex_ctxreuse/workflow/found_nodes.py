@@ -10,7 +10,7 @@ from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
 from ctxreuse.adapters.plan_metadata import copied
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.workflow.graph.found_documents import Documents
+from ctxreuse.workflow.graph.state import Documents
 
 NodeOf: TypeAlias = Callable[[BlockId], BaseNode]
 """From a block's id to the node that it was made from."""

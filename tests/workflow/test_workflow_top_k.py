@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ivf_helpers import assert_same
 
-from ctxreuse.workflow.vector_search.merging import (
+from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,
     best,
