@@ -62,8 +62,8 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(
             scheduler.return_job(some_job())
         elif jobs:
             job = some_job()
-            updated = scheduler.finish(job, job.run())
-            assert all(search.outcome is not None for search in updated)
+            updates = scheduler.finish(job, job.run())
+            assert all(has_ended and search.outcome for search, has_ended in updates)
             take_next()
         while scheduler.starts_worker():
             take_next()
@@ -89,7 +89,7 @@ def test_where_many_wait_batches_are_chosen_several_at_a_time() -> None:
     assert scheduler.next_job() is not None
     assert len(scheduler._chosen) == 2
     failed = scheduler.give_up(RuntimeError("a fault"))
-    assert {type(search.outcome) for search in failed} == {RuntimeError}
+    assert {(type(search.outcome), ended) for search, ended in failed} == {(RuntimeError, True)}
     assert len(failed) == 40
     assert not scheduler._chosen
     assert len(scheduler) == 0

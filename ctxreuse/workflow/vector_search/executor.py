@@ -22,6 +22,7 @@ from ctxreuse.workflow.vector_search.handle import (
     SearchHandle,
     SearchProgress,
     SearchRecord,
+    SearchUpdate,
 )
 from ctxreuse.workflow.vector_search.jobs import Job, Outcome
 from ctxreuse.workflow.vector_search.scheduler import SearchScheduler
@@ -135,9 +136,9 @@ class SearchExecutor:
         try:
             while (job := self._next_job()) is not None:
                 self._start_workers()
-                self._wake_from_thread(self._finish(job, job.run()))
+                self._tell_from_thread(self._finish(job, job.run()))
         except Exception as error:
-            self._wake_from_thread(self._give_up(error))
+            self._tell_from_thread(self._give_up(error))
 
     async def _work_in_loop(self) -> None:
         try:
@@ -149,9 +150,9 @@ class SearchExecutor:
                     with self._lock:
                         self.scheduler.return_job(job)
                     raise
-                self._wake(self._finish(job, outcome))
+                self._tell(self._finish(job, outcome))
         except Exception as error:
-            self._wake(self._give_up(error))
+            self._tell(self._give_up(error))
 
     def _starts_worker(self) -> bool:
         with self._lock:
@@ -161,28 +162,28 @@ class SearchExecutor:
         with self._lock:
             return self.scheduler.next_job()
 
-    def _finish(self, job: Job, outcome: Outcome) -> list[SearchHandle]:
+    def _finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
         with self._lock:
             return self.scheduler.finish(job, outcome)
 
-    def _give_up(self, error: Exception) -> list[SearchHandle]:
+    def _give_up(self, error: Exception) -> list[SearchUpdate]:
         with self._lock:
             return self.scheduler.give_up(error)
 
-    def _wake_from_thread(self, updated: list[SearchHandle]) -> None:
-        """Have the event loops wake the owners that wait in them."""
-        for loop in {search.loop for search in updated}:
+    def _tell_from_thread(self, updates: list[SearchUpdate]) -> None:
+        """Have the event loops tell the owners that wait in them."""
+        for loop in {update.search.loop for update in updates}:
             assert loop is not None, "begin has set it"
-            in_loop = [search for search in updated if search.loop is loop]
+            in_loop = [update for update in updates if update.search.loop is loop]
             try:
-                loop.call_soon_threadsafe(self._wake, in_loop)
+                loop.call_soon_threadsafe(self._tell, in_loop)
             except RuntimeError:  # the loop is closed, and nothing waits in it any more
                 continue
 
-    def _wake(self, updated: list[SearchHandle]) -> None:
-        """Wake the owners of searches; start a rebuild of the hot tier if it is time."""
-        for search in updated:
-            search.updated.set()
+    def _tell(self, updates: list[SearchUpdate]) -> None:
+        """Tell the owners of searches; start a rebuild of the hot tier if it is time."""
+        for search, has_ended in updates:
+            search.updates.put_nowait(has_ended)
         tier = self.retriever.hot
         if tier is not None and tier.due() and self._rebuilding is None:
             self._rebuilding = asyncio.ensure_future(self._rebuild(tier))

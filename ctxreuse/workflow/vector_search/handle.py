@@ -114,6 +114,7 @@ class SearchHandle:
         is_gone: Whether the search was taken out of the queue.
         outcome: The best results, all that are kept, or what went wrong; None until it has ended.
         loop: The event loop of the owner.
+        updates: What the owner has not seen yet: for each update, whether the search has ended.
     """
 
     text: str
@@ -136,16 +137,14 @@ class SearchHandle:
     is_gone: bool = field(default=False, init=False)
     outcome: TopK | Exception | None = field(default=None, init=False)
     loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
-    updated: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    updates: asyncio.Queue[bool] = field(default_factory=asyncio.Queue, init=False)
 
     def __post_init__(self) -> None:
         self.kept = max(self.kept, self.k)
 
     async def next_update(self) -> bool:
-        """Wait until there is something new; return whether the search goes on."""
-        await self.updated.wait()
-        self.updated.clear()
-        return self.outcome is None
+        """Wait for the next update; return whether it is a preview, and not the end."""
+        return not await self.updates.get()
 
     def result(self) -> TopK:
         """Return the best results, all that are kept.
@@ -171,3 +170,10 @@ class SearchHandle:
         first, every = (0.0, 0.0) if previews is None else previews
         self.pause_at = math.ceil(first * len(self.clusters))
         self.pause_every = math.ceil(every * len(self.clusters))
+
+
+class SearchUpdate(NamedTuple):
+    """A search whose owner is to hear of it, and whether it has ended."""
+
+    search: SearchHandle
+    has_ended: bool

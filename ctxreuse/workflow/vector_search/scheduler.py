@@ -1,7 +1,7 @@
 """What is to be done next for the searches of one vector index: decisions only.
 
 The scheduler starts no thread, holds no lock and knows no event loop. Its caller takes jobs, runs
-them anywhere, and brings back the outcomes; each answer names the searches with an update.
+them anywhere, and brings back the outcomes; it is told which owners have an update.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctxreuse.workflow.vector_search.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
-from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchProgress
+from ctxreuse.workflow.vector_search.handle import (
+    SearchHandle,
+    SearchProgress,
+    SearchUpdate,
+)
 from ctxreuse.workflow.vector_search.jobs import (
     Embedded,
     EmbeddingJob,
@@ -166,8 +170,8 @@ class SearchScheduler:
         self.counters.scheduling_s += self._clock() - began
         return job
 
-    def finish(self, job: Job, outcome: Outcome) -> list[SearchHandle]:
-        """Take in the outcome of a job, and return the searches with an update."""
+    def finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
+        """Take in the outcome of a job, and return the updates for the owners."""
         self._release(job)
         if isinstance(job, EmbeddingJob) and isinstance(outcome, Embedded):
             return self._take_in_vectors(job, outcome)
@@ -185,7 +189,7 @@ class SearchScheduler:
         else:
             self._queue.return_unscanned(job.batch)
 
-    def give_up(self, error: Exception) -> list[SearchHandle]:
+    def give_up(self, error: Exception) -> list[SearchUpdate]:
         """End all searches, since a worker has failed and ends: no run may wait in vain."""
         self._working -= 1
         self._is_embedding = False
@@ -236,7 +240,7 @@ class SearchScheduler:
         texts, self._unembedded = self._unembedded, []
         return texts
 
-    def _take_in_fault(self, job: Job, error: Exception) -> list[SearchHandle]:
+    def _take_in_fault(self, job: Job, error: Exception) -> list[SearchUpdate]:
         if isinstance(job, ScanJob):
             self._queue.return_unscanned(job.batch)
             return self._fail([one for one in job.batch.searches if one in self._open], error)
@@ -246,17 +250,18 @@ class SearchScheduler:
         self._to_embed_alone += present  # one text may be at fault; the others need not fail
         return []
 
-    def _take_in_vectors(self, job: EmbeddingJob, embedded: Embedded) -> list[SearchHandle]:
-        updated = []
+    def _take_in_vectors(self, job: EmbeddingJob, embedded: Embedded) -> list[SearchUpdate]:
+        updates = []
         for search, vector, probed in zip(job.searches, *embedded, strict=True):
             if search in self._open:
                 try:
                     self._enter(search, vector, probed[probed >= 0])
                 except Exception as error:
-                    self._fail([search], error)
-                if search.outcome is not None or search.previews is not None:
-                    updated.append(search)
-        return updated
+                    updates += self._fail([search], error)
+                    continue
+                if search.is_done or search.previews is not None:
+                    updates.append(self._update(search))
+        return updates
 
     def _enter(self, search: SearchHandle, vector: Vectors, clusters: Ids) -> None:
         index, record = self._retriever.index, search.record
@@ -268,24 +273,25 @@ class SearchScheduler:
         search.vector, search.clusters = vector, clusters
         search.schedule_previews(search.previews)
         self._queue.add(search)
-        self._note_update(search)
 
-    def _take_in_scanned(self, job: ScanJob, scanned: Scanned) -> list[SearchHandle]:
+    def _take_in_scanned(self, job: ScanJob, scanned: Scanned) -> list[SearchUpdate]:
         batch = job.batch
         self._costs.observe(batch.load, scanned.seconds)
         if self._retriever.hot is not None:
             self._retriever.hot.note(batch.clusters)
         present = self._queue.take_in(batch, scanned.found)
-        updated = [one for one in present if one.is_done or self._is_preview_due(one)]
-        for search in updated:
-            self._note_update(search)
+        updates = [
+            self._update(search)
+            for search in present
+            if search.is_done or self._is_preview_due(search)
+        ]
         self._overhead_s.add(self._clock() - job.began_s - scanned.seconds)
         counters = self.counters
         counters.batches += 1
         counters.pairs += len(batch.clusters)
         counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
         counters.scan_s += scanned.seconds
-        return updated
+        return updates
 
     def _is_preview_due(self, search: SearchHandle) -> bool:
         """Return whether the owner should look: where it wished to, and when the best change."""
@@ -294,17 +300,19 @@ class SearchScheduler:
             return False
         return self._queue.prefix(search) >= search.pause_at
 
-    def _note_update(self, search: SearchHandle) -> None:
-        if not search.is_done:
-            search.previewed_at = search.scanned
-            return
-        search.outcome = self._queue.best(search)
-        self.counters.searches += 1
-        self.remove(search)
+    def _update(self, search: SearchHandle) -> SearchUpdate:
+        """Return an update of a search; end one that is done."""
+        search.previewed_at = search.scanned
+        if search.is_done:
+            search.outcome = self._queue.best(search)
+            self.counters.searches += 1
+            self.remove(search)
+        return SearchUpdate(search, search.is_done)
 
-    def _fail(self, searches: Iterable[SearchHandle], error: Exception) -> list[SearchHandle]:
-        failed = list(searches)
-        for search in failed:
+    def _fail(self, searches: Iterable[SearchHandle], error: Exception) -> list[SearchUpdate]:
+        updates = []
+        for search in searches:
             search.outcome = error
             self.remove(search)
-        return failed
+            updates.append(SearchUpdate(search, True))
+        return updates
