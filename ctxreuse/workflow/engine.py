@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -332,20 +332,20 @@ class WorkflowEngine(AsyncClosing):
         def emit_here(event: Event) -> None:
             here.call_soon_threadsafe(emit, event)
 
-        def run_in(loop: asyncio.AbstractEventLoop) -> Coroutine[Any, Any, WorkflowResult]:
-            scope = current_scope()
-            context = RunContext(
-                next(self._numbers),
-                compiled.name,
-                (scope.tenant or "") if tenant is None else tenant,
-                scope.conversation_id if session is None else session,
+        scope = current_scope()
+        context = RunContext(
+            next(self._numbers),
+            compiled.name,
+            (scope.tenant or "") if tenant is None else tenant,
+            scope.conversation_id if session is None else session,
+        )
+        return await self._loop.run(
+            lambda loop: self._run_in_owner_loop(
+                compiled, inputs, deadline_s, context, emit if loop is here else emit_here
             )
-            events = emit if loop is here else emit_here
-            return self._run_here(compiled, inputs, deadline_s, context, events)
+        )
 
-        return await self._loop.run(run_in)
-
-    async def _run_here(
+    async def _run_in_owner_loop(
         self,
         compiled: Graph,
         inputs: Mapping[str, Any],

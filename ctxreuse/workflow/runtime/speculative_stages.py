@@ -29,14 +29,12 @@ class LaunchedGeneration:
     Attributes:
         node: The generation's node.
         visit: Which visit of it.
-        ids: The preview.
         answer: What the model says.
         began_s: When it was launched.
     """
 
     node: str
     visit: int
-    ids: tuple[int, ...]
     answer: GenerationAnswer
     began_s: float
 
@@ -49,7 +47,10 @@ class SpeculativeGeneration:
     Args:
         services: What all runs share.
         context: The run.
-        background: Where the streams of wrong speculations are closed.
+        background: Closes the streams of wrong speculations.
+
+    Attributes:
+        ids: The preview that the generation under way rests on; None if none is.
     """
 
     def __init__(
@@ -58,12 +59,8 @@ class SpeculativeGeneration:
         self._services = services
         self._context = context
         self._background = background
+        self.ids: tuple[int, ...] | None = None
         self._launched: LaunchedGeneration | None = None
-
-    @property
-    def ids(self) -> tuple[int, ...] | None:
-        """The preview that the generation under way rests on; None if none is."""
-        return None if self._launched is None else self._launched.ids
 
     def launch(self, node: Generation, state: State, ids: tuple[int, ...]) -> bool:
         """Start a generation, unless too many are under way or too much has been wasted.
@@ -90,7 +87,8 @@ class SpeculativeGeneration:
         answer = services.generations.begin(request, self._context.tenant)
         visit = state.visits(node.name) + 1
         counters.launched += 1
-        self._launched = LaunchedGeneration(node.name, visit, ids, answer, services.clock())
+        self._launched = LaunchedGeneration(node.name, visit, answer, services.clock())
+        self.ids = ids
         return True
 
     def commit(self, node: str, visit: int, request: GenerationRequest) -> GenerationAnswer | None:
@@ -105,14 +103,15 @@ class SpeculativeGeneration:
         ):
             self.drop()
             return None
-        self._launched = None
+        self._launched = self.ids = None
         self._services.speculation.committed += 1
         self._note(launched, "committed")
         return launched.answer
 
     def drop(self) -> None:
         """Stop the generation, if one is under way."""
-        launched, self._launched = self._launched, None
+        launched = self._launched
+        self._launched = self.ids = None
         if launched is not None:
             self._background.start(self._waste(launched))
 

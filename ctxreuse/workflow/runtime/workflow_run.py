@@ -33,11 +33,11 @@ class WorkflowRun:
         emit: Receives the events.
 
     Attributes:
-        state: What is known now; nothing speculative.
+        state: The values that are known; nothing speculative.
         visited: The nodes that have ended, wavefront by wavefront.
 
     Raises:
-        StateKeyError: If an input is missing or unknown.
+        StateKeyError: an input is missing or unknown.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class WorkflowRun:
         self._stages = Stages(services, graph, context, emit)
 
     async def execute(self) -> None:
-        """Run until everything has led to END.
+        """Run until all branches have led to END.
 
         Raises:
-            WorkflowError: If a node, a router or a limit has failed the run.
+            WorkflowError: A node, a router or a limit has failed the run.
         """
         try:
             wavefront = await self._next([START])
@@ -91,7 +91,13 @@ class WorkflowRun:
         began = self._services.clock()
         outcome: Outcome = "failed"
         try:
-            value = await self._run(node, visit, is_alone)
+            if isinstance(node, Generation):
+                value: Any = await self._stages.generation(node, self.state, visit, is_alone)
+            elif isinstance(node, Retrieval):
+                value = await self._stages.retrieval(node, self.state, visit, is_alone)
+            else:
+                value = node.function(self.state)
+                value = await value if inspect.isawaitable(value) else value
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -120,14 +126,6 @@ class WorkflowRun:
             )
         self._emit(NodeFinished(node.name, visit, value))
         return value
-
-    async def _run(self, node: Node, visit: int, is_alone: bool) -> Any:
-        if isinstance(node, Generation):
-            return await self._stages.generation(node, self.state, visit, is_alone)
-        if isinstance(node, Retrieval):
-            return await self._stages.retrieval(node, self.state, visit, is_alone)
-        value = node.function(self.state)
-        return await value if inspect.isawaitable(value) else value
 
     async def _next(self, ended: tuple[str, ...] | list[str]) -> tuple[str, ...]:
         """Return the wavefront that follows."""

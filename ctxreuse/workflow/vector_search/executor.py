@@ -124,7 +124,10 @@ class SearchExecutor:
     # workers
 
     def _start_workers(self) -> None:
-        while self._starts_worker():
+        while True:
+            with self._lock:
+                if not self.scheduler.starts_worker():
+                    return
             if self._threads is None:
                 worker: Any = asyncio.ensure_future(self._work_in_loop())
             else:
@@ -135,7 +138,6 @@ class SearchExecutor:
     def _work_in_thread(self) -> None:
         try:
             while (job := self._next_job()) is not None:
-                self._start_workers()
                 self._tell_from_thread(self._finish(job, job.run()))
         except Exception as error:
             self._tell_from_thread(self._give_up(error))
@@ -143,7 +145,6 @@ class SearchExecutor:
     async def _work_in_loop(self) -> None:
         try:
             while (job := self._next_job()) is not None:
-                self._start_workers()
                 try:
                     outcome = await self.execute(job.run)
                 except asyncio.CancelledError:  # the event loop ends
@@ -154,13 +155,13 @@ class SearchExecutor:
         except Exception as error:
             self._tell(self._give_up(error))
 
-    def _starts_worker(self) -> bool:
-        with self._lock:
-            return self.scheduler.starts_worker()
-
     def _next_job(self) -> Job | None:
+        """Return a worker's next job, and start another worker if there is more to do."""
         with self._lock:
-            return self.scheduler.next_job()
+            job = self.scheduler.next_job()
+        if job is not None:
+            self._start_workers()
+        return job
 
     def _finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
         with self._lock:
