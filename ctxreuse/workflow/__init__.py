@@ -37,10 +37,10 @@ from ctxreuse.workflow.runtime.events import (
     WorkflowResult,
 )
 from ctxreuse.workflow.runtime.options import WorkflowOptions
-from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.memory_split import ThroughputTable, split_memory
-from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.tiers.gpu_tier import GpuTier, fastest_tier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
+from ctxreuse.workflow.vector_search.tiers.memory_split import ThroughputTable, split_memory
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 EngineOptions = WorkflowOptions

@@ -36,7 +36,7 @@ from ctxreuse.workflow.runtime.events import (
 )
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12

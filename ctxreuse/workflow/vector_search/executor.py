@@ -26,7 +26,7 @@ from ctxreuse.workflow.vector_search.handle import (
 )
 from ctxreuse.workflow.vector_search.jobs import Job, Outcome
 from ctxreuse.workflow.vector_search.scheduler import SearchScheduler
-from ctxreuse.workflow.vector_search.tiers import BuiltTier, ClusterTier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import BuiltTier, ClusterTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 
