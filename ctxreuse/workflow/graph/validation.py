@@ -1,8 +1,8 @@
-"""What must hold before a graph is run; each error names node, key and remedy.
+"""The checks of a graph before it is run; each error names node, key and remedy.
 
-A graph that passes ends in every run, at END or with a `VisitLimitError`, and no two nodes of a
-wavefront write the same key unless a router chooses several targets at once (which is found when
-it does). A variable may still be missing at run time: where it is written on some ways only.
+Every run of a graph that passes ends, at END or with a `VisitLimitError`, and no two nodes of a
+wavefront write the same key unless a router chooses several targets at once (which raises an error
+then). A variable may still be missing at run time: if only some paths write it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def check_names(graph: Graph) -> None:
     """Check that edges and limits lead to nodes that exist.
 
     Raises:
-        GraphError: If one does not, or if there is no node or no edge from START.
+        GraphError: One does not, or there is no node or no edge from START.
     """
     if not graph.nodes:
         raise GraphError(
@@ -49,7 +49,7 @@ def check_flow(graph: Graph) -> None:
     """Check that every run ends, and that what it reads and writes is well-defined.
 
     Raises:
-        GraphError: If a node cannot be reached or cannot reach END, a cycle has no visit limit, a
+        GraphError: A node cannot be reached or cannot reach END, a cycle has no visit limit, a
             variable cannot have been written, two nodes side by side write one key, or an output
             is an input.
     """
@@ -164,10 +164,9 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 class Flow:
     """Where the runs of a graph can go: answers all questions about paths.
 
-    An edge may lead to its target, or to where visit limits send it on instead. Which nodes can run
-    before, behind or beside each other follows from that alone, over single nodes and pairs of
-    them: what a wavefront can hold as a whole, of which there are exponentially many, is never
-    asked.
+    An edge may lead to its target, or to where visit limits send it on instead. From that alone
+    follows which nodes can run before, behind or beside each other, over single nodes and pairs of
+    them. Whole wavefronts, of which there are exponentially many, are never enumerated.
 
     Args:
         graph: The graph, whose names are known to be right.
@@ -196,8 +195,8 @@ class Flow:
     def before(self, name: str) -> frozenset[str]:
         """Return the nodes that can have run before a node does, itself on an earlier visit too.
 
-        Every wavefront before the node's holds a node that leads to it; so those, and what can
-        run beside them.
+        Every wavefront before the node's holds a node that leads to it; so the result is those,
+        and the nodes that can run beside them.
         """
         leading = {node for node in self._graph.nodes if name in self.after(node)}
         beside = {two for pair in self.side_by_side if pair & leading for two in pair}

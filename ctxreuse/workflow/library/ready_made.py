@@ -1,8 +1,8 @@
-"""Five workflows of the literature, ready to run (HedraRAG section 6.1).
+"""Five workflows of the literature, ready to run (HedraRAG, section 6.1).
 
 The words suit small models: short, the task last. What never changes comes first (system text, then
-documents), so that an engine's prefix cache hits. Each function returns a graph of its own, to
-which more can be added.
+documents), so that an engine's prefix cache hits. Each function returns a new graph, to which more
+can be added.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def one_shot(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 
     Args:
         k: How many documents are read.
-        params: What the engine is given with each generation, over `temperature` 0 and a
-            `max_tokens` that suits the generation.
+        params: Parameters of each generation; they override `temperature` 0 and a `max_tokens`
+            that suits the generation.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     graph = WorkflowGraph(name="one_shot")
     graph.add_retrieval("search", query="{input}", k=k)
@@ -75,7 +75,7 @@ def hyde(k: int = 5, params: Params | None = None) -> WorkflowGraph:
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     graph = WorkflowGraph(name="hyde")
     graph.add_generation(
@@ -100,7 +100,7 @@ def recomp(k: int = 5, params: Params | None = None) -> WorkflowGraph:
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     graph = WorkflowGraph(name="recomp")
     graph.add_retrieval("search", query="{input}", k=k)
@@ -129,11 +129,11 @@ def irg(k: int = 5, rounds: int = 3, params: Params | None = None) -> WorkflowGr
 
     Args:
         k: How many documents each round reads.
-        rounds: How often it searches and answers.
+        rounds: Number of searches and answers.
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     check_count("rounds", rounds)
     graph = WorkflowGraph(name="irg")
@@ -157,11 +157,11 @@ def multistep(k: int = 2, max_steps: int = 3, params: Params | None = None) -> W
 
     Args:
         k: How many documents are read for a sub-question.
-        max_steps: How many sub-questions are asked at most.
+        max_steps: The most sub-questions that are asked.
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     check_count("max_steps", max_steps)
     graph = WorkflowGraph(name="multistep", defaults={"notes": _NO_NOTES})
@@ -235,15 +235,11 @@ def _params(max_tokens: int, params: Params | None) -> dict[str, Any]:
 
 
 def asks_nothing(text: str) -> bool:
-    """Return whether what should be a sub-question says that none is needed.
+    """Return whether a model's answer says that no more sub-questions are needed.
 
-    Args:
-        text: What the model wrote. Only its first line counts, behind a label such as
-            "Sub-question:" if there is one.
-
-    Returns:
-        True where nothing is written, or "none", "done", "no further questions" and the like; never
-        where the line holds a question mark.
+    Small models say "none" in many ways. Only the first line counts, behind a label such as
+    "Sub-question:" if there is one. True for no text, "none", "done", "no further questions" and
+    the like; never for a line with a question mark.
 
     Example:
         >>> [asks_nothing(text) for text in ("None.", "", "Who wrote it?", "None of them won?")]

@@ -25,19 +25,19 @@ class Piece(NamedTuple):
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """A model that a workflow's generations are sent to."""
+    """A model that answers a workflow's generations."""
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         """Return the answer to a prompt, piece by piece.
 
-        The request is sent when the first piece is asked for. Whoever leaves early, by `aclose` or
-        because the task that reads is cancelled, ends the request at the engine at once; read it
+        The request is sent when the first piece is asked for. A reader that stops early, by
+        `aclose` or because its task is cancelled, ends the request at the engine at once; read
         inside `contextlib.aclosing`, since `async for` alone leaves the closing to the garbage
         collector.
 
         Args:
             prompt: A plan, or chat messages.
-            params: What the generation asks for: `max_tokens`, `temperature`, ...
+            params: The generation's parameters: `max_tokens`, `temperature`, ...
 
         Returns:
             The pieces, in order.
@@ -45,10 +45,10 @@ class LanguageModel(Protocol):
 
 
 def checked_llm(llm: object) -> LanguageModel:
-    """Return the language model if it is one.
+    """Return the argument if it is a language model.
 
     Raises:
-        InvalidRequestError: If it is none.
+        InvalidRequestError: wrong type.
     """
     if isinstance(llm, type) or not isinstance(llm, LanguageModel):
         raise InvalidRequestError(
@@ -59,21 +59,21 @@ def checked_llm(llm: object) -> LanguageModel:
 
 
 class OpenAILLM(AsyncClosing):
-    """Sends prompts to a server and passes on what it streams; closing a stream aborts it there.
+    """Sends prompts to an OpenAI-compatible server; closing a stream aborts the request there.
 
-    A server that streams says a piece a token, but for thoughts, and for engines that predict
-    several tokens at once. What its usage tells of them comes at the end, as a piece without text;
-    of an answer that is left early nobody tells.
+    A server usually streams one piece a token, except for thoughts, and for engines that predict
+    several tokens at once. Tokens that only its usage counts come at the end, as a piece without
+    text; of an answer that is left early they are unknown.
 
     Args:
-        client: An engine's client, which stays yours to close, or an address, with or without
-            `/v1`, for a client with the usual settings that `aclose` closes.
-        **params: What goes into every request, as in `EngineClient.complete`; a generation's own
-            parameters come before it.
+        client: An engine's client, which the caller closes, or an address, with or without `/v1`,
+            for a client with the usual settings that `aclose` closes.
+        **params: Parameters of every request, as in `EngineClient.complete`; a generation's
+            parameters override them.
 
     Raises:
-        InvalidRequestError: If the client is none, or a parameter is the client's to set.
-        MissingExtraError: If `openai` or `tenacity` is not installed.
+        InvalidRequestError: wrong type of client, or a parameter that the client sets.
+        MissingExtraError: `openai` or `tenacity` is not installed.
     """
 
     def __init__(self, client: EngineClient | str, **params: Any) -> None:
@@ -93,25 +93,25 @@ class OpenAILLM(AsyncClosing):
 
         Args:
             prompt: A plan, or chat messages.
-            params: What `chat.completions.create` takes.
+            params: Parameters of `chat.completions.create`.
 
         Yields:
             The pieces.
 
         Raises:
-            InvalidRequestError: If an argument is of the wrong kind.
-            EngineError: If the engine did not answer, or broke off.
+            InvalidRequestError: wrong type of prompt or parameter.
+            EngineError: The engine did not answer, or broke off.
         """
-        told = 0
+        counted = 0
         async with self._client.stream(prompt, **{**self._params, **params}) as texts:
             async for text in texts:
-                told += 1
+                counted += 1
                 yield Piece(text, 1)
-            untold = (texts.completion.completion_tokens or 0) - told
-        if untold > 0:
-            yield Piece("", untold)
+            uncounted = (texts.completion.completion_tokens or 0) - counted
+        if uncounted > 0:
+            yield Piece("", uncounted)
 
     async def aclose(self) -> None:
-        """Close the client, unless it is yours."""
+        """Close the client, unless it was passed in."""
         if self._is_own:
             await self._client.aclose()

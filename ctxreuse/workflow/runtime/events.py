@@ -14,10 +14,10 @@ class WorkflowResult:
     """The result of a run.
 
     Attributes:
-        answer: What the workflow's answer key holds; None where nothing has written it.
+        answer: The value of the workflow's answer key; None if no node has written it.
         state: All values, by key.
         visited: The nodes in the order in which they ended, wavefront by wavefront.
-        seconds: How long the run took, its wait for a turn included.
+        seconds: How long the run took, its wait for a slot included.
     """
 
     answer: Any
@@ -31,12 +31,12 @@ class WorkflowResult:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         documents: The documents, best first.
-        scores: How near each of them is, the higher the nearer: inner products, or squared
-            distances with a minus sign. None where the retriever does not say.
+        scores: How near each of them is, the higher the nearer: inner products, or negated squared
+            distances. None if the retriever gives no scores.
     """
 
     documents: Documents
@@ -58,7 +58,7 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A generation has said something more.
+    """A generation has a new piece of text.
 
     Attributes:
         node: The node's name.
@@ -78,9 +78,8 @@ class DocumentsFound:
     Attributes:
         node: The node's name.
         visit: Which visit of it.
-        documents: What it has found, best first.
-        scores: How near each of them is, the higher the nearer: inner products, or squared
-            distances with a minus sign. None where the retriever does not say.
+        documents: The documents, best first.
+        scores: As in `SearchResult`.
     """
 
     node: str
@@ -96,7 +95,7 @@ class NodeFinished:
     Attributes:
         node: Its name.
         visit: Which visit of it.
-        value: What it has written.
+        value: The value that it has written.
     """
 
     node: str
@@ -106,10 +105,10 @@ class NodeFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The run has ended; nothing comes after this.
+    """The run has ended; this is the last event.
 
     Attributes:
-        result: What it has brought.
+        result: Its result.
     """
 
     result: WorkflowResult
