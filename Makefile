@@ -1,4 +1,4 @@
-.PHONY: help demo test docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -38,6 +38,9 @@ demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo
 
 test: $(VENV)/dev  ## the whole test suite
 	$(BIN)/python -m pytest
+
+golden: $(VENV)/dev  ## whether plans and prompts are as they were; the data in $$CTXREUSE_DATA too
+	$(BIN)/python tools/golden.py check
 
 docs: $(VENV)/docs  ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -32,7 +32,7 @@ class InvalidRequestError(CtxreuseError, ValueError):
 
 
 class UnknownStrategyError(CtxreuseError, ValueError):
-    """The strategy's name is none of those that exist."""
+    """There is no strategy of this name."""
 
 
 class BatchTooLargeError(CtxreuseError, ValueError):

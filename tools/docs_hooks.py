@@ -15,17 +15,14 @@ from typer.cli import get_docs_for_click
 from ctxreuse.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
 
 COMMANDS = "<!-- commands -->"
 PACKAGE = re.compile(r"^::: (\w+(?:\.\w+)?)$", re.MULTILINE)
-SECTION = re.compile(r"^<!-- README: (.+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with the command line's help and sections of README where it asks for them."""
-    page = SECTION.sub(lambda match: readme_section(match[1]), markdown)
-    return page.replace(COMMANDS, command_line()) if COMMANDS in page else page
+    """Return a page with the command line's help where it asks for that."""
+    return markdown.replace(COMMANDS, command_line()) if COMMANDS in markdown else markdown
 
 
 def command_line() -> str:
@@ -37,18 +34,6 @@ def command_line() -> str:
     text = text.removeprefix("# `ctxreuse`\n")
     text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+", "", text, flags=re.MULTILINE)
     return re.sub(r"<(int|float|str|path) ?\w*>", r"<\1>", text)
-
-
-def readme_section(heading: str) -> str:
-    """Return what stands in README under a heading of the second level.
-
-    Raises:
-        PluginError: If there is no such heading.
-    """
-    _, found, rest = README.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
-    if not found:
-        raise PluginError(f"README.md has no section {heading!r}; mend the page that asks for it")
-    return re.sub(r"^###", "##", rest.partition("\n## ")[0], flags=re.MULTILINE)
 
 
 class Assets(HTMLParser):

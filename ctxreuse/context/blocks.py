@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NewType, TypeAlias
 
+from ctxreuse.context.checks import checked_kind, checked_string
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 
 BlockId: TypeAlias = str | int
@@ -40,8 +41,7 @@ class ContextBlock:
         tokens: Length of the text in tokens. None leaves counting to the planner.
 
     Raises:
-        InvalidBlockError: If the id is neither a string nor an integer, the text is no string, or
-            the token count is no integer from 0.
+        InvalidBlockError: wrong type, or a token count below 0.
     """
 
     text: str
@@ -98,8 +98,8 @@ class ContextRequest:
         request_id: The engine's id of the request, for eviction; None lets the planner count.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
-        InvalidBlockError: If a block is.
+        InvalidRequestError: wrong type.
+        InvalidBlockError: a block of the wrong type.
     """
 
     blocks: tuple[ContextBlock, ...]
@@ -121,13 +121,13 @@ class ContextRequest:
         tenant: str = "",
         request_id: str | int | None = None,
     ) -> None:
-        _require("query", query, str)
-        _require("tenant", tenant, str)
+        checked_string("query", query)
+        checked_string("tenant", tenant)
         if system is not None:
-            _require("system", system, str)
+            checked_string("system", system)
         for name, value in (("conversation_id", conversation_id), ("request_id", request_id)):
             if value is not None:
-                _require(name, value, (str, int))
+                checked_kind(name, value, (str, int), "a string or an integer")
         put = object.__setattr__
         put(self, "blocks", _as_blocks(blocks))
         put(self, "query", query)
@@ -144,13 +144,6 @@ class ContextRequest:
         for block in self.blocks:
             unique.setdefault(block.key, block)
         return unique
-
-
-def _require(name: str, value: object, kind: type | tuple[type, ...]) -> None:
-    if not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join(k.__name__ for k in kinds)
-        raise InvalidRequestError(f"{name} must be {wanted}, not {describe(value)}")
 
 
 def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:

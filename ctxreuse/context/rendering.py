@@ -19,7 +19,7 @@ class SentBlock(NamedTuple):
     Attributes:
         label: Its label.
         block: The block, whole.
-        repeated: Characters at its start that the rendering leaves out, for they stand before.
+        repeated: Characters at its start that the rendering leaves out because they stand before.
         repeats: The label under which they stand.
     """
 

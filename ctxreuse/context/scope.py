@@ -81,7 +81,7 @@ def request_context(
             With it, blocks that the conversation shows already can be left out.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type.
 
     Example:
         >>> with request_context(tenant="acme", conversation_id="c1") as scope:

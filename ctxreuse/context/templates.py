@@ -36,7 +36,7 @@ class Templates:
         order_position: Whether the order annotation comes before or after the question.
 
     Raises:
-        InvalidRequestError: If a template lacks its field or has another one.
+        InvalidRequestError: a template lacks its field or has another one.
     """
 
     label: str = "[Doc_{ordinal}]"

@@ -48,7 +48,7 @@ def as_token_counter(counter: Any) -> TokenCounter:
         A function that counts the tokens of a text.
 
     Raises:
-        InvalidRequestError: If it is none of these.
+        InvalidRequestError: wrong type.
     """
     if counter is None:
         return estimate_tokens

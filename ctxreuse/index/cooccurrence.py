@@ -8,6 +8,7 @@ nanoseconds whatever the blocks' popularity.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from ctxreuse.context.blocks import BlockKey
 
@@ -34,7 +35,8 @@ class Cooccurrence:
     def add(self, context: Iterable[BlockKey]) -> None:
         """Remember a request, and forget the oldest where the bounds ask for it."""
         slot = self._next % self._window
-        self._forget(slot)
+        if self._requests[slot]:
+            self._forget(slot)
         blocks = tuple(context)
         bit = 1 << slot
         members = self._members
@@ -82,7 +84,9 @@ class Cooccurrence:
         ]
         if not known:
             return list(rest)
-        firsts = sorted(known, key=_count, reverse=True)[:first_choices]  # stable: rank breaks ties
+        firsts = sorted(known, key=itemgetter(0), reverse=True)[
+            :first_choices
+        ]  # stable: rank breaks ties
         best: list[BlockKey] = []
         best_value = -1
         candidates = [key for _, key, _ in known]
@@ -146,7 +150,3 @@ class Cooccurrence:
                 del members[key]
         self._entries -= len(self._requests[slot])
         self._requests[slot] = ()
-
-
-def _count(entry: tuple[int, BlockKey, int]) -> int:
-    return entry[0]

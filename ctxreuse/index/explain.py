@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
-from threading import Lock
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId, BlockKey
@@ -96,48 +95,38 @@ class Explanation:
         return self.words
 
 
-class PromptLog:
-    """The latest prompts of one tenant, in the order in which they were planned.
+class PromptLog(deque[tuple[int, SentPrompt]]):
+    """The latest prompts of one tenant with the times at which they were planned.
 
     A copy of a plan shares the log of the original; an unpickled one has an empty log.
     """
 
     def __init__(self, size: int = _REMEMBERED_PROMPTS) -> None:
-        self._prompts: deque[SentPrompt] = deque(maxlen=size)
-        self._count = 0
-        self._lock = Lock()
+        super().__init__(maxlen=size)
 
-    def add(self, prompt: SentPrompt) -> LoggedPrompt:
-        """Append a prompt; return it with its place."""
-        with self._lock:
-            self._prompts.append(prompt)
-            self._count += 1
-            return LoggedPrompt(prompt, self, self._count - 1)
-
-    def before(self, number: int) -> list[SentPrompt]:
-        """Return the remembered prompts that were planned before the one of this number."""
-        with self._lock:
-            count, prompts = self._count, list(self._prompts)
-        return prompts[: max(0, number - count + len(prompts))]
+    def before(self, time: int) -> list[SentPrompt]:
+        """Return the remembered prompts that were planned before a time."""
+        prompts = list(self)  # a copy made in one step, for other threads append meanwhile
+        return [prompt for planned, prompt in prompts if planned < time]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptLog:
         return self
 
-    def __reduce__(self) -> tuple[type[PromptLog], tuple[()]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return (PromptLog, ())
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedPrompt:
-    """A prompt and its place in the log."""
+    """A prompt and when it was planned, by a clock that only goes forward."""
 
     prompt: SentPrompt
-    log: PromptLog
-    number: int
+    log: PromptLog = field(repr=False)
+    time: int
 
     def earlier(self) -> list[SentPrompt]:
         """Return the prompts before it that the log still holds."""
-        return self.log.before(self.number)
+        return self.log.before(self.time)
 
 
 def explain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.index.radix_tree import Node, path_to
@@ -65,7 +66,7 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
             if child.children and matched == len(child.run):
                 complete.append((gain, child))
         if complete:
-            complete.sort(key=_weight)
+            complete.sort(key=itemgetter(0))
             if visits > _VISITS:
                 stack = complete[-1:]
             else:
@@ -73,10 +74,6 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     if best_end is None:
         return _NO_MATCH
     return Match(path_to(*best_end), best[0])
-
-
-def _weight(entry: tuple[int, Node]) -> int:
-    return entry[0]
 
 
 def _ranks(node: Node, matched: int, context: Mapping[BlockKey, int]) -> list[int]:

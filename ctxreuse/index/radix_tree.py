@@ -84,7 +84,7 @@ class LRUHeap:
     def __init__(self, nodes: Callable[[], Iterable[Node]]) -> None:
         self._nodes = nodes
         self._heap: list[tuple[int, int, Node]] = []
-        self._ticket = count()
+        self._number = count()  # decides between leaves of equal last use
 
     def __len__(self) -> int:
         """Return the number of entries, stale ones included."""
@@ -97,9 +97,10 @@ class LRUHeap:
             leaf: A node without children, not a root.
             tree_size: How many nodes the tree has: the queue stays within four times as many.
         """
-        heapq.heappush(self._heap, self._entry(leaf))
+        heapq.heappush(self._heap, (leaf.last_use, next(self._number), leaf))
         if len(self._heap) > 64 + 4 * tree_size:
-            self._heap = [self._entry(node) for node in self._nodes() if _is_leaf(node)]
+            leaves = [node for node in self._nodes() if _is_leaf(node)]
+            self._heap = [(node.last_use, next(self._number), node) for node in leaves]
             heapq.heapify(self._heap)
 
     def oldest(self) -> Node | None:
@@ -111,9 +112,6 @@ class LRUHeap:
                 return node
             heapq.heappop(heap)
         return None
-
-    def _entry(self, leaf: Node) -> tuple[int, int, Node]:
-        return leaf.last_use, next(self._ticket), leaf
 
 
 def _is_leaf(node: Node) -> bool:
@@ -172,6 +170,9 @@ class ContextIndex:
         capacity_tokens: What the engine's cache holds; None where the engine reports evictions.
         max_nodes: Bound on memory, whatever the capacity; four times as many request ids are
             remembered.
+
+    Attributes:
+        node_count: How many nodes it has, roots left out.
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
@@ -180,19 +181,19 @@ class ContextIndex:
         self._roots: dict[Hashable, Node] = {}
         self._by_request: OrderedDict[str | int, Node] = OrderedDict()
         self._tokens = 0
-        self._nodes = 0
+        self.node_count = 0
         self._leaves = LRUHeap(self.nodes)
         self._turns = count()
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
-        return IndexStatistics(self._nodes, self._tokens, len(self._by_request))
+        return IndexStatistics(self.node_count, self._tokens, len(self._by_request))
 
     def root(self, system: Hashable) -> Node:
         """Return the root for a system text; a new one is kept once something is sent with it."""
         return self._roots.get(system) or Node(None, system, (), ())
 
-    def knows(self, request_id: str | int) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         """Return whether a request of this id is remembered."""
         return request_id in self._by_request
 
@@ -390,7 +391,7 @@ class ContextIndex:
         node.uses = 1
         node.last_use = now
         parent.children[edge] = node
-        self._nodes += 1
+        self.node_count += 1
         self._tokens += sum(weights)
         return node
 
@@ -404,7 +405,7 @@ class ContextIndex:
         node.run, node.weights = node.run[length:], node.weights[length:]
         node.edge, node.parent = node.run[0], upper
         upper.children[node.edge] = node
-        self._nodes += 1
+        self.node_count += 1
         return upper
 
     def _end_request(self, node: Node, request_id: str | int) -> None:
@@ -420,10 +421,7 @@ class ContextIndex:
             end.request_ids.pop(forgotten, None)
             self._note_leaf(end)
         self._note_leaf(node)
-        self._enforce_bounds()
-
-    def _enforce_bounds(self) -> None:
-        while self._nodes > self.max_nodes:
+        while self.node_count > self.max_nodes:
             self.evict_oldest(self._tokens)
         if self.capacity_tokens is not None:
             while self._tokens > self.capacity_tokens:
@@ -434,7 +432,7 @@ class ContextIndex:
         if node.children:
             return
         if node.parent is not None:
-            self._leaves.push(node, self._nodes)
+            self._leaves.push(node, self.node_count)
         elif not node.request_ids and self._roots.get(node.edge) is node:
             del self._roots[node.edge]
 
@@ -443,7 +441,7 @@ class ContextIndex:
         assert not node.children
         del node.parent.children[node.edge]
         node.parent = None
-        self._nodes -= 1
+        self.node_count -= 1
         self._tokens -= sum(node.weights)
         for request_id in node.request_ids:
             del self._by_request[request_id]

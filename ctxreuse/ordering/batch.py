@@ -72,7 +72,7 @@ def arrange(
         alpha: Weight of the ranks in the papers' distance.
 
     Raises:
-        BatchTooLargeError: If the papers' algorithm cannot hold the batch.
+        BatchTooLargeError: the papers' algorithm cannot hold the batch.
     """
     orders = [list(context.weights) for context in batch]
     groups: dict[Hashable, list[int]] = {}

@@ -29,6 +29,14 @@ class OnlineOrder:
 
     Every request is tried at first, then every fourth, which is cheaper; the two stay comparable,
     since both see the same requests.
+
+    Args:
+        recent: The tenant's recent requests.
+
+    Attributes:
+        follows_cooccurrence: Whether co-occurrence, rather than the retriever, orders what stands
+            behind a cached path.
+        node_count: How many index nodes the trials hold.
     """
 
     def __init__(self, recent: Cooccurrence) -> None:
@@ -39,15 +47,8 @@ class OnlineOrder:
             False: ContextIndex(max_nodes=_SHADOW_NODES),
         }
         self._gains = {True: 0.0, False: 0.0}
-
-    @property
-    def follows_cooccurrence(self) -> bool:
-        """Whether co-occurrence, rather than the retriever, orders what is behind a cached path."""
-        return self._requests < _TRIED_AT_LEAST or self._gains[True] >= self._gains[False]
-
-    def size(self) -> int:
-        """Return how many index nodes this holds."""
-        return sum(shadow.statistics().nodes for shadow in self._shadows.values())
+        self.follows_cooccurrence = True
+        self.node_count = 0
 
     def order(self, context: Mapping[BlockKey, int], root: Node) -> list[BlockKey]:
         """Order a context.
@@ -59,15 +60,14 @@ class OnlineOrder:
         Returns:
             A permutation of the context's keys.
         """
-        _, order = self._arrange(context, root, self.follows_cooccurrence)
-        return order
+        return self._arrange(context, root, self.follows_cooccurrence)[1]
 
     def learn(self, context: Mapping[BlockKey, int], system: Hashable) -> None:
         """Try both continuations on a request, before it counts as a recent one."""
         self._requests += 1
         if self._requests > _TRIED_ALWAYS and self._requests % _TRIED_LATER:
             return
-        annotation = _annotation_tokens(len(context))
+        annotation = 20 + 6 * len(context)  # about its tokens: some words, and a label a block
         for by_cooccurrence, shadow in self._shadows.items():
             root = shadow.root(system)
             cached, order = self._arrange(context, root, by_cooccurrence)
@@ -75,6 +75,9 @@ class OnlineOrder:
             self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
             weights = [context[key] for key in order]
             shadow.insert(root, order, weights, self._requests, self._requests)
+        self.node_count = sum([shadow.node_count for shadow in self._shadows.values()])
+        is_ahead = self._gains[True] >= self._gains[False]
+        self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 
     def _arrange(
         self, context: Mapping[BlockKey, int], root: Node, by_cooccurrence: bool
@@ -89,8 +92,3 @@ class OnlineOrder:
             return match.weight, list(placed)
         following = self._recent.continuation(placed, rest) if by_cooccurrence else rest
         return match.weight, [*placed, *following]
-
-
-def _annotation_tokens(blocks: int) -> int:
-    """Return about how long an order annotation is: some words, and a label for each block."""
-    return 20 + 6 * blocks

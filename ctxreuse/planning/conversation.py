@@ -7,8 +7,9 @@ from threading import RLock
 from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.checks import checked_string
 from ctxreuse.context.rendering import render_messages
-from ctxreuse.errors import ConversationError, InvalidRequestError, describe
+from ctxreuse.errors import ConversationError, describe
 from ctxreuse.planning.plan import Plan
 
 
@@ -80,9 +81,9 @@ class Conversation:
         """Append the model's answer to the turn that was planned last.
 
         Raises:
-            ConversationError: If no turn waits for an answer.
+            ConversationError: no turn waits for an answer.
         """
-        _require_text("answer", answer)
+        checked_string("answer", answer)
         with self._lock:
             if self._unanswered is None:
                 raise ConversationError(
@@ -102,12 +103,7 @@ class Conversation:
         Args:
             summary: What to keep of the conversation; becomes its first message.
         """
-        _require_text("summary", summary)
+        checked_string("summary", summary)
         with self._lock:
             self._history = [{"role": "user", "content": summary}]
             self._unanswered = None
-
-
-def _require_text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"{name} must be a string, not {describe(value)}")

@@ -83,7 +83,7 @@ class Plan:
         looked at.
 
         Raises:
-            InvalidRequestError: If no planner made this plan.
+            InvalidRequestError: no planner made this plan.
         """
         if self.logged is None:
             raise InvalidRequestError(

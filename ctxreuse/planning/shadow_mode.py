@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-
-
-class Planning(Protocol):
-    """What a shadow needs of a planner."""
-
-    def plan(self, request: ContextRequest, strategy: Strategy) -> Plan:
-        """Plan one request."""
-        ...
-
-    def plan_batch(self, requests: list[ContextRequest], strategy: Strategy) -> BatchPlan:
-        """Plan requests that are known together."""
-        ...
-
-    def evict(self, request_ids: list[str | int]) -> object:
-        """Forget requests."""
-        ...
-
-    def evict_tokens(self, tokens: int) -> object:
-        """Forget so many tokens."""
-        ...
-
-    def trim(self, request_id: str | int, blocks: int) -> object:
-        """Forget the end of a request."""
-        ...
+from ctxreuse.planning.tenants import PlannerSettings, TenantPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +55,7 @@ class Savings:
         return (before - self.prefilled_if_planned) / before if before else 0.0
 
 
-class Arrived(NamedTuple):
+class _Arrived(NamedTuple):
     """A request as it was sent, with the tokens of its blocks, and of those shown already."""
 
     sent: Plan
@@ -85,40 +63,105 @@ class Arrived(NamedTuple):
     shown: int
 
 
-class Shadow:
-    """Plans beside a planner what that sends as retrieved, and counts.
+class ShadowPlanner:
+    """Two planners: one sends as retrieved, the other plans the same requests; counts both.
+
+    It does what `TenantPlanner` does, so that a `ReusePlanner` runs on either.
 
     Args:
-        planner: A planner of its own, which sees what would have been sent.
+        settings: How the second one plans.
+
+    Attributes:
+        savings: What planning would have saved so far.
     """
 
-    def __init__(self, planner: Planning) -> None:
-        self.planner = planner
+    def __init__(self, settings: PlannerSettings) -> None:
+        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False))
+        self._planned = TenantPlanner(settings)
         self.savings = Savings()
         self._lock = Lock()
 
-    def note(self, arrived: Sequence[Arrived], strategy: Strategy) -> None:
-        """Count requests that were sent.
+    def plan(
+        self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
+    ) -> Plan:
+        """Return a plan that sends the request as retrieved."""
+        arrived = self._send(request, deduplicate)
+        self._note([arrived], strategy)
+        return arrived.sent
 
-        Args:
-            arrived: One request, or those that were known together.
-            strategy: How they would have been planned.
-        """
+    def plan_batch(
+        self,
+        requests: Sequence[ContextRequest],
+        strategy: Strategy,
+        deduplicate: bool | None = None,
+    ) -> BatchPlan:
+        """Return plans that send the requests as retrieved, in the order given."""
+        for request in requests:  # counts all tokens, before anything is recorded
+            self.block_tokens(request.blocks)
+        arrived = [self._send(request, deduplicate) for request in requests]
+        self._note(arrived, strategy)
+        return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
+
+    def evict(self, request_ids: Sequence[str | int]) -> Evicted:
+        """Forget requests in both."""
+        self._planned.evict(request_ids)
+        return self._as_sent.evict(request_ids)
+
+    def evict_tokens(self, tokens: int) -> Evicted:
+        """Forget tokens in both."""
+        self._planned.evict_tokens(tokens)
+        return self._as_sent.evict_tokens(tokens)
+
+    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        """Forget the end of a request in both."""
+        self._planned.trim(request_id, blocks)
+        return self._as_sent.trim(request_id, blocks)
+
+    def count_tokens(self, text: str) -> int:
+        """Return a text's length in tokens."""
+        return self._as_sent.count_tokens(text)
+
+    def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
+        """Return how many tokens the index counts for blocks."""
+        return self._as_sent.block_tokens(blocks)
+
+    def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
+        """Return the block tokens expected in the cache, in the order in which they are sent."""
+        return self._as_sent.cached_tokens(request, in_order=True)
+
+    def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
+        """Forget what a conversation was shown; return whether it was known."""
+        return self._as_sent.end_conversation(conversation_id, tenant)
+
+    def statistics(self) -> IndexStatistics:
+        """Return the size of the index of what was sent."""
+        return self._as_sent.statistics()
+
+    def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
+        shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else 0
+        tokens = self.block_tokens(request.unique_blocks.values())
+        return _Arrived(self._as_sent.plan(request, "none", deduplicate=False), tokens, shown)
+
+    def _note(self, arrived: Sequence[_Arrived], strategy: Strategy) -> None:
+        """Plan what was sent as it would have been planned, and count both."""
         later_turns = [one for one in arrived if one.sent.request.history]
         for one in later_turns:  # nothing changes but that blocks are left out
             cached = min(one.sent.expected_cached_tokens, one.tokens - one.shown)
             self._add(one, cached, is_changed=one.shown > 0)
         first_turns = [one for one in arrived if not one.sent.request.history]
-        requests = [_with_id(one.sent) for one in first_turns]
+        # evictions name the id that a request was sent under
+        requests = [
+            replace(one.sent.request, request_id=one.sent.request_id) for one in first_turns
+        ]
         if len(arrived) == 1:
-            plans = [self.planner.plan(request, strategy) for request in requests]
+            plans = [self._planned.plan(request, strategy) for request in requests]
         else:
-            plans = list(self.planner.plan_batch(requests, strategy).in_input_order())
+            plans = list(self._planned.plan_batch(requests, strategy).in_input_order())
         for one, plan in zip(first_turns, plans, strict=True):
             is_changed = plan.blocks != one.sent.blocks
             self._add(one, plan.expected_cached_tokens, is_changed=is_changed)
 
-    def _add(self, one: Arrived, cached: int, *, is_changed: bool) -> None:
+    def _add(self, one: _Arrived, cached: int, *, is_changed: bool) -> None:
         with self._lock:
             before = self.savings
             self.savings = Savings(
@@ -129,8 +172,3 @@ class Shadow:
                 before.cached_if_planned + cached,
                 before.left_out + one.shown,
             )
-
-
-def _with_id(plan: Plan) -> ContextRequest:
-    """Return a plan's request with the id that it was sent under, which evictions name."""
-    return replace(plan.request, request_id=plan.request_id)

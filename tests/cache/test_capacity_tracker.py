@@ -194,7 +194,7 @@ def run_workload(*, with_shadow):
 
 
 def index_paths(planner):
-    index = planner._tenants.state("").index
+    index = planner._planning._tenants.state("").index
     above = {}
     for node in index.nodes():  # parents first
         above[id(node)] = above.get(id(node.parent), ()) + node.run

@@ -71,7 +71,7 @@ class Application:
     def index_paths(self):
         """What the index holds: every sequence of blocks from a root on."""
         paths = set()
-        for tenant, state in self.planner._tenants._states.items():
+        for tenant, state in self.planner._planning._tenants._states.items():
             above = {}
             for node in state.index.nodes():  # parents first
                 before = above.get(id(node.parent), ())

@@ -232,14 +232,17 @@ NO_MESSAGE = "a chat message in history must be a dict with 'role' and 'content'
             f"history must be a list of chat messages, not {{'role': 'user'}} (dict); {NO_HISTORY}",
         ),
         ({"blocks": [], "history": ["q"]}, f"{NO_MESSAGE} 'q' (str)"),
-        ({"blocks": [], "query": None}, "query must be str, not None (NoneType)"),
-        ({"blocks": [], "system": 1}, "system must be str, not 1 (int)"),
-        ({"blocks": [], "tenant": None}, "tenant must be str, not None (NoneType)"),
+        ({"blocks": [], "query": None}, "query must be a string, not None (NoneType)"),
+        ({"blocks": [], "system": 1}, "system must be a string, not 1 (int)"),
+        ({"blocks": [], "tenant": None}, "tenant must be a string, not None (NoneType)"),
         (
             {"blocks": [], "conversation_id": ["c"]},
-            "conversation_id must be str or int, not ['c'] (list)",
+            "conversation_id must be a string or an integer, not ['c'] (list)",
         ),
-        ({"blocks": [], "request_id": 1.5}, "request_id must be str or int, not 1.5 (float)"),
+        (
+            {"blocks": [], "request_id": 1.5},
+            "request_id must be a string or an integer, not 1.5 (float)",
+        ),
     ],
     ids=range(10),
 )

@@ -162,8 +162,11 @@ def test_an_exception_passes_and_ends_the_scope(kind):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"tenant": 3}, "tenant must be str, not 3 (int)"),
-        ({"conversation_id": 1.5}, "conversation_id must be str or int, not 1.5 (float)"),
+        ({"tenant": 3}, "tenant must be a string, not 3 (int)"),
+        (
+            {"conversation_id": 1.5},
+            "conversation_id must be a string or an integer, not 1.5 (float)",
+        ),
         (
             {"history": {"role": "user"}},
             "history must be a list of chat messages, not {'role': 'user'} (dict); "

@@ -313,7 +313,7 @@ def test_more_than_four_request_ids_a_node_push_out_the_oldest_ids_but_not_their
 def test_request_ids_are_known_until_they_are_evicted():
     sender = Sender("a", "b")
     sender.index.evict([0])
-    assert [sender.index.knows(request_id) for request_id in (0, 1, "1")] == [False, True, False]
+    assert [request_id in sender.index for request_id in (0, 1, "1")] == [False, True, False]
 
 
 # trimming
@@ -441,7 +441,7 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
                 assert evicted.tokens == before - index.statistics().tokens
                 assert evicted.unknown == (() if end is not None else (request_id,))
                 assert held(index) <= paths
-                if index.knows(request_id):
+                if request_id in index:
                     assert len(own_blocks(index._by_request[request_id])) <= blocks
             case "search", letters, system:
                 path, weight = sender.search(letters, system)

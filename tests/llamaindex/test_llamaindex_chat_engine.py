@@ -512,7 +512,7 @@ class TestMaking:
             ({"llm": None}, "llm must be a LlamaIndex LLM"),
             ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
             ({"planner": None}, r"planner must be a ctxreuse\.ReusePlanner"),
-            ({"system_prompt": 3}, "system must be str"),
+            ({"system_prompt": 3}, "system must be a string"),
             ({"node_postprocessors": ["x"]}, "node_postprocessors holds str"),
             ({"metadata_mode": MetadataMode.ALL}, "shows the model the plan"),
             ({"token_counter": 3}, "token_counter must be"),

@@ -222,11 +222,11 @@ def test_memories_without_text_add_nothing(found: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"query": 3}, "query must be str"),
-        ({"query": "q?", "system": 3}, "system must be str"),
+        ({"query": 3}, "query must be a string"),
+        ({"query": "q?", "system": 3}, "system must be a string"),
         ({"query": "q?", "history": "Hello."}, "history must be a list"),
         ({"query": "q?", "history": ["Hello."]}, "a chat message in history must be a dict"),
-        ({"query": "q?", "conversation_id": 1.5}, "conversation_id must be str or int"),
+        ({"query": "q?", "conversation_id": 1.5}, "conversation_id must be a string or an integer"),
     ],
 )
 def test_wrong_arguments_raise_before_anything_is_searched(

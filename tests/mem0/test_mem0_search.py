@@ -355,7 +355,7 @@ async def test_mocks_may_be_wrapped() -> None:
 def test_wrong_arguments_are_refused_at_construction() -> None:
     with pytest.raises(InvalidRequestError, match=r"planner must be a ctxreuse\.ReusePlanner"):
         ReuseMemory(FakeMemory(), planner=None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="tenant must be str, not 3"):
+    with pytest.raises(InvalidRequestError, match="tenant must be a string, not 3"):
         ReuseMemory(FakeMemory(), tenant=3)  # type: ignore[arg-type]
     planner = ReusePlanner()
     assert ReuseMemory(FakeMemory(), planner=planner).planner is planner

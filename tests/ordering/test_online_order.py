@@ -149,7 +149,7 @@ def test_what_is_tried_stays_within_its_bound():
     online = OnlineOrder(Cooccurrence())
     for number in range(9_000):
         online.learn({number.to_bytes(2): 1}, None)
-    assert online.size() == 2 * 2_000
+    assert online.node_count == 2 * 2_000
 
 
 # the papers' order

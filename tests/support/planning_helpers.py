@@ -182,3 +182,17 @@ def write_jsonl(path: Path, *lines: Mapping[str, Any] | str | bytes) -> str:
             text = json.dumps(line) if isinstance(line, Mapping) else line
             file.write((text.encode() if isinstance(text, str) else text) + b"\n")
     return str(path)
+
+
+def first_turn(planner, block_ids, query="First?", conversation_id="c", **fields):
+    """Plan a first turn; return its plan and the history that the second turn stands behind."""
+    plan = planner.plan(
+        request(block_ids, query, history=[], conversation_id=conversation_id, **fields)
+    )
+    return plan, [*plan.messages(), assistant("Yes.")]
+
+
+def later_turn(planner, block_ids, history, query="Then?", conversation_id="c", **fields):
+    return planner.plan(
+        request(block_ids, query, history=history, conversation_id=conversation_id, **fields)
+    )

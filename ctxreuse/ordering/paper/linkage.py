@@ -41,7 +41,7 @@ def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedCont
         alpha: Weight of the ranks in Equation 1.
 
     Raises:
-        BatchTooLargeError: If there are more distinct contexts than a matrix of pairs can hold.
+        BatchTooLargeError: there are more distinct contexts than a matrix of pairs can hold.
     """
     leaf_of: dict[frozenset[int], int] = {}
     leaves: list[Sequence[int]] = []

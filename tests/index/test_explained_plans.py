@@ -1,0 +1,450 @@
+import copy
+import dataclasses
+import gc
+import itertools
+import pickle
+import threading
+from types import FunctionType, ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_helpers import (
+    ODD_TEXTS,
+    STRATEGIES,
+    assistant,
+    big_request,
+    block,
+    first_turns,
+    plan_everything,
+    user,
+)
+
+from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.index.explain import (
+    Cause,
+    Explanation,
+    LoggedPrompt,
+    PromptLog,
+    SentPrompt,
+)
+
+all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def prompt(request_id, letters, tokens=100, **fields):
+    """Return a prompt whose blocks are letters; a capital is another text under the same id."""
+    counts = [tokens] * len(letters) if isinstance(tokens, int) else tokens
+    known = {"tenant": "", "system": None, "is_later_turn": False, "after": None, **fields}
+    return SentPrompt(
+        request_id=request_id,
+        keys=tuple(letter.encode() for letter in letters),
+        ids=tuple(letters.lower()),
+        tokens=tuple(counts),
+        **known,
+    )
+
+
+# the log
+
+
+def note(log, time, one):
+    log.append((time, one))
+    return LoggedPrompt(one, log, time)
+
+
+@given(st.integers(1, 5), st.integers(0, 12))
+def test_a_log_knows_what_was_planned_before_each_prompt_within_its_bound(size, number):
+    log = PromptLog(size)
+    everything = [prompt(n, "a") for n in range(number)]
+    logged = []
+    for count, one in enumerate(everything, start=1):
+        logged.append(note(log, count, one))
+        for place, entry in enumerate(logged):
+            remembered = range(max(0, count - size), place)
+            assert entry.earlier() == [everything[n] for n in remembered]
+    assert [entry.prompt for entry in logged] == everything
+    assert log.before(10**6) == everything[-size:] if number else log.before(10**6) == []
+
+
+@pytest.mark.parametrize("size", [2, 10])
+def test_a_prompt_is_not_among_those_before_it_while_another_thread_plans(size):
+    log = PromptLog(size)
+    first, own, other = (prompt(name, "ab") for name in ("first", "own", "other"))
+    note(log, 1, first)
+    logged = note(log, 2, own)
+    stop = threading.Event()
+
+    def plan_on():
+        for time in itertools.count(3):
+            note(log, time, other)
+            if stop.is_set():
+                return
+
+    thread = threading.Thread(target=plan_on)
+    thread.start()
+    seen = [logged.earlier() for _ in range(2_000)]
+    stop.set()
+    thread.join()
+    assert all(earlier in ([first], []) for earlier in seen), "the bound may have pushed it out"
+    assert log.before(10**9) == [other] * size
+
+
+def test_prompts_of_two_threads_each_have_their_own_place():
+    planner = ReusePlanner()
+    plans = []
+
+    def serve():
+        plans.extend([planner.plan(big_request((n,)), "none") for n in range(50)])
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    places = sorted(len(plan.logged.earlier()) for plan in plans)
+    assert places == list(range(100))
+
+
+# plans
+
+
+def test_a_plan_explains_itself():
+    planner = ReusePlanner()
+    first = planner.plan(big_request((1, 2, 3), request_id="a"))
+    second = planner.plan(big_request((2, 9, 1), request_id="b"))
+    assert first.explain().cause is Cause.new_blocks
+    assert second.explain() == Explanation(
+        request_id="b",
+        cause=Cause.new_blocks,
+        closest="a",
+        shared_blocks=2,
+        shared_tokens=200,
+        block=9,
+        other_block=3,
+        lost_tokens=0,
+        words="It begins as request 'a' does, for 2 of its 3 blocks (200 of 300 block tokens). "
+        "They part at block 9, where the earlier prompt has 3. "
+        "No block from there on stands in that prompt.",
+    )
+
+
+def test_the_retrievers_order_is_explained_as_the_cause_where_it_is_kept():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3), request_id="a"), "none")
+    explanation = planner.plan(big_request((3, 2, 1)), "none").explain()
+    assert (explanation.cause, explanation.lost_tokens) == (Cause.other_order, 300)
+    assert planner.plan(big_request((3, 2, 1)), "reuse").explain().cause is Cause.hit
+
+
+@pytest.mark.parametrize("evict", ["requests", "tokens", "capacity", "trim"])
+def test_evictions_are_explained(evict):
+    planner = ReusePlanner(capacity_tokens=300 if evict == "capacity" else None)
+    plan = planner.plan(big_request((1, 2), request_id="a"))
+    if evict == "requests":
+        planner.evict([plan.request_id])
+    elif evict == "tokens":
+        planner.evict_tokens(200)
+    elif evict == "trim":
+        planner.trim(plan.request_id, 0)
+    else:
+        planner.plan(big_request((3, 4, 5)))
+    explanation = planner.plan(big_request((1, 2))).explain()
+    assert (explanation.cause, explanation.closest) == (Cause.evicted, "a")
+    assert (explanation.shared_tokens, explanation.lost_tokens) == (200, 200)
+
+
+def test_what_was_moved_behind_an_evicted_beginning_is_counted_too():
+    planner = ReusePlanner()
+    plan = planner.plan(big_request((1, 2, 3, 4), request_id="a"), "none")
+    planner.trim(plan.request_id, 1)
+    explanation = planner.plan(big_request((1, 2, 4, 3)), "none").explain()
+    assert (explanation.cause, explanation.closest) == (Cause.other_order, "a")
+    assert (explanation.shared_tokens, explanation.lost_tokens) == (200, 300)
+
+
+@pytest.mark.parametrize(("one", "other"), [("A", "B"), (None, ""), ("\ud800", "\ud801")])
+def test_other_system_texts_are_explained(one, other):
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2), request_id="a", system=one))
+    explanation = planner.plan(big_request((1, 2), system=other)).explain()
+    assert (explanation.cause, explanation.closest) == (Cause.other_system, "a")
+    assert planner.plan(big_request((1, 2), system=one)).explain().cause is Cause.hit
+
+
+def test_a_record_holds_a_digest_instead_of_the_system_text():
+    planner = ReusePlanner()
+    systems = [None, "", "a secret system", "a secret system", "\ud800"]
+    plans = [planner.plan(big_request((1, 2), system=system)) for system in systems]
+    digests = [plan.logged.prompt.system for plan in plans]
+    assert digests[0] is None
+    assert digests[2] == digests[3]
+    assert len(set(digests)) == 4
+    assert [len(digest) for digest in digests[1:]] == [16] * 4
+    assert all(isinstance(digest, bytes) for digest in digests[1:])
+
+
+def test_a_plan_is_explained_by_its_own_tenants_prompts_only():
+    shared, alone = ReusePlanner(), ReusePlanner()
+    shared.plan(big_request((1, 2), tenant="theirs"))
+    plan = shared.plan(big_request((1, 2), tenant="own"))
+    assert plan.explain() == dataclasses.replace(
+        alone.plan(big_request((1, 2))).explain(), request_id=plan.request_id
+    )
+    assert plan.explain().cause is Cause.new_blocks
+
+
+def reachable_prompts(thing):
+    """Return every prompt that can be got at from a thing by looking inside of it."""
+    seen, waiting, found = set(), [thing], []
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType, FunctionType)):
+            continue
+        seen.add(id(one))
+        found += [one] if isinstance(one, SentPrompt) else []
+        waiting += gc.get_referents(one)
+    return found
+
+
+def test_other_tenants_prompts_cannot_be_reached_from_a_plan():
+    planner = ReusePlanner()
+    plans = [
+        planner.plan(big_request((1, 2), tenant=tenant, system="S"))
+        for tenant in ("own", "theirs", "own", "theirs", "")
+    ]
+    reached = [reachable_prompts(plan) for plan in plans]
+    assert [{one.tenant for one in prompts} for prompts in reached] == [
+        {plan.request.tenant} for plan in plans
+    ]
+    assert [len(prompts) for prompts in reached] == [2, 2, 2, 2, 1]
+    assert all(b"theirs" not in pickle.dumps(plan) for plan in plans[::2])
+    assert plans[2].logged.log.before(10**6) == [plans[0].logged.prompt, plans[2].logged.prompt]
+
+
+def test_a_changed_memory_is_explained():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)))
+    updated = ContextBlock(id=2, text="text of 2, updated", tokens=100)
+    explanation = planner.plan(ContextRequest([block(1, 100), updated])).explain()
+    assert (explanation.cause, explanation.block) == (Cause.other_text, 2)
+
+
+def test_later_turns_are_explained_by_what_they_send_themselves():
+    planner = ReusePlanner()
+    first = planner.plan(big_request((1, 2), "?", history=[], conversation_id="c", request_id="a"))
+    history = [user(first.content), assistant("Yes.")]
+    planner.plan(big_request((1, 2), request_id="other"))
+    later = planner.plan(big_request((2, 3), "?", history=history, conversation_id="c"))
+    assert later.references == (2,)
+    assert later.logged.prompt.after is None
+    assert later.explain() == Explanation(
+        request_id=later.request_id,
+        cause=Cause.later_turn,
+        closest=None,
+        shared_blocks=0,
+        shared_tokens=0,
+        block=3,
+        other_block=None,
+        lost_tokens=0,
+        words="It continues a conversation and repeats what was sent there; its own 1 blocks "
+        "(100 tokens) stand behind that history, where no other prompt can have put them.",
+    )
+
+
+@all_strategies
+def test_the_plans_of_a_batch_are_explained_in_execution_order(strategy):
+    contexts = [(1, 2), (7, 8), (2, 1), (8, 7), (3, 2, 1)]
+    requests = [big_request(ids, request_id=n) for n, ids in enumerate(contexts)]
+    batch = ReusePlanner().plan_batch(requests, strategy)
+    before = set()
+    for plan in batch.plans:
+        explanation = plan.explain()
+        assert explanation.request_id == plan.request_id
+        assert explanation.closest in before | {None}
+        assert explanation.shared_tokens == plan.expected_cached_tokens
+        before.add(plan.request_id)
+
+
+@all_strategies
+@pytest.mark.parametrize("batch", [False, True])
+@given(
+    contexts=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 6), max_size=5),
+            st.sampled_from(("", "t")),
+            st.sampled_from((None, "S")),
+        ),
+        max_size=10,
+    )
+)
+def test_what_was_expected_cached_is_what_the_closest_prompt_shares(strategy, batch, contexts):
+    requests = [big_request(ids, tenant=tenant, system=system) for ids, tenant, system in contexts]
+    for plan in plan_everything(ReusePlanner(), requests, strategy, batch=batch):
+        explanation = plan.explain()
+        assert explanation.shared_tokens == plan.expected_cached_tokens
+        assert explanation.cause not in (Cause.evicted, Cause.older_prompt)
+
+
+@all_strategies
+@given(requests=st.lists(first_turns, max_size=8))
+def test_odd_requests_are_explained_too(strategy, requests):
+    planner = ReusePlanner()
+    for plan in [planner.plan(one, strategy) for one in requests]:
+        explanation = plan.explain()
+        assert isinstance(explanation.cause, Cause)
+        assert explanation.request_id == plan.request_id
+        assert 0 <= explanation.shared_blocks <= len(plan.blocks)
+        assert (explanation.cause is Cause.empty) == (not plan.blocks)
+        assert "\n" not in str(explanation).encode().decode()
+
+
+HUGE = 10**5000  # more digits than Python turns into decimals
+
+
+@all_strategies
+def test_huge_ids_and_token_counts_are_explained_too(strategy):
+    planner = ReusePlanner()
+    blocks = [ContextBlock(id=HUGE + n, text=f"text of {n}", tokens=HUGE) for n in range(3)]
+    first = planner.plan(ContextRequest(blocks, request_id=HUGE), strategy)
+    again = planner.plan(ContextRequest([*blocks[:2], block(1, 100)]), strategy)
+    assert first.logged.prompt.tokens == (2**40, 2**40, 2**40)
+    assert again.expected_cached_tokens == 2**41
+    assert (again.explain().cause, again.explain().shared_tokens) == (Cause.new_blocks, 2**41)
+    assert first.explain().cause is Cause.new_blocks
+    named = hex(HUGE)[:59] + "…"
+    assert str(again.explain()) == (
+        f"It begins as request {named} does, for 2 of its 3 blocks "
+        "(2,199,023,255,552 of 2,199,023,255,652 block tokens). They part at block 1, where the "
+        f"earlier prompt has {named}. No block from there on stands in that prompt."
+    )
+
+
+def test_an_explanation_does_not_change_with_what_is_planned_later():
+    planner = ReusePlanner()
+    plans = [planner.plan(big_request(ids), "none") for ids in ((1, 2), (2, 1), (1, 2, 3), (3,))]
+    before = [plan.explain() for plan in plans]
+    assert [explanation.cause for explanation in before] == [
+        Cause.new_blocks,
+        Cause.other_order,
+        Cause.new_blocks,
+        Cause.other_order,
+    ]
+    planner.plan_batch([big_request((2, 1, 3)), big_request((1,))])
+    planner.evict_tokens(10**6)
+    assert [plan.explain() for plan in plans] == before
+
+
+def test_the_planner_remembers_the_latest_256_prompts_of_each_tenant():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2), request_id="old"), "none")
+    for number in range(254):
+        planner.plan(big_request((10 + number,)), "none")
+        planner.plan(big_request((10 + number,), tenant="another, as busy"), "none")
+    plan = planner.plan(big_request((1, 3)), "none")
+    assert (plan.explain().closest, len(plan.logged.earlier())) == ("old", 255)
+    planner.plan(big_request((1,), tenant="another, as busy"))
+    assert len(plan.logged.earlier()) == 255
+    planner.plan(big_request((4,)))
+    assert len(plan.logged.earlier()) == 254
+
+
+def test_what_an_older_prompt_left_in_the_cache_is_explained_when_that_is_forgotten():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)), "none")
+    for number in range(256):
+        planner.plan(big_request((10 + number,)), "none")
+    half = planner.plan(big_request((1, 3)), "none").explain()
+    assert (half.cause, half.closest, half.shared_tokens) == (Cause.older_prompt, None, 100)
+    assert (half.block, half.lost_tokens) == (3, 0)
+    whole = planner.plan(big_request((1, 2)), "none").explain()
+    assert (whole.cause, whole.closest, whole.shared_tokens) == (Cause.hit, None, 200)
+
+
+def test_a_copied_plan_is_explained_as_the_original():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2), request_id="a"), "none")
+    plan = planner.plan(big_request((2, 1), history=[]), "none")
+    for copied in (copy.deepcopy(plan), copy.copy(plan), dataclasses.replace(plan)):
+        assert copied == plan
+        assert copied.explain() == plan.explain()
+        assert copied.logged.log is plan.logged.log
+    fields = dataclasses.asdict(plan)
+    assert (fields["request_id"], fields["logged"]["time"]) == (plan.request_id, 2)
+    assert fields["logged"]["prompt"]["ids"] == (2, 1)
+    planner.plan(big_request((3,)))  # the log goes on
+    assert [one.request_id for one in plan.logged.log.before(4)] == ["a", "request-0", "request-1"]
+
+
+def test_an_unpickled_plan_takes_no_other_prompt_along():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2), request_id="a secret name"), "none")
+    for ids, cause in (((2, 1), Cause.new_blocks), ((1, 2), Cause.hit)):
+        plan = planner.plan(big_request(ids), "none")
+        pickled = pickle.dumps(plan)
+        assert b"secret" not in pickled
+        again = pickle.loads(pickled)
+        assert again == plan
+        assert again.logged.prompt == plan.logged.prompt
+        assert again.logged.earlier() == again.logged.log.before(10**6) == []
+        explanation = again.explain()
+        assert (explanation.cause, explanation.closest) == (cause, None)
+        assert explanation.shared_tokens == plan.expected_cached_tokens
+    assert plan.explain().closest == "a secret name"
+
+
+def test_a_plan_made_by_hand_cannot_be_explained():
+    plan = Plan(ContextRequest([]), "r", (), {}, None, 0, DEFAULT_TEMPLATES)
+    with pytest.raises(InvalidRequestError) as caught:
+        plan.explain()
+    assert str(caught.value) == (
+        "this plan was made by hand; only a planner knows what was sent before it"
+    )
+
+
+def test_the_record_for_explanations_is_no_part_of_a_plans_value():
+    plan = ReusePlanner().plan(big_request((1, 2)))
+    assert dataclasses.replace(plan, logged=None) == plan
+    assert "logged" not in repr(plan)
+
+
+@all_strategies
+def test_no_text_of_documents_questions_system_or_history_is_told(strategy):
+    planner = ReusePlanner()
+    texts = [f"a secret {number} {text}" for number, text in enumerate(ODD_TEXTS)]
+    told = []
+    history = [user("a secret answer")]
+    for blocks in (texts, texts[::-1], texts[2:], [*texts[:2], "a secret of its own"], []):
+        for system, past in ((None, None), ("a secret system", []), (None, history)):
+            asked = ContextRequest(
+                blocks, "a secret question", system=system, history=past, conversation_id="c"
+            )
+            plan = planner.plan(asked, strategy)
+            told += [plan.explain(), plan.logged.prompt, reachable_prompts(plan.logged)]
+    assert "secret" not in repr(told)
+
+
+def test_plans_are_explained_by_many_threads_while_others_plan():
+    planner = ReusePlanner()
+    answers, errors = [], []
+
+    def serve(number):
+        try:
+            for n in range(50):
+                own = planner.plan(big_request((number, 100 + n)))
+                answers.append((own.request_id, own.explain()))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(answers) == 200
+    for own, explained in answers:
+        assert own == explained.request_id != explained.closest
+        assert explained.cause is not Cause.hit

@@ -1,0 +1,288 @@
+import pytest
+from planning_helpers import (
+    STRATEGIES,
+    assert_keeps_the_promises,
+    assistant,
+    big_request,
+    block,
+    first_turn,
+    later_turn,
+    location_words,
+    order_words,
+    request,
+    sent_ids,
+    user,
+    without_id,
+)
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+
+all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+# histories
+
+
+@all_strategies
+def test_without_a_history_nothing_is_left_out(strategy):
+    planner = ReusePlanner()
+    first_turn(planner, (1, 2))
+    plan = planner.plan(request((2, 1), "Why?", conversation_id="c"), strategy)
+    assert sorted(sent_ids(plan)) == [1, 2]
+    assert plan.references == ()
+
+
+def test_an_empty_history_is_a_first_turn_and_ordered_like_any_context():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)))
+    plan = planner.plan(big_request((2, 1), "Why?", history=[], conversation_id="c"))
+    assert (sent_ids(plan), plan.order_annotation) == ([1, 2], order_words(2, 1))
+
+
+@all_strategies
+def test_a_later_turn_keeps_the_retrievers_order(strategy):
+    planner = ReusePlanner()
+    planner.plan_batch([big_request((1, 2, 3))] * 3, strategy)
+    later = big_request((3, 2, 1), history=[user("Hello."), assistant("Yes?")])
+    for plan in (planner.plan(later, strategy), planner.plan_batch([later], strategy).plans[0]):
+        assert (sent_ids(plan), plan.order_annotation) == ([3, 2, 1], None)
+        assert plan.expected_cached_tokens == 0
+
+
+def test_a_later_turn_is_no_prefix_for_other_requests():
+    planner = ReusePlanner()
+    for _ in range(3):
+        planner.plan(big_request((1, 2), history=[user("Hello.")], conversation_id="c"))
+    plan = planner.plan(big_request((3, 2, 1)))
+    assert (sent_ids(plan), plan.expected_cached_tokens) == ([3, 2, 1], 0)
+
+
+def test_blocks_that_were_cut_from_the_history_are_sent_again():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    second = later_turn(planner, (3,), history)
+    history = [*second.messages(), assistant("Yes.")]
+
+    plan = later_turn(planner, (1, 3, 2), history[2:])
+    assert plan.content == (
+        f"[Doc_4] text of 1\n\n{location_words(3)}\n\n[Doc_5] text of 2\n\nThen?"
+    )
+    assert plan.labels == {"[Doc_3]": 3, "[Doc_4]": 1, "[Doc_5]": 2}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("text of 1", "text of 1!"),
+        ("text of 1", "Text of 1"),
+        ("text of 1", "ext of 1"),
+        ("[Doc_1] ", ""),
+        ("[Doc_1] ", "[Doc_7] "),
+        ("[Doc_1] ", "As [Doc_1] "),
+        ("[Doc_1] ", "[Doc_1]\n"),
+    ],
+)
+def test_a_block_that_was_edited_in_the_history_is_sent_again(old, new):
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    edited = [user(history[0]["content"].replace(old, new)), history[1]]
+    plan = later_turn(planner, (2, 1), edited)
+    assert sent_ids(plan) == [1]
+    assert plan.references == (2,)
+    assert_keeps_the_promises(plan)
+
+
+def test_a_block_that_moved_within_the_history_is_found_where_it_stands():
+    planner = ReusePlanner()
+    first_turn(planner, (1, 2))
+    moved = [user("Earlier."), assistant("[Doc_2] text of 2"), user("So?\n[Doc_1] text of 1")]
+    assert later_turn(planner, (1, 2), moved).references == (1, 2)
+    assert later_turn(planner, (1, 2), moved[:2]).references == (2,)
+
+
+def test_a_changed_text_under_an_old_id_is_sent():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    updated = ContextBlock(id=1, text="text of 1, updated")
+    plan = planner.plan(ContextRequest([updated, block(2)], history=history, conversation_id="c"))
+    assert plan.content == f"[Doc_3] text of 1, updated\n\n{location_words(2)}"
+
+
+def test_a_history_of_messages_in_parts_is_read_and_sent_as_it_is():
+    planner = ReusePlanner()
+    plan, _ = first_turn(planner, (1, 2))
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    history = [
+        user([image, {"type": "text", "text": plan.content}]),
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "content": "[Doc_9] is free"},
+    ]
+    later = later_turn(planner, (2, 5), history)
+    assert later.messages() == [
+        *history,
+        user(f"{location_words(2)}\n\n[Doc_10] text of 5\n\nThen?"),
+    ]
+
+
+def test_labels_in_texts_and_answers_are_never_given_out_again():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1,))
+    history += [user("Is [Doc_4] better?"), assistant("[Doc_3], [Doc_1000001] and [Doc_x2].")]
+    plan = later_turn(planner, (5, 6), history)
+    assert list(plan.labels) == ["[Doc_1]", "[Doc_5]", "[Doc_6]"]
+
+
+def test_a_foreign_history_without_our_record_has_no_references_and_no_colliding_labels():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    for conversation_id in (None, "other", 0):
+        plan = later_turn(planner, (1, 3), history, conversation_id=conversation_id)
+        assert plan.content == "[Doc_3] text of 1\n\n[Doc_4] text of 3\n\nThen?"
+
+
+def test_a_forgotten_conversation_costs_reuse_and_never_content():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    assert planner.end_conversation("c") is True
+    assert planner.end_conversation("c") is False
+    again = later_turn(planner, (1, 3), history)
+    assert again.content == "[Doc_3] text of 1\n\n[Doc_4] text of 3\n\nThen?"
+    history = [*again.messages(), assistant("Yes.")]
+    assert later_turn(planner, (2, 1), history).content == (
+        f"[Doc_5] text of 2\n\n{location_words(3)}\n\nThen?"
+    )
+
+
+def test_conversations_are_told_apart_by_tenant_and_by_the_type_of_their_id():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1,), conversation_id=1, tenant="a")
+    asked = [(1, "a"), ("1", "a"), (1, "b"), (1, "")]
+    assert [
+        later_turn(planner, (1,), history, conversation_id=name, tenant=tenant).references
+        for name, tenant in asked
+    ] == [(1,), (), (), ()]
+
+
+def test_a_turn_that_is_planned_again_has_the_same_messages():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3)))
+    asked = big_request((3, 2, 4), "Why?", history=[], conversation_id="c")
+    first = planner.plan(asked)
+    assert sent_ids(first) == [3, 2, 4]
+    assert planner.plan(asked).messages() == first.messages()
+
+    history = [*first.messages(), assistant("Yes.")]
+    asked = big_request((5, 3), "And?", history=history, conversation_id="c")
+    second = planner.plan(asked)
+    again = planner.plan(asked)
+    assert without_id(again) == without_id(second)
+    assert again.messages() == second.messages()
+
+
+def test_a_label_names_the_block_that_was_sent_under_it_even_after_a_turn_was_replaced():
+    planner = ReusePlanner()
+    short, long = ContextBlock(id="a", text="foo"), ContextBlock(id="b", text="foo\nbar")
+    planner.plan(ContextRequest([short], "?", history=[], conversation_id="c"))
+    sent = planner.plan(ContextRequest([long], "?", history=[], conversation_id="c"))
+    plan = planner.plan(ContextRequest([long], "?", history=sent.messages(), conversation_id="c"))
+    assert (plan.references, plan.labels) == (("b",), {"[Doc_1]": "b"})
+
+
+def test_a_label_names_the_last_block_sent_under_it_where_a_replaced_one_had_the_same_text():
+    planner = ReusePlanner()
+    old, new = ContextBlock(id="a", text="foo"), ContextBlock(id="b", text="foo")
+    planner.plan(ContextRequest([old], "?", history=[], conversation_id="c"))
+    sent = planner.plan(ContextRequest([new], "?", history=[], conversation_id="c"))
+    plan = planner.plan(ContextRequest([new], "?", history=sent.messages(), conversation_id="c"))
+    assert (plan.references, plan.labels) == (("b",), {"[Doc_1]": "b"})
+
+
+def test_deduplication_can_be_switched_off():
+    planner = ReusePlanner(deduplicate=False)
+    _, history = first_turn(planner, (1, 2))
+    plan = later_turn(planner, (2, 3), history)
+    assert plan.content == "[Doc_3] text of 2\n\n[Doc_4] text of 3\n\nThen?"
+
+
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("deduplicate", [None, True, False])
+def test_one_call_may_leave_out_repeated_blocks_or_not(default, batch, strategy, deduplicate):
+    planner = ReusePlanner(deduplicate=default)
+    _, history = first_turn(planner, (1, 2))
+    asked = request((2, 3, 1), "Then?", history=history, conversation_id="c")
+    options = {} if deduplicate is None else {"deduplicate": deduplicate}
+    if batch:
+        plans = planner.plan_batch([asked, request((7,))], strategy, **options).in_input_order()
+        assert sent_ids(plans[1]) == [7]
+    else:
+        plans = [planner.plan(asked, strategy, **options)]
+    assert_keeps_the_promises(plans[0])
+    if default if deduplicate is None else deduplicate:
+        assert plans[0].references == (2, 1)
+        assert plans[0].content == (
+            f"{location_words(2)}\n\n[Doc_3] text of 3\n\n{location_words(1)}\n\nThen?"
+        )
+    else:
+        assert plans[0].references == ()
+        assert plans[0].content == (
+            "[Doc_3] text of 2\n\n[Doc_4] text of 3\n\n[Doc_5] text of 1\n\nThen?"
+        )
+        assert plans[0].labels == {
+            "[Doc_1]": 1,
+            "[Doc_2]": 2,
+            "[Doc_3]": 2,
+            "[Doc_4]": 3,
+            "[Doc_5]": 1,
+        }
+
+
+def test_a_call_that_repeats_blocks_changes_nothing_for_the_next_one():
+    planner = ReusePlanner()
+    _, history = first_turn(planner, (1, 2))
+    asked = request((2, 1), "Then?", history=history, conversation_id="c")
+    repeated = planner.plan(asked, deduplicate=False)
+    assert (sent_ids(repeated), repeated.references) == ([2, 1], ())
+    assert planner.plan(asked).references == (2, 1)
+    assert later_turn(planner, (1, 2), [*repeated.messages(), assistant("Yes.")]).references == (
+        1,
+        2,
+    )
+
+
+@all_strategies
+def test_without_a_history_there_is_nothing_to_leave_out_either_way(strategy):
+    asked = [big_request(ids, "?") for ids in ((1, 2), (2, 1, 3), (3, 1))]
+    plans = [
+        [planner.plan(one, strategy, deduplicate=deduplicate).messages() for one in asked]
+        for planner, deduplicate in ((ReusePlanner(), True), (ReusePlanner(), False))
+    ]
+    assert plans[0] == plans[1]
+    batches = [
+        ReusePlanner().plan_batch(asked, strategy, deduplicate=deduplicate)
+        for deduplicate in (None, True, False)
+    ]
+    assert batches[0] == batches[1] == batches[2]
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [
+        Templates(label="<{ordinal}>", block="{label}: {text};", location="See {label}."),
+        Templates(label="{ordinal}", block="Source {label}\n{text}\n---", separator="\n"),
+        Templates(separator=" | "),
+    ],
+    ids=["marks", "lines", "one line"],
+)
+def test_references_work_with_other_templates(templates):
+    planner = ReusePlanner(templates=templates)
+    first, history = first_turn(planner, (1, 2))
+    label_1, label_2 = first.labels
+    plan = later_turn(planner, (2, 3, 1), history)
+    assert plan.references == (2, 1)
+    assert plan.location_annotations == (
+        templates.location_annotation(label_2),
+        templates.location_annotation(label_1),
+    )
+    assert plan.labels == {label_1: 1, label_2: 2, templates.block_label(3): 3}

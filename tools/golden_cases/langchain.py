@@ -1,0 +1,469 @@
+"""What reaches LangChain's models, and what its retrievers return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_classic.retrievers import ContextualCompressionRetriever
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ctxreuse import ReusePlanner, Templates, request_context
+from golden_cases.langchain_models import (
+    LetterRetriever,
+    NotingModel,
+    NotingStream,
+    ScriptedModel,
+    documents,
+    messages_of,
+    search_tool,
+    searching,
+    shown,
+)
+from golden_cases.letters import HISTORY, WORDS, text_of
+from golden_cases.recording import Cases, digest
+from langchain_ctxreuse import (
+    ReuseChatModel,
+    ReuseCompressor,
+    ReuseMiddleware,
+    ReuseRetriever,
+    format_context,
+)
+
+CASES = Cases()
+_ANNOTATIONS: tuple[Any, ...] = ("append", "metadata", "off")
+_BATCH = ("abc", "xyz", "bca", "zyx", "mno", "cab")
+
+
+def _question(word: str, asked: str = "Which?") -> str:
+    """Return a prompt with a context that was not planned yet."""
+    return f"{format_context(documents(word))}\n\n{asked}"
+
+
+@CASES
+def retriever() -> Any:
+    """One query after the other, in each annotation mode."""
+    found: dict[str, Any] = {}
+    for annotation in _ANNOTATIONS:
+        planned = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
+        results = [planned.invoke(f"{word} Which?") for word in WORDS]
+        found[annotation] = {
+            "orders": [[one.id for one in result] for result in results],
+            "results": [shown(result) for result in results[1:3]],
+            "rest": [digest(shown(result)) for result in results],
+            "texts": [format_context(result) for result in results[1:3]],
+            "all texts": [digest(format_context(result)) for result in results],
+        }
+    return found
+
+
+@CASES
+def retriever_ways() -> Any:
+    """Async calls, batches, and other retrievers give the same in their way."""
+
+    async def one_by_one() -> list[Any]:
+        planned = ReuseRetriever(retriever=LetterRetriever())
+        return [await planned.ainvoke(word) for word in WORDS]
+
+    queries = [*_BATCH, "", "mnoabc"]
+    planner = ReusePlanner()
+    planned = ReuseRetriever(retriever=LetterRetriever(), planner=planner, annotation="metadata")
+    once = planned.batch(queries)
+    again = planned.batch(queries[::-1], {"configurable": {"tenant": "two"}})
+    tenants = planned.batch(
+        queries, [{"configurable": {"tenant": str(n % 2)}} for n in range(len(queries))]
+    )
+    other = ReuseRetriever(retriever=LetterRetriever(), annotation="append")
+    return {
+        "ainvoke": [digest(shown(result)) for result in asyncio.run(one_by_one())],
+        "batch": [shown(result) for result in once[:3]] + [digest(shown(one)) for one in once],
+        "another tenant": [[[one.id for one in result], digest(shown(result))] for result in again],
+        "tenants": [[[one.id for one in result], digest(shown(result))] for result in tenants],
+        "abatch": [digest(shown(result)) for result in asyncio.run(other.abatch(queries))],
+    }
+
+
+@CASES
+def compressor() -> Any:
+    """Documents that something else retrieved."""
+
+    async def one_by_one(planned: ReuseCompressor) -> list[Any]:
+        return [list(await planned.acompress_documents(documents(one), "?")) for one in WORDS]
+
+    found: dict[str, Any] = {}
+    for annotation in _ANNOTATIONS:
+        planned = ReuseCompressor(annotation=annotation)
+        results = [list(planned.compress_documents(documents(word), "?")) for word in WORDS]
+        results += asyncio.run(one_by_one(planned))
+        found[annotation] = [[[one.id for one in r], digest(shown(r))] for r in results]
+    around = ContextualCompressionRetriever(
+        base_compressor=ReuseCompressor(), base_retriever=LetterRetriever()
+    )
+    found["contextual compression"] = [shown(around.invoke(word)) for word in WORDS[:3]]
+    return found
+
+
+@CASES
+def whose_request() -> Any:
+    """Tenants, conversations and histories, from the config and from the request context."""
+    planner = ReusePlanner()
+    found: list[Any] = []
+    for annotation in _ANNOTATIONS:
+        planned = ReuseRetriever(
+            retriever=LetterRetriever(), planner=planner, annotation=annotation
+        )
+        for word in ("abc", "cba", "bad"):
+            for said in (
+                {},
+                {"tenant": "one"},
+                {"thread_id": "t1", "history": HISTORY},
+                {"tenant": "two", "thread_id": 7, "history": [HumanMessage("Hm?")]},
+            ):
+                result = planned.invoke(word, {"configurable": said})
+                found.append([[one.id for one in result], format_context(result)])
+        with request_context(tenant="one", conversation_id="t2", history=HISTORY):
+            result = planned.invoke("bcd")
+            found.append([shown(result), format_context(result)])
+        with request_context(tenant="one"):
+            found.append(format_context(planned.invoke("dcb")))
+    return [*found[:8], *map(digest, found), *found[-2:]]
+
+
+@CASES
+def conversation() -> Any:
+    """Turns of one conversation, each behind the turns before it as they were sent."""
+    found: dict[str, Any] = {}
+    for annotation in _ANNOTATIONS:
+        planned = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
+        told: list[Any] = []
+        history: list[Any] = []
+        for word in ("abc", "bad", "ab", "xa"):
+            said = {"thread_id": "t1", "tenant": "one", "history": history}
+            result = planned.invoke(word, {"configurable": said})
+            text = format_context(result)
+            told.append([[one.id for one in result], text, digest(shown(result))])
+            history = [*history, HumanMessage(f"{text}\n\n{word}?"), AIMessage("So.")]
+        found[annotation] = told
+    return found
+
+
+@CASES
+def contexts_as_text() -> Any:
+    """`format_context`: planned, not planned, shortened, sorted again, changed, in other words."""
+    words = Templates(label="({ordinal})", block="{label}: {text}", separator="\n")
+    planner = ReusePlanner(templates=words, trim_overlaps=True)
+    plain = ReuseRetriever(retriever=LetterRetriever(), annotation="metadata")
+    other = ReuseRetriever(retriever=LetterRetriever(), planner=planner)
+    chunks = [f"{'x ' * 30}{n} begins. {'y' * n} ends {'z ' * 40}" for n in range(3)]
+    split = RunnableLambda(lambda _: [Document(chunks[0]), Document("z " * 40 + chunks[1])])
+    plain.invoke("abcd")
+    found = plain.invoke("dcab")
+    changed = [one.model_copy() for one in found]
+    changed[0].page_content += " And more."
+    return {
+        "not planned": format_context(documents("ab")),
+        "nothing": format_context([]),
+        "planned": format_context(found),
+        "shortened": [format_context(found[1:]), format_context(found[:1])],
+        "sorted again": format_context(found[::-1]),
+        "changed": format_context(changed),
+        "of two plans": format_context([*found[:1], *plain.invoke("dc")[:1]]),
+        "one text twice": format_context([*documents("a"), Document(text_of("a"))]),
+        "in other words": [
+            format_context(other.invoke("abc"), words),
+            format_context(other.invoke("cab"), words),
+            format_context(documents("ba"), words),
+        ],
+        "overlaps": format_context(
+            ReuseRetriever(retriever=split, planner=planner).invoke("?"), words
+        ),
+    }
+
+
+@CASES
+def chain() -> Any:
+    """A retriever, a template and a model that know of each other's plans."""
+    found: dict[str, Any] = {}
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "Be brief."), ("human", "{context}\n\n{question}")]
+    )
+    for name, retrieves in (
+        ("planned by the retriever", ReuseRetriever(retriever=LetterRetriever())),
+        ("planned by the model", LetterRetriever()),
+    ):
+        model = NotingModel()
+        steps = (
+            {"context": retrieves | format_context, "question": RunnablePassthrough()}
+            | prompt
+            | ReuseChatModel(inner=model, window_s=0)
+        )
+        for word in ("abc", "cab", "bd"):
+            steps.invoke(f"{word} Which?")
+        steps.batch(["abd", "xyz", "dab"], {"max_concurrency": 1})
+        found[name] = model.calls
+    return found
+
+
+def _calls(way: Callable[[ReuseChatModel, Any, Any], Any], **options: Any) -> list[Any]:
+    """Return what a model is called with for some prompts, one after the other."""
+    inner = NotingStream()
+    model = ReuseChatModel(inner=inner, window_s=0, **options)
+    for word in ("abc", "cab", "", "bde", "eb"):
+        way(model, _question(word), {})
+    history = [HumanMessage(_question("abc")), AIMessage("So."), HumanMessage(_question("bd"))]
+    way(model, history[:1], {"configurable": {"thread_id": "t1"}})
+    way(model, history, {"configurable": {"thread_id": "t1"}})
+    way(model, _question("cba"), {"configurable": {"tenant": "two", "thread_id": 3}})
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    call = AIMessage("", tool_calls=[{"name": "look", "args": {"x": 1}, "id": "1"}])
+    parts: list[Any] = ["Look:", image, {"type": "text", "text": f" {_question('cab')}"}, "So?"]
+    way(
+        model,
+        [
+            SystemMessage(f"Known:\n{format_context(documents('fgh'))}"),
+            HumanMessage(parts),
+            call,
+            ToolMessage(f"- {format_context(documents('xa'))} -", tool_call_id="1"),
+            HumanMessage(f"{_question('hf')}\n{_question('gx')}", name="Ann"),
+        ],
+        {},
+    )
+    return inner.calls
+
+
+@CASES
+def model_calls() -> Any:
+    """One call after the other, in each way to call a model."""
+
+    def stream(model: ReuseChatModel, prompt: Any, config: Any) -> Any:
+        return "".join(piece.text for piece in model.stream(prompt, config))
+
+    def astream(model: ReuseChatModel, prompt: Any, config: Any) -> Any:
+        async def pieces() -> str:
+            return "".join([piece.text async for piece in model.astream(prompt, config)])
+
+        return asyncio.run(pieces())
+
+    ways: dict[str, Any] = {
+        "invoke": lambda model, prompt, config: model.invoke(prompt, config),
+        "ainvoke": lambda model, prompt, config: asyncio.run(model.ainvoke(prompt, config)),
+        "stream": stream,
+        "astream": astream,
+    }
+    found: dict[str, Any] = {"whole": _calls(ways["invoke"])}
+    found |= {name: [digest(call) for call in _calls(way)] for name, way in ways.items()}
+    for strategy in ("paper", "none"):
+        calls = _calls(ways["invoke"], strategy=strategy)
+        found[strategy] = [digest(call) for call in calls]
+    return found
+
+
+@CASES
+def model_arguments() -> Any:
+    """Tools, stop words, structured output, and what an engine is told beside the prompt."""
+
+    @tool
+    def look(where: str) -> str:
+        """Look somewhere."""
+        return where
+
+    inner = NotingModel()
+    model = ReuseChatModel(inner=inner, window_s=0)
+    model.invoke(_question("abc"), stop=["."], temperature=0)
+    model.bind_tools([look], tool_choice="look").invoke(_question("bac"))
+    model.bind_tools([look]).batch([_question("cab"), _question("xba")], {"max_concurrency": 1})
+    model.bind(seed=1).invoke(_question("cab"))
+    engine = ReuseChatModel(
+        inner=inner, window_s=0, send_cache_salt=True, send_session_id=True, salt_key="secret"
+    )
+    for said in ({}, {"tenant": "one"}, {"tenant": "one", "thread_id": "t"}, {"thread_id": 1}):
+        engine.invoke(_question("ab"), {"configurable": said}, extra_body={"top_k": 1})
+    return inner.calls
+
+
+@CASES
+def model_batches() -> Any:
+    """Batches are sent in the planned order and answered in the caller's."""
+    prompts: list[Any] = [_question(word, f"q{number}") for number, word in enumerate(_BATCH)]
+    found: dict[str, Any] = {}
+
+    def noted(name: str, run: Callable[[ReuseChatModel], Any], whole: bool = False) -> None:
+        inner = NotingModel()
+        answers = run(ReuseChatModel(inner=inner, window_s=60))
+        calls = inner.calls if whole else [[digest(one), _end(one)] for one in inner.calls]
+        found[name] = {"calls": calls, "answers": [str(getattr(a, "text", a)) for a in answers]}
+
+    async def completed(model: ReuseChatModel) -> list[Any]:
+        steps = model.abatch_as_completed(prompts, {"max_concurrency": 1})
+        return [answer async for _, answer in steps]
+
+    one = {"max_concurrency": 1}
+    tenants = [{"configurable": {"tenant": str(n // 3)}, **one} for n in range(len(prompts))]
+    failing = [*prompts[:3], _question("ab", "fail"), *prompts[3:]]
+    noted("batch", lambda model: model.batch(prompts, one), whole=True)
+    noted("abatch", lambda model: asyncio.run(model.abatch(prompts)))
+    noted("abatch one by one", lambda model: asyncio.run(model.abatch(prompts, one)))
+    noted("tenants", lambda model: model.batch(prompts, tenants))
+    noted("a failure", lambda model: model.batch(failing, one, return_exceptions=True))
+    noted("twice", lambda model: model.batch(prompts, one) + model.batch(prompts[::-1], one))
+    noted(
+        "as completed",
+        lambda model: [answer for _, answer in model.batch_as_completed(prompts, one)],
+    )
+    noted("abatch as completed", lambda model: asyncio.run(completed(model)))
+    noted("threads", lambda model: model.batch(prompts))
+    found["threads"]["calls"].sort()  # several are under way at a time
+    return found
+
+
+@CASES
+def model_calls_at_a_time() -> Any:
+    """Calls of tasks and of threads that come together are planned together."""
+    prompts = [_question(word, f"q{number}") for number, word in enumerate(_BATCH)]
+    tasks, threads = NotingModel(), NotingModel()
+
+    async def together() -> None:
+        model = ReuseChatModel(inner=tasks, window_s=0.1)
+        await asyncio.gather(*(model.ainvoke(prompt) for prompt in prompts))
+
+    asyncio.run(together())
+    model = ReuseChatModel(inner=threads, window_s=0.1, strategy="none")
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        list(pool.map(model.invoke, prompts))
+    return {
+        "tasks": [[digest(call), _end(call)] for call in tasks.calls],
+        "threads, sorted": sorted([digest(call), _end(call)] for call in threads.calls),
+    }
+
+
+def _end(call: list[Any]) -> str:
+    return str(call[-1]["content"]).rsplit("\n", 1)[-1]
+
+
+def _agent(answers: list[AIMessage], *tools: Any, **options: Any) -> tuple[Any, ScriptedModel]:
+    model = ScriptedModel(responses=list(answers))
+    agent = create_agent(
+        model,
+        list(tools),
+        system_prompt="Be brief.",
+        middleware=[ReuseMiddleware(**options)],
+        checkpointer=InMemorySaver(),
+    )
+    return agent, model
+
+
+def _ask(agent: Any, text: str, **configurable: Any) -> Any:
+    config = {"configurable": {"thread_id": "t1", **configurable}}
+    return agent.invoke({"messages": [HumanMessage(text)]}, config)
+
+
+@CASES
+def agent_with_a_retriever_tool() -> Any:
+    """Tool results are labelled once, and what was shown is only pointed to."""
+    script = [
+        searching(0, "ab"),
+        searching(1, "bc", "cd"),
+        AIMessage("Done."),
+        searching(2, "cda"),
+        AIMessage("Done again."),
+    ]
+    agent, model = _agent(script, search_tool())
+    _ask(agent, "First?")
+    state = _ask(agent, "Second?")
+
+    async def asynchronous() -> list[Any]:
+        again, noting = _agent(script, search_tool())
+        for text in ("First?", "Second?"):
+            await again.ainvoke(
+                {"messages": [HumanMessage(text)]}, {"configurable": {"thread_id": "t1"}}
+            )
+        return noting.calls
+
+    return {
+        "calls": [digest(call) for call in model.calls],
+        "last call": model.calls[-1],
+        "state": messages_of(state),
+        "async": [digest(call) for call in asyncio.run(asynchronous())],
+    }
+
+
+@CASES
+def agent_with_context() -> Any:
+    """What the middleware retrieves stands before each question, from any thread and tenant."""
+    planner = ReusePlanner()
+    done = [AIMessage(f"Answer {number}.") for number in range(9)]
+    agent, model = _agent(done, retriever=LetterRetriever(), planner=planner)
+    for text in ("abc One?", "bda Two?", " Nothing?"):
+        _ask(agent, text)
+    _ask(agent, "cab One?", thread_id="t2")
+    _ask(agent, "cab One?", thread_id="t3", tenant="two")
+    state = _ask(agent, "ef Three?")
+    both, both_model = _agent(
+        [searching(0, "ca"), AIMessage("Done.")],
+        search_tool(document_prompt=PromptTemplate.from_template("{source}: {page_content}")),
+        retriever=ReuseRetriever(retriever=LetterRetriever(), planner=planner),
+        planner=planner,
+    )
+    _ask(both, "ab Both?")
+    return {"calls": model.calls, "state": messages_of(state)[-2:], "both": both_model.calls}
+
+
+@CASES
+def agent_with_other_tools() -> Any:
+    """Plain text of named tools, memories as JSON, and results that are left alone."""
+
+    @tool
+    def search(query: str) -> Any:
+        """Find something."""
+        return {
+            "1": '{"results": [{"id": "m1", "memory": "tea is liked", "score": 0.5}, '
+            '{"id": "m2", "memory": "cats are kept", "score": 0.25}]}',
+            "2": '{"results": [{"id": "m2", "memory": "cats are kept", "score": 0.75}, '
+            '{"id": "m1", "memory": "tea is not liked", "score": 0.5}]}',
+        }.get(query, "\n\n".join(query))
+
+    script = [searching(0, "1", "2"), searching(1, "xy"), searching(2, "yz"), AIMessage("Done.")]
+    found = {}
+    for name, options in (("named", {"tools": ["search"]}), ("not named", {})):
+        agent, model = _agent(script, search, **options)
+        _ask(agent, "What?")
+        found[name] = model.calls[-1]
+    return found
+
+
+@CASES
+def planning_faults() -> Any:
+    """Where planning fails, everything goes through as it is."""
+
+    class Faulty(ReusePlanner):
+        def plan(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("a fault")
+
+        plan_batch = plan
+
+    inner = NotingModel()
+    model = ReuseChatModel(inner=inner, window_s=0, planner=Faulty())
+    model.invoke(_question("abc"))
+    model.batch([_question("ab"), _question("ba")], {"max_concurrency": 1})
+    planned = ReuseRetriever(retriever=LetterRetriever(), planner=Faulty())
+    agent, scripted = _agent(
+        [searching(0, "ab"), AIMessage("Done.")],
+        search_tool(),
+        retriever=LetterRetriever(),
+        planner=Faulty(),
+    )
+    _ask(agent, "cd What?")
+    return {
+        "model": inner.calls,
+        "retriever": shown(planned.invoke("ba")),
+        "agent": scripted.calls[-1],
+        "faults": [model.faults, planned.faults],
+    }
