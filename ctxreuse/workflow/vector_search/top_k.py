@@ -36,45 +36,15 @@ class Candidates(NamedTuple):
 
 
 def worst_score(higher_is_better: bool) -> float:
-    """Return the score of what was not found, as faiss presets it.
-
-    Args:
-        higher_is_better: True for inner products, False for distances.
-    """
+    """Return the score that stands where nothing was found, as faiss presets it."""
     largest = float(np.finfo(np.float32).max)
     return -largest if higher_is_better else largest
 
 
 def nothing_found(shape: tuple[int, ...], higher_is_better: bool) -> Candidates:
-    """Return candidates in which nothing was found.
-
-    Args:
-        shape: The arrays' shape, such as (queries, k).
-        higher_is_better: True for inner products, False for distances.
-    """
+    """Return candidates in which nothing was found, of a shape such as (queries, k)."""
     scores = np.full(shape, worst_score(higher_is_better), dtype=np.float32)
     return Candidates(scores, np.full(shape, MISSING, dtype=np.int64))
-
-
-def best(scores: Scores, ids: Ids, k: int, higher_is_better: bool) -> Candidates:
-    """Return the k best of one search's candidates in canonical order.
-
-    Args:
-        scores: (m,) float32, in any order.
-        ids: (m,) int64; entries that are `MISSING` are left out.
-        k: How many are wanted.
-        higher_is_better: True for inner products, False for distances.
-
-    Returns:
-        At most k candidates, without padding. An id that was given twice is returned twice.
-    """
-    found = np.flatnonzero(ids != MISSING)
-    order = found[
-        _canonical_order(
-            np.zeros(len(found), np.int64), scores[found], ids[found], higher_is_better
-        )
-    ][:k]
-    return Candidates(scores[order], ids[order])
 
 
 def best_by_group(

@@ -11,9 +11,9 @@ import numpy as np
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.models.embedders import Embedder
+from ctxreuse.workflow.models.embedders import Embedder, checked_embedder
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best
+from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best_by_group
 
 if TYPE_CHECKING:
     from ctxreuse.workflow.vector_search.tiers.hot_tier import ClusterTier
@@ -52,7 +52,7 @@ class VectorRetriever:
         if nprobe is None:
             nprobe = self.index.nprobe
         checked_integer("nprobe", nprobe, 1)
-        if embedder.dimension != self.index.dimension:
+        if checked_embedder(embedder).dimension != self.index.dimension:
             raise InvalidRequestError(
                 f"the embedder makes vectors of {embedder.dimension} dimensions, the index holds "
                 f"vectors of {self.index.dimension}; use the embedder that the index was made with"
@@ -97,9 +97,10 @@ class VectorRetriever:
         rows = np.zeros(len(clusters), dtype=np.int64)
         k = min(k, self.index.size)
         found = self.index.scan(vectors, rows, clusters, k)
+        group = np.zeros(found.ids.size, dtype=np.int64)
         higher = self.index.higher_is_better
-        _, ids = best(found.scores.ravel(), found.ids.ravel(), k, higher)
-        return self.blocks_of(ids[ids >= 0].tolist())
+        best = best_by_group(group, found.scores.ravel(), found.ids.ravel(), 1, k, higher)
+        return self.blocks_of(best.ids[best.ids >= 0].tolist())
 
     def blocks_of(self, ids: Iterable[int]) -> tuple[ContextBlock, ...]:
         """Return the blocks of ids, in their order."""
