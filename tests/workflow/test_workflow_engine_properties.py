@@ -336,8 +336,8 @@ def test_enough_random_scenarios_speculate_split_and_go_round() -> None:
         speculation = metrics.speculation
         kinds["committed"] += speculation.committed > 0
         kinds["wasted"] += speculation.wasted_prompts > 0
-        kinds["guessed"] += speculation.searches > 0
-        kinds["guessed right"] += speculation.searches_committed > 0
+        kinds["searched ahead"] += speculation.searches > 0
+        kinds["searched ahead rightly"] += speculation.searches_committed > 0
         kinds["hinted"] += speculation.hints > 0
         kinds["split"] += metrics.searches.batches > metrics.searches.searches > 0
         kinds["shared"] += metrics.searches.pairs > metrics.searches.clusters

@@ -315,7 +315,7 @@ def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
         _check_key("defaults", key)
         try:
             copies[key] = deepcopy(value)
-        except Exception as error:  # whatever a foreign __deepcopy__ raises
+        except Exception as error:  # a foreign __deepcopy__ may raise anything
             raise GraphError(
                 f"the default of {quoted([key])} cannot be copied for each run "
                 f"({type(error).__name__}); let a function write it instead"

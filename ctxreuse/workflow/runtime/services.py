@@ -55,7 +55,7 @@ class RunContext:
 
 @dataclass(slots=True)
 class GenerationStatistics:
-    """What the generations of a node are like.
+    """Averages of a node's generations.
 
     Attributes:
         seconds: How long one takes.
@@ -83,10 +83,10 @@ class Services:
         retrievers: The atomic ones.
         sessions: The last searches of sessions that outlast a run, by tenant, session and
             retriever.
-        generation_statistics: What generations are like.
+        generation_statistics: Averages of generations, by node.
         preview_stability: When the previews of a retrieval are final, with or without a last
             search.
-        speculation: What speculation has brought.
+        speculation: Counts of speculation.
         speculating: Keeps faults of speculation, or of its history, from the runs.
         timeline: What happened when.
     """

@@ -24,7 +24,7 @@ class _OwnerLoop:
 
 
 class SingleLoopRunner:
-    """Runs coroutines in one event loop, whatever loops and threads they are called from.
+    """Runs coroutines in one event loop, from whichever loops and threads they are called.
 
     The first caller's loop is the owner loop, as long as anything runs there. Frameworks call the
     same object from coroutines and, for synchronous code, from threads.

@@ -37,13 +37,13 @@ of an answer are as near to all of it as its nearest document is (HedraRAG, Figu
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """What launches the generation behind a search needs.
+    """Launches the generation behind a search: the nodes, the state and the policy.
 
     Attributes:
         retrieval: The node of the search.
         generation: The node behind it.
         state: What is known when the search begins.
-        policy: Decides when.
+        policy: Decides when to launch.
         began_s: When the retrieval began.
     """
 
@@ -76,13 +76,13 @@ class Stages:
         self._remembers = graph.searches_again or context.session is not None
 
     async def close(self) -> None:
-        """Stop whatever was started and is not needed any more, and wait for its end."""
+        """Stop all speculative work, and wait for its end."""
         self._generation_ahead.drop()
         self._search_ahead.drop()
         await self._background.wait()
 
     async def generation(self, node: Generation, state: State, visit: int, is_alone: bool) -> str:
-        """Ask the model, or take the answer that is on its way already, and return its text.
+        """Return the text of a generation; commit the speculative one if it is the same.
 
         Args:
             node: The node.
@@ -194,7 +194,7 @@ class Stages:
     def _launcher(
         self, node: Retrieval, state: State, record: SearchRecord | None, began_s: float
     ) -> _Launcher | None:
-        """Return what launches the generation behind a retrieval; None if nothing may."""
+        """Return the launcher of the generation behind a retrieval; None if none may launch."""
         rule = self._services.options.speculation
         generation = None if rule == "off" else self._graph.next_generation(node.name, state)
         if generation is None:
@@ -207,9 +207,9 @@ class Stages:
     def _speculate(
         self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher
     ) -> None:
-        """Launch from what has been found so far, or drop what was launched from something else.
+        """Act on the policy's decision: launch from a preview, or drop a wrong speculation.
 
-        It never raises: a search does not fail because of what is only expected.
+        It never raises: a search does not fail because of a speculation.
         """
         self._services.speculating.attempt(
             lambda: self._act(executor, search, launcher), self._generation_ahead.drop

@@ -9,17 +9,17 @@ from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """What speculation has brought.
+    """The gains and costs of speculation.
 
     Attributes:
-        retrievals: Retrievals that a generation followed, so that one could have been launched.
+        retrievals: Retrievals before a generation, so that one could have been launched.
         launched: Generations that were launched before their retrieval had ended.
         committed: How many of them were right.
-        wasted_tokens: Tokens that the others had generated.
-        wasted_prompts: How many others there were whose prompt was sent.
+        wasted_tokens: Tokens that the wrong ones had generated.
+        wasted_prompts: How many wrong ones there were.
         generated_tokens: Tokens of all generations that were not wasted.
         searches: Searches that were begun with a part of a generation's text.
-        searches_committed: How many of them were for the very text that came out.
+        searches_committed: How many of them were for the final text.
         hints: How many others told the real search where to look first.
     """
 
@@ -46,9 +46,10 @@ class WorkflowMetrics:
         waiting: Runs that wait for a slot.
         in_flight: Runs under way.
         generations: Generations that were started, speculative ones included.
-        searches: What the step-wise retrievers have done, all together.
-        speculation: What speculation has brought.
-        planning_faults: Prompts that went through with the documents as retrieved.
+        searches: Counts of all step-wise retrievers together.
+        speculation: Counts of speculation.
+        planning_faults: Prompts that were sent with the documents as retrieved, because planning
+            failed.
     """
 
     runs: int

@@ -14,16 +14,16 @@ _OTHER_INDEXES = (
 )
 
 _BY_PAIR = 2
-"""faiss's mode that spreads pairs of query and cluster over its threads. It finds the same, and is
-not the default, in which faiss asks Python after each row whether somebody has pressed Ctrl-C: for
-that it waits for the GIL, as long as another thread computes (5 ms a row, for a hundred rows)."""
+"""faiss's mode that spreads pairs of query and cluster over its threads. Its results are the same.
+In the default mode faiss asks Python after each row whether Ctrl-C was pressed, and waits for the
+GIL for that, as long as another thread computes (5 ms a row, for a hundred rows)."""
 
 
 def require_faiss() -> Any:
     """Return the module faiss.
 
     Raises:
-        MissingExtraError: If it is not installed.
+        MissingExtraError: faiss is not installed.
     """
     try:
         import faiss
@@ -37,7 +37,7 @@ def openmp_threads(threads: int | None) -> Iterator[None]:
     """Set how many OpenMP threads faiss uses for the calling thread, which has its own number.
 
     Args:
-        threads: None leaves it as it is.
+        threads: The number; None leaves it as it is.
     """
     faiss = require_faiss()
     before = faiss.omp_get_max_threads()
@@ -90,7 +90,7 @@ def _remedy(faiss: Any, index: Any) -> str:
 def view_of(faiss: Any, index: Any, lists: Any) -> Any:
     """Return an index of the same kind that shares the quantizer and searches the lists.
 
-    The user's index stays as it is, whatever lists the view is given and whatever it is set to.
+    The lists and settings of the view do not change the user's index.
     """
     if type(index) is faiss.IndexIVFFlat:
         view = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, index.metric_type)

@@ -173,7 +173,7 @@ class SearchHandle:
 
 
 class SearchUpdate(NamedTuple):
-    """A search whose owner is to hear of it, and whether it has ended."""
+    """An update for the owner of a search."""
 
     search: SearchHandle
     has_ended: bool
