@@ -12,7 +12,7 @@ import typer
 from mkdocs.exceptions import PluginError
 from typer.cli import get_docs_for_click
 
-from ctxreuse.cli import app
+from ctxreuse.cli.command_line import app
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -22,6 +22,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+CLI = "cli"
+"""The extra that has the command."""
+
 WORKS = "works"
 SAYS_SO = "names its extra"
 FAILS = "fails"
@@ -51,7 +54,7 @@ class Feature:
         name: What it is called in the table.
         use: Uses it; raises whatever a user would see.
         extras: Each of them alone is enough for it; none are needed where this is empty.
-        on: An extra that it builds on, which its own does not bring.
+        on: Extras that may be named instead, because it builds on them.
         foreign: A package that users import themselves: nothing of ours can say that it is missing.
     """
 
@@ -124,7 +127,7 @@ def is_typed() -> None:
 
 
 def plans_and_simulates() -> None:
-    """Run the commands that need no extra, on files of our own."""
+    """Run the commands that need nothing else, on files of our own."""
     assert "ctxreuse demo" in command("--help")
     corpus, trace = _files()
     files = ("--corpus", corpus)
@@ -134,6 +137,12 @@ def plans_and_simulates() -> None:
     )
     command("explain", "--plan", "plan.jsonl", *files)
     command("estimate", trace, *files)
+
+
+def shows_progress() -> None:
+    """Show a progress bar."""
+    with import_module("ctxreuse.serving").progress_bar("requests") as progress:
+        progress(1, 2)
 
 
 def demonstrates() -> None:
@@ -321,19 +330,20 @@ FEATURES = (
     Feature("import", imports_little),
     Feature("names without extras", imports_all_that_needs_nothing),
     Feature("py.typed", is_typed),
-    Feature("commands without extras", plans_and_simulates),
-    Feature("ctxreuse demo", demonstrates, ("demo", "workflow")),
-    Feature("ctxreuse report", reports, ("report",)),
-    Feature("ctxreuse bench", compares_policies, ("bench", "workflow")),
-    Feature("ctxreuse bench, long documents", cuts_documents, ("bench",)),
-    Feature("--tokenizer", counts_tokens, ("tokenizers",)),
+    Feature("commands", plans_and_simulates, (CLI,)),
+    Feature("progress bars", shows_progress, (CLI,)),
+    Feature("ctxreuse demo", demonstrates, ("demo", "workflow"), on=(CLI,)),
+    Feature("ctxreuse report", reports, ("report",), on=(CLI,)),
+    Feature("ctxreuse bench", compares_policies, ("bench", "workflow"), on=(CLI,)),
+    Feature("ctxreuse bench, long documents", cuts_documents, ("bench",), on=(CLI,)),
+    Feature("--tokenizer", counts_tokens, ("tokenizers",), on=(CLI,)),
     Feature("langchain_ctxreuse", plugs_into_langchain, ("langchain",)),
-    Feature("record --source langchain", records_langchain, ("langchain",)),
+    Feature("record --source langchain", records_langchain, ("langchain",), on=(CLI,)),
     Feature("llamaindex_ctxreuse", plugs_into_llamaindex, ("llamaindex",)),
-    Feature("record --source llamaindex", records_llamaindex, ("llamaindex",)),
+    Feature("record --source llamaindex", records_llamaindex, ("llamaindex",), on=(CLI,)),
     Feature("mem0_ctxreuse over mem0", wraps_mem0, ("mem0",), foreign="mem0"),
     Feature("EngineClient", asks_an_engine, ("openai",)),
-    Feature("record --source openai", records_openai, ("openai",)),
+    Feature("record --source openai", records_openai, ("openai",), on=(CLI,)),
     Feature("KVEventSync", follows_events, ("vllm-events",)),
     Feature("chain_of_agents", runs_agents, ("agents",)),
     Feature("WorkflowEngine", runs_workflows, ("workflow",)),

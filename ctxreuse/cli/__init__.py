@@ -1,86 +1,24 @@
-"""The `ctxreuse` command."""
+"""The `ctxreuse` command; without the extra `cli` it says what to install."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
+from ctxreuse.errors import CtxreuseError, MissingExtraError
 
-import ctxreuse
-from ctxreuse.cli import savings_commands, trace_commands
-from ctxreuse.cli.bench_command import bench
-from ctxreuse.cli.common import output_console
-from ctxreuse.errors import CtxreuseError
-
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
-
-    Start with `ctxreuse demo`: it plans real retrievals in several ways and shows what each saves.
-
-    With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
-    trace with `request_id`, `query` and `blocks` (ids, best first). Then:
-
-    `ctxreuse plan --trace T.jsonl --corpus C.jsonl --mode online -o OUT.jsonl`
-
-    `ctxreuse simulate --plan OUT.jsonl --corpus C.jsonl`
-
-    `ctxreuse explain --plan OUT.jsonl --corpus C.jsonl`
-
-    To see what your own application would save, write down what it retrieves, and replay that:
-
-    `ctxreuse record -o recording app.py`
-
-    `ctxreuse estimate recording`
-
-    To compare ways to order blocks on public data or on yours: `ctxreuse bench --help`
-    """,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-
-
-@app.callback(invoke_without_command=True)
-def _main(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
-        typer.echo(ctxreuse.__version__)
-        raise typer.Exit
-
-
-def _demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the plot and the results.")
-    ] = Path("demo-output"),
-) -> None:
-    """Plan real questions about the Python reference in several ways, and show what each saves.
-
-    Needs no server, no model and no download; takes some seconds.
-    """
-    from ctxreuse.evaluation.demo.demo_run import run_demo
-
-    run_demo(output, output_console())
-
-
-app.command("demo")(_demo)
-app.command("record", context_settings={"allow_interspersed_args": False})(savings_commands.record)
-app.command("estimate")(savings_commands.estimate)
-app.command("report")(savings_commands.report)
-app.command("bench")(bench)
-app.command("plan")(trace_commands.plan)
-app.command("simulate")(trace_commands.simulate)
-app.command("explain")(trace_commands.explain)
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command; errors that the user can mend go to standard error, exit code 2."""
     try:
+        try:
+            import rich  # noqa: F401
+            import typer  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("the command ctxreuse", "cli") from error
+        from ctxreuse.cli.command_line import app
+
         app()
     except CtxreuseError as error:
         print(f"ctxreuse: {error}", file=sys.stderr)

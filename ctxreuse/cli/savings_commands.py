@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ctxreuse.cli.common import output_console, progress, say
-from ctxreuse.evaluation.replay.outcomes import Replay
-from ctxreuse.evaluation.replay.policies import POLICIES
-from ctxreuse.evaluation.replay.simulate import load_tokenizer
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
-
-if TYPE_CHECKING:
-    from ctxreuse.evaluation.results.results_file import Results
-
-
-class SourceName(StrEnum):
-    """Where blocks are seen."""
-
-    langchain = "langchain"
-    llamaindex = "llamaindex"
-    openai = "openai"
+from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, say, show
+from ctxreuse.evaluation.report import write_pictures, write_report
+from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.tables import estimate_json, estimate_output
+from ctxreuse.evaluation.results.trace_savings import measure_savings
+from ctxreuse.evaluation.traces.recorded_program import run_recorded
+from ctxreuse.evaluation.traces.recording import TraceRecorder
 
 
 def record(
@@ -40,30 +30,21 @@ def record(
         typer.Option("--hash-only", help="Store no text: token counts and salted hashes only."),
     ] = False,
     source: Annotated[
-        list[SourceName] | None,
+        list[str] | None,
         typer.Option(
-            help="What to listen to; several may be given. Without it, the retrievers of LangChain "
-            "and LlamaIndex. openai reads paragraphs of prompts as blocks."
+            help="What to listen to: langchain, llamaindex (their retrievers) or openai (reads "
+            "paragraphs of prompts as blocks); several may be given. Without it, all retrievers."
         ),
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
 ) -> None:
-    """Run a program as it is, and write down what it retrieves or sends.
+    """Run a program as it is, and record what it retrieves or sends.
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
-    from ctxreuse.evaluation.traces.recorded_program import run_recorded
-    from ctxreuse.evaluation.traces.recording import TraceRecorder
-
     with TraceRecorder(output, hash_only=hash_only) as recorder:
         try:
-            run_recorded(
-                program,
-                arguments or [],
-                recorder,
-                [one.value for one in source or []],
-                is_module=module,
-            )
+            run_recorded(program, arguments or [], recorder, source or [], is_module=module)
         finally:
             if recorder.requests:
                 say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
@@ -99,57 +80,33 @@ def estimate(
             "counts as its tokens, and questions and annotations as none."
         ),
     ] = None,
-    html: Annotated[
-        str | None, typer.Option(help="Write a report, one HTML file that needs no network, too.")
-    ] = None,
+    html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what ordering would save of a trace: as retrieved, papers' order, ctxreuse.
 
     Conversations are replayed, each turn answered "OK.", with and without de-duplication; an
     unlimited cache and smaller ones.
     """
-    from ctxreuse.evaluation.replay import estimate as estimating
-    from ctxreuse.evaluation.results import tables
-    from ctxreuse.evaluation.results.results_file import Results
-    from ctxreuse.evaluation.results.runs import K_PART, Run
-
-    trace_path, corpus_path = estimating.files_of(trace, corpus)
-    blocks = read_corpus(corpus_path)
-    requests = read_trace(trace_path, blocks)
-    summary = estimating.TraceSummary.of(requests)
-    encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
-    capacities = [None, *capacity_tokens] if capacity_tokens else summary.cache_sizes()
-    has_report = html is not None or results is not None
-    ks = estimating.usual_ks(requests) if has_report else []
-    rounds = estimating.runs_of(requests) * len(capacities) + len(POLICIES) * len(ks)
-    with progress("replaying", 2 * rounds * len(requests)) as advance:
-        replay = Replay(requests, blocks, encoder, advance)
-        outcomes = list(estimating.estimate(replay, capacities))
-        policy_runs = list(map(Run.of, outcomes))
-        over_k = list(estimating.estimate_over_k(replay, ks))
-    if has_report:
-        measured = Results.of(
-            Path(trace).name,
-            "blocks" if tokenizer is None else "tokens",
-            summary,
-            [*policy_runs, *(Run.of(one, part=K_PART, k=k) for k, one in over_k)],
-            estimating.shown(outcomes).planned,
-            blocks,
-            bounds=estimating.reuse_bounds(requests, ks),
-        )
-        if results is not None:
-            measured.write(results)
-        if html is not None:
-            write_page(measured, html)
+    measured = measure_savings(
+        trace,
+        corpus,
+        capacities=capacity_tokens or (),
+        tokenizer=tokenizer,
+        for_report=html is not None or results is not None,
+        progress=progress,
+    )
+    if results is not None:
+        measured.write(results)
+    if html is not None:
+        write_page(measured, html)
     if as_json:
-        typer.echo(json.dumps(tables.as_json(summary, policy_runs)))
-        return
-    for shown in tables.estimate_renderables(summary, policy_runs):
-        output_console().print(shown)
+        typer.echo(json.dumps(estimate_json(measured)))
+    else:
+        show(estimate_output(measured))
 
 
 def report(
@@ -164,20 +121,14 @@ def report(
     ] = None,
 ) -> None:
     """Make a page of results that people can look at."""
-    from ctxreuse.evaluation.results.results_file import Results
-
     measured = Results.read(results)
     write_page(measured, output)
     if pictures is not None:
-        from ctxreuse.evaluation.report import write_pictures
-
         for path in write_pictures(measured, pictures):
             say(f"ctxreuse: wrote {path}")
 
 
 def write_page(results: Results, path: str) -> None:
     """Write a report, and say so."""
-    from ctxreuse.evaluation.report import write_report
-
     write_report(results, path)
     say(f"ctxreuse: wrote {path}")

@@ -8,26 +8,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
-from ctxreuse.cli.common import (
+from ctxreuse.cli.terminal import (
+    AsJson,
     CorpusPath,
+    PlanPath,
     only_one_from_standard_input,
-    output_console,
     progress,
+    show,
 )
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay import simulate as simulation
-from ctxreuse.evaluation.replay.explain_plan import (
-    explain_plan,
-    explanation_json,
-    explanation_tables,
-    in_words,
-)
+from ctxreuse.evaluation.replay.explain_plan import explain_plan, explanation_json, in_words
 from ctxreuse.evaluation.replay.plan_file import read_plan
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.results.tables import explanation_output
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, write_lines
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 
@@ -40,7 +37,7 @@ class ModeName(StrEnum):
 
 
 class StrategyName(StrEnum):
-    """Whose order the blocks are put in."""
+    """The strategy that orders the blocks."""
 
     reuse = "reuse"
     paper = "paper"
@@ -93,10 +90,7 @@ def plan(
 
 
 def simulate(
-    plan: Annotated[
-        str,
-        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
-    ],
+    plan: PlanPath,
     corpus: CorpusPath,
     capacity_tokens: Annotated[
         int | None,
@@ -112,7 +106,7 @@ def simulate(
             "counts as its tokens, and questions and annotations as none."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the hit ratio that an engine with a prefix cache would reach on a plan."""
     only_one_from_standard_input(plan, corpus)
@@ -141,24 +135,19 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(figures))
         return
-    table = Table(show_header=False, box=None)
     for name, value in figures.items():
-        shown = f"{value:,}" if isinstance(value, int) else value
-        table.add_row(name.replace("_", " "), "unlimited" if value is None else str(shown))
-    output_console().print(table)
+        shown = f"{value:,}" if isinstance(value, int) else str(value)
+        print(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
 
 
 def explain(
-    plan: Annotated[
-        str,
-        typer.Option("--plan", help="What `ctxreuse plan` wrote; '-' reads standard input."),
-    ],
+    plan: PlanPath,
     corpus: CorpusPath,
     request: Annotated[
         str | None, typer.Option(help="Explain this request only, in words; its request_id.")
     ] = None,
     worst: Annotated[
-        int, typer.Option(min=0, help="How many of the requests that lost most to list.")
+        int, typer.Option(min=0, help="Number of requests to list, those that lost most.")
     ] = 10,
     tokenizer: Annotated[
         Path | None,
@@ -193,5 +182,4 @@ def explain(
         for one in explained:
             typer.echo(in_words(one))
     else:
-        for table in explanation_tables(explained, worst):
-            output_console().print(table)
+        show(explanation_output(explained, worst))

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
 from ctxreuse.context.checks import checked_integer, checked_kind
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.serving.aio.gather import all_in_order
 from ctxreuse.serving.client.completion import Completion
@@ -124,8 +124,14 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
 
     Yields:
         What `dispatch` takes as `progress`.
+
+    Raises:
+        MissingExtraError: rich is not installed.
     """
-    from rich.progress import Progress as Bar
+    try:
+        from rich.progress import Progress as Bar
+    except ImportError as error:
+        raise MissingExtraError("progress_bar", "cli") from error
 
     with Bar() as bar:
         task = bar.add_task(description, total=None)

@@ -469,6 +469,30 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(run, arguments, mention
     assert mentioned in words(err)
 
 
+WITHOUT_TYPER = """
+import runpy, sys
+sys.modules["typer"] = None
+sys.argv = ["ctxreuse", "demo"]
+runpy.run_module("ctxreuse", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_extra_the_command_says_what_to_install(run, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    remedy = "the command ctxreuse needs optional packages: pip install 'ctxreuse[cli]'"
+    assert run("demo") == (2, "", f"ctxreuse: {remedy}\n")
+
+
+def test_without_its_extra_python_m_ctxreuse_says_what_to_install():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TYPER], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("pip install 'ctxreuse[cli]'\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corpus):
     command = [sys.executable, "-W", "error", "-m", "ctxreuse"]
     plan = subprocess.run(

@@ -2,7 +2,12 @@
 
 import csv
 import json
+import sys
+import tomllib
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
+from pathlib import Path
 
 import pytest
 from cli_helpers import run, words
@@ -11,18 +16,28 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.evaluation.bench.baselines import OURS, frameworks
-from ctxreuse.evaluation.bench.published_contextpilot import PublishedContextPilot
+from ctxreuse.evaluation.bench import BenchConfig
+from ctxreuse.evaluation.bench import run as run_bench
+from ctxreuse.evaluation.bench.baselines import PublishedContextPilot, framework_policies
 from ctxreuse.evaluation.bench.question_retrieval import retrieve
-from ctxreuse.evaluation.bench.trials import Matrix, Part
+from ctxreuse.evaluation.bench.run_matrix import RunMatrix
 from ctxreuse.evaluation.bench.workload import make_workload, sample
 from ctxreuse.evaluation.datasets import Dataset, Passage, Question
+from ctxreuse.evaluation.plugins import (
+    BASELINES,
+    RECORDERS,
+    RETRIEVERS,
+    naming_what_is_missing,
+    registered,
+)
 from ctxreuse.evaluation.replay.estimate import cut
+from ctxreuse.evaluation.replay.policies import POLICIES, Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
 
+ROOT = Path(__file__).resolve().parents[2]
 TOWNS = ("Porto", "Paris", "Prague", "Pisa", "Perth", "Palermo")
 DATASET = Dataset(
     "towns",
@@ -100,7 +115,7 @@ def test_questions_may_arrive_as_the_files_have_them():
     for turns in workload().conversations:
         ids = [one.request_id for one in turns]
         assert [one.request_id for one in sent if one.request_id in ids] == ids
-    matrix = Matrix(workload(), OURS, [None], 2, [2], [2], None)
+    matrix = RunMatrix(workload(), POLICIES, [None], 2, [2], [2], None)
     assert matrix.trace() == cut(workload().in_order(), 2)
 
 
@@ -180,7 +195,7 @@ def test_retrievers_of_frameworks_are_asked(tmp_path, monkeypatch):
     assert found == [ContextBlock(id=one.id, text=one.text) for one in DATASET.passages[:2]]
     for name, problem in (
         ("own_retrievers:broken", "must return a list, not str"),
-        ("own_retrievers:number", "neither invoke"),
+        ("own_retrievers:number", "none of the methods invoke, retrieve"),
         ("own_retrievers:missing", "missing"),
         ("no_such_module_at_all:x", "no_such_module_at_all"),
         ("bm52", "there is no retriever"),
@@ -206,24 +221,58 @@ def test_frameworks_put_the_best_at_the_ends():
     pytest.importorskip("llama_index.core")
     missing: list[str] = []
     blocks = tuple(ContextBlock(id=number, text=str(number)) for number in range(5))
-    for contender in frameworks(missing):
-        (sent,) = contender.arrange([TraceRequest("q", "?", blocks)], False).trace
+    policies = list(framework_policies(missing))
+    for policy in policies:
+        (sent,) = policy.reorder([TraceRequest("q", "?", blocks)], False).requests
         assert [block.id for block in sent.blocks] == [0, 2, 4, 3, 1]
+    assert [policy.name for policy in policies] == [
+        "LangChain LongContextReorder",
+        "LlamaIndex LongContextReorder",
+    ]
     assert not missing
 
 
+class Without(MetaPathFinder):
+    """Makes some packages as if they were not installed."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname in self.names:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
 def test_a_framework_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr("ctxreuse.evaluation.bench.baselines.import_module", _no_module)
+    gone = ("langchain_community", "llama_index.core")
+    adapters = ("langchain_ctxreuse.langchain_bench", "llamaindex_ctxreuse.llamaindex_bench")
+    for name in [one for one in sys.modules if one.startswith(gone) or one in adapters]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("sys.meta_path", [Without(gone), *sys.meta_path])
     missing: list[str] = []
-    assert list(frameworks(missing)) == []
+    assert list(framework_policies(missing)) == []
     assert missing == [
         "LangChain LongContextReorder took no part: pip install langchain-community",
         "LlamaIndex LongContextReorder took no part: pip install llama-index-core",
     ]
 
 
-def _no_module(name):
-    raise ImportError(name)
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("broken", name="json"), ImportError("broken", name="json")]
+)
+def test_a_framework_that_is_broken_is_no_missing_one(error):
+    with pytest.raises(ImportError, match="broken"), naming_what_is_missing():
+        raise error
+
+
+def test_the_integrations_register_what_they_offer():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for group in (RECORDERS, RETRIEVERS, BASELINES):
+        assert {name: entry.value for name, entry in registered(group).items()} == project[
+            "entry-points"
+        ][group], "install the project again: pip install -e ."
+        for entry in registered(group).values():
+            assert callable(entry.load())
 
 
 PILOT = """
@@ -237,72 +286,70 @@ class ContextPilot:
 
 
 @pytest.fixture
-def peer(tmp_path, monkeypatch):
-    """Return a function that makes a peer whose package does what it is told."""
+def contextpilot(tmp_path, monkeypatch):
+    """Return a function that makes the policies of a package that does what it is told."""
 
     def make(body):
-        import sys
-
         (tmp_path / "contextpilot.py").write_text(PILOT.format(body=body))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return PublishedContextPilot(sys.executable).contenders()
+        return PublishedContextPilot(sys.executable).policies()
 
     return make
 
 
-def test_a_peers_order_is_sent_with_the_retrievers_ranking(peer):
-    online, batch = peer(
+def test_contextpilots_order_is_sent_with_the_retrievers_ranking(contextpilot):
+    online, batch = contextpilot(
         "return [one[::-1] for one in contexts][::-1], list(range(len(contexts)))[::-1]"
     )
     trace = workload().trace(2, 0)
-    arranged = online.arrange(trace, False)
-    assert [one.request_id for one in arranged.trace] == [one.request_id for one in trace]
-    for sent, asked in zip(arranged.trace, trace, strict=True):
+    reordered = online.reorder(trace, False)
+    assert [one.request_id for one in reordered.requests] == [one.request_id for one in trace]
+    for sent, asked in zip(reordered.requests, trace, strict=True):
         assert (sent.blocks, sent.ranked) == (asked.blocks[::-1], asked.blocks)
-    assert arranged.wrong == 0
-    scheduled = batch.arrange(trace, True)
-    assert sorted(one.request_id for one in scheduled.trace) == sorted(
+    assert reordered.wrong == 0
+    scheduled = batch.reorder(trace, True)
+    assert sorted(one.request_id for one in scheduled.requests) == sorted(
         one.request_id for one in trace
     )
-    firsts = [one for one in scheduled.trace if one.turn == 0]
+    firsts = [one for one in scheduled.requests if one.turn == 0]
     assert all(one.blocks == one.ranked[::-1] for one in firsts)
-    later = [one for one in scheduled.trace if one.turn > 0]
+    later = [one for one in scheduled.requests if one.turn > 0]
     assert later
     assert all(one.blocks == one.ranked for one in later)
 
 
-def test_a_peer_that_loses_documents_is_counted_and_corrected(peer):
-    online, _ = peer("return [one[1:] for one in contexts], list(range(len(contexts)))")
+def test_a_baseline_that_loses_documents_is_counted_and_corrected(contextpilot):
+    online, _ = contextpilot("return [one[1:] for one in contexts], list(range(len(contexts)))")
     trace = workload().trace(2, 0)
-    arranged = online.arrange(trace, False)
-    assert arranged.wrong == len(trace)
-    assert list(arranged.trace) == trace
+    reordered = online.reorder(trace, False)
+    assert reordered.wrong == len(trace)
+    assert list(reordered.requests) == trace
 
 
-def test_a_peer_that_fails_is_named(peer):
-    online, _ = peer("raise RuntimeError('no luck')")
+def test_a_contextpilot_that_fails_is_named(contextpilot):
+    online, _ = contextpilot("raise RuntimeError('no luck')")
     with pytest.raises(
         InvalidRequestError, match=r"exit code 1 \(RuntimeError: no luck\); it needs"
     ):
-        online.arrange(workload().trace(2, 0), False)
-    (missing, _) = PublishedContextPilot("/no/such/python").contenders()
+        online.reorder(workload().trace(2, 0), False)
+    (missing, _) = PublishedContextPilot("/no/such/python").policies()
     with pytest.raises(InvalidRequestError, match="No such file"):
-        missing.arrange(workload().trace(2, 0), False)
+        missing.reorder(workload().trace(2, 0), False)
 
 
-def test_every_part_is_tried():
-    matrix = Matrix(workload(), [], [None, 100], 3, [2, 3], [2, 4], 0)
-    trials = matrix.trials(list(Part))
-    sessions = [trial for trial in trials if trial.part is Part.sessions]
-    assert [trial.sessions for trial in sessions] == [2, 2, 2, 4, 4, 4]
-    assert {trial.capacity_tokens for trial in sessions} == {100}
-    ablations = {trial.contender.policy.name for trial in trials if trial.part is Part.ablations}
+def test_every_part_is_measured():
+    matrix = RunMatrix(workload(), [], [None, 100], 3, [2, 3], [2, 4], 0)
+    runs = matrix.runs(list(Part))
+    sessions = [run for run in runs if run.part is Part.sessions]
+    assert [run.sessions for run in sessions] == [2, 2, 2, 4, 4, 4]
+    assert {run.capacity_tokens for run in sessions} == {100}
+    ablations = {run.policy.name for run in runs if run.part is Part.ablations}
     assert "ctxreuse, batch, ordered but not scheduled" in ablations
     assert "ctxreuse, online, not de-duplicated" in ablations
     single = replace(DATASET, questions=DATASET.questions[:6])
-    alone = Matrix(workload(single), [], [None], 3, [3], [2], 0).trials(list(Part))
-    assert {trial.part for trial in alone} == {Part.ablations}
-    assert not any(trial.deduplicate for trial in alone)
+    independent = RunMatrix(workload(single), [], [None], 3, [3], [2], 0).runs(list(Part))
+    assert {run.part for run in independent} == {Part.ablations}
+    assert not any(run.deduplicate for run in independent)
 
 
 def options(folder, tmp_path, *more):
@@ -333,6 +380,44 @@ def test_results_are_written_shown_and_the_same_again(run, folder, tmp_path):
     code, out, _ = run(*options(folder, tmp_path, "--capacity-tokens", "300", "--compare", old))
     runs = len(results.runs)
     assert f"{runs} of {runs} runs are exactly as before" in words(out)
+
+
+def test_a_config_makes_the_results_that_the_command_writes(run, folder, tmp_path):
+    run(*options(folder, tmp_path, "--part", "policies", "--capacity-tokens", "300"))
+    written = Results.read(tmp_path / "out" / "results.json")
+    config = BenchConfig("jsonl", folder, k=3, parts=[Part.policies], capacities=[300])
+    steps = []
+
+    @contextmanager
+    def progress(task, number):
+        steps.append([task, number, 0])
+        yield lambda: steps[-1].__setitem__(2, steps[-1][2] + 1)
+
+    results = run_bench(config, progress)
+    assert without_times(results) == without_times(written)
+    assert [task for task, *_ in steps] == ["reading", "retrieving", "measuring"]
+    assert all(number == done for _, number, done in steps[1:])
+    assert not any(one.planned for one in results.runs)
+
+
+def without_times(results):
+    return replace(results, runs=tuple(replace(one, planning_ms=0.0) for one in results.runs))
+
+
+def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
+    run(*options(folder, tmp_path, "--part", "policies"))
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(written) == [
+        *("format", "title", "level", "trace", "runs", "tree", "misses", "bounds"),
+        *("settings", "notes", "version"),
+    ]
+    assert {tuple(one) for one in written["runs"]} == {
+        (
+            *("policy", "strategy", "mode", "deduplicated", "capacity_tokens", "planning_ms"),
+            *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "request_ids"),
+            *("first_token_s", "scores", "failures"),
+        )
+    }
 
 
 def test_a_comparison_says_what_changed(run, folder, tmp_path):

@@ -32,17 +32,17 @@ def test_the_formats_have_these_names():
 @pytest.mark.parametrize(("name", "shown"), [("squad", "'squad' (str)"), (None, "None (NoneType)")])
 def test_a_format_that_does_not_exist_is_named_with_those_that_do(tmp_path, name, shown):
     assert error_of(name, tmp_path, InvalidRequestError) == (
-        f"there is no data set {shown}; there are "
-        "multihop-rag, narrativeqa, qasper, mtrag, locomo, jsonl"
+        f"there is no data set {shown}; choose one of "
+        "'multihop-rag', 'narrativeqa', 'qasper', 'mtrag', 'locomo', 'jsonl'"
     )
 
 
 @pytest.mark.parametrize(
-    ("tokens", "shown"), [(0, "0 (int)"), (True, "True (bool)"), ("9", "'9' (str)")]
+    ("tokens", "shown"), [(0, "0 (int)"), (True, "a bool"), ("9", "'9' (str)")]
 )
 def test_a_chunk_has_at_least_one_token(tmp_path, tokens, shown):
     message = error_of("jsonl", tmp_path, InvalidRequestError, chunk_tokens=tokens)
-    assert message == f"chunk_tokens is {shown}; it must be an integer from 1"
+    assert message == f"chunk_tokens must be an integer from 1, not {shown}"
 
 
 @pytest.mark.parametrize(

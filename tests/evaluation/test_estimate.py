@@ -11,8 +11,8 @@ from planning_helpers import block, write_jsonl
 from ctxreuse import ContextBlock
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.replay.estimate import TraceSummary, estimate
-from ctxreuse.evaluation.replay.outcomes import Replay
 from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.simulated_run import Replay
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
@@ -46,13 +46,13 @@ def test_no_policy_loses_a_request_or_serves_more_than_was_sent_before(
 ):
     trace = turns(*all_contexts, conversation_id="c" if is_conversation else None)
     summary = TraceSummary.of(trace)
-    outcomes = list(estimate(replay(trace), [capacity]))
-    assert len(outcomes) == len(POLICIES) * (2 if is_conversation and trace else 1)
-    for outcome in outcomes:
-        assert {one.request_id for one in outcome.planned} == {one.request_id for one in trace}
+    results = list(estimate(replay(trace), [capacity]))
+    assert len(results) == len(POLICIES) * (2 if is_conversation and trace else 1)
+    for result in results:
+        assert {one.request_id for one in result.planned} == {one.request_id for one in trace}
         if not is_conversation:
-            assert outcome.total.prompt_tokens == summary.block_tokens
-            assert outcome.total.cached_tokens <= summary.repeated_tokens
+            assert result.total.prompt_tokens == summary.block_tokens
+            assert result.total.cached_tokens <= summary.repeated_tokens
 
 
 def test_a_summary_counts_each_block_once_a_request():

@@ -6,9 +6,9 @@ from cli_helpers import run, words
 from test_bench import DATASET, folder, nothing, workload
 
 from ctxreuse.errors import EngineError, InvalidRequestError
-from ctxreuse.evaluation.bench.baselines import OURS
 from ctxreuse.evaluation.bench.live_engine import TOO_LONG, LiveEngine
-from ctxreuse.evaluation.bench.trials import Matrix, Part
+from ctxreuse.evaluation.bench.run_matrix import RunMatrix
+from ctxreuse.evaluation.replay.policies import POLICIES, Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving import EmulatedEngine
 
@@ -34,33 +34,33 @@ def served(monkeypatch):
     return serve
 
 
-def engine(references=None):
-    return LiveEngine(URL, None, "EMPTY", 8, references or {})
+def measured(runs, references=None, advance=nothing):
+    with LiveEngine(URL, None, "EMPTY", 8, references or {}, advance) as engine:
+        return [engine.measure(run) for run in runs]
 
 
-def trials(part):
-    matrix = Matrix(workload(), OURS, [None], 3, [3], [2, 4], 0)
-    return matrix.trials([part])
+def runs_of(part):
+    return RunMatrix(workload(), POLICIES, [None], 3, [3], [2, 4], 0).runs([part])
 
 
 def test_every_policy_asks_everything_of_an_empty_cache(served):
     emulated = served(answer="yes")
-    asked = trials(Part.policies)
+    runs = runs_of(Part.policies)
     advanced = []
     references = {one.id: one.answers for one in DATASET.questions[:5]}
-    tried = list(engine(references).run(asked, lambda: advanced.append(1)))
-    assert len(advanced) == sum(2 * len(one.trial.trace) for one in tried)
+    results = measured(runs, references, lambda: advanced.append(1))
+    assert len(advanced) == sum(2 * len(run.trace) for run in runs)
     bodies = emulated.requests[2:]  # the first two warm it up
     salts = [body["cache_salt"] for body in bodies]
-    assert len(set(salts)) == len(asked)
-    for one in tried:
-        assert sorted(one.run.request_ids) == sorted(each.id for each in DATASET.questions)
-        assert len(one.run.first_token_s) == 15
-        assert one.run.usages[0].cached_tokens == 0
-        assert {score[1:] for score in one.run.scores} == {(1.0, 1.0)}
-        assert len(one.run.scores) == 5
-        assert one.outcome.planned
-    by_name = {(one.run.policy, one.run.deduplicated): one.run.total for one in tried}
+    assert len(set(salts)) == len(runs)
+    for one in results:
+        assert sorted(one.request_ids) == sorted(each.id for each in DATASET.questions)
+        assert len(one.first_token_s) == 15
+        assert one.usages[0].cached_tokens == 0
+        assert {score[1:] for score in one.scores} == {(1.0, 1.0)}
+        assert len(one.scores) == 5
+        assert one.planned
+    by_name = {(one.policy, one.deduplicated): one.total for one in results}
     plain = by_name["as retrieved", False]
     best = by_name["ctxreuse, batch", True]
     assert best.prefilled_tokens < plain.prefilled_tokens
@@ -68,7 +68,7 @@ def test_every_policy_asks_everything_of_an_empty_cache(served):
 
 def test_the_models_answers_stand_in_the_history(served):
     emulated = served(answer="A bridge.")
-    list(engine().run(trials(Part.policies)[:1], nothing))
+    measured(runs_of(Part.policies)[:1])
     later = [body["messages"] for body in emulated.requests if len(body["messages"]) > 1]
     assert later
     assert all(messages[-2] == {"role": "assistant", "content": "A bridge."} for messages in later)
@@ -76,18 +76,18 @@ def test_the_models_answers_stand_in_the_history(served):
 
 def test_conversations_take_turns(served):
     emulated = served(answer="yes")
-    tried = list(engine().run(trials(Part.sessions), nothing))
-    assert [one.run.sessions for one in tried] == [2, 2, 2, 4, 4, 4]
-    assert {len(one.run.request_ids) for one in tried} == {15}
+    results = measured(runs_of(Part.sessions))
+    assert [one.sessions for one in results] == [2, 2, 2, 4, 4, 4]
+    assert {len(one.request_ids) for one in results} == {15}
     assert len(emulated.requests) == 2 + 6 * 15
 
 
 def test_what_does_not_fit_ends_its_conversation(served):
     served(answer="yes", max_model_len=500)
-    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
-    assert tried.failures[TOO_LONG] > 0
-    assert len(tried.run.request_ids) + tried.run.failures <= 15
-    ids = set(tried.run.request_ids)
+    (result,) = measured(runs_of(Part.policies)[:1])
+    assert f" requests not answered: {TOO_LONG}" in "".join(result.notes)
+    assert 0 < result.failures <= 15 - len(result.request_ids)
+    ids = set(result.request_ids)
     for turns in workload().conversations:
         answered = [one.request_id in ids for one in turns]
         assert answered == sorted(answered, reverse=True)
@@ -96,14 +96,14 @@ def test_what_does_not_fit_ends_its_conversation(served):
 def test_a_server_that_does_not_say_what_it_had_cached_is_no_use(served):
     served(answer="yes", prompt_tokens_details=False)
     with pytest.raises(InvalidRequestError, match="--enable-prompt-tokens-details"):
-        list(engine().run(trials(Part.policies)[:1], nothing))
+        measured(runs_of(Part.policies)[:1])
 
 
 def test_a_server_may_tell_of_cached_tokens_only_where_there_are_some(served):
     served(answer="yes", prompt_tokens_details="if cached")
-    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
-    assert len(tried.run.request_ids) == 15
-    assert not tried.failures
+    (result,) = measured(runs_of(Part.policies)[:1])
+    assert len(result.request_ids) == 15
+    assert not result.failures
 
 
 def test_a_server_that_cannot_tokenize_is_asked_all_the_same(served, monkeypatch):
@@ -113,8 +113,8 @@ def test_a_server_that_cannot_tokenize_is_asked_all_the_same(served, monkeypatch
         raise EngineError("no such route", 404)
 
     monkeypatch.setattr("ctxreuse.serving.EngineClient.tokenize", refuse)
-    (tried,) = engine().run(trials(Part.policies)[:1], nothing)
-    assert len(tried.run.request_ids) == 15
+    (result,) = measured(runs_of(Part.policies)[:1])
+    assert len(result.request_ids) == 15
 
 
 def test_no_server_is_an_error(monkeypatch):
@@ -124,7 +124,7 @@ def test_no_server_is_an_error(monkeypatch):
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", refuse)
     monkeypatch.setattr("asyncio.sleep", _at_once)
     with pytest.raises(EngineError, match=r"engine\.invalid"):
-        list(engine().run(trials(Part.policies)[:1], nothing))
+        measured(runs_of(Part.policies)[:1])
 
 
 async def _at_once(_seconds, result=None):

@@ -243,6 +243,42 @@ def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
         assert list((tmp_path / "out").iterdir()) == []
 
 
+WITHOUT = """
+import runpy, sys
+from importlib.abc import MetaPathFinder
+
+class Without(MetaPathFinder):
+    def find_spec(self, fullname, path, target=None):
+        if fullname in {gone}:
+            raise ModuleNotFoundError(f"No module named {{fullname!r}}", name=fullname)
+
+sys.meta_path.insert(0, Without())
+sys.argv = ["ctxreuse", "record", "-o", "out", *{arguments}]
+runpy.run_module("ctxreuse", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("gone", "arguments", "code", "said"),
+    [
+        (["llama_index.core"], ["app.py", "why"], 3, "1 requests recorded in out"),
+        (["llama_index.core"], ["--source", "llamaindex", "app.py"], 2, "ctxreuse[llamaindex]"),
+        (["llama_index", "langchain_core"], ["app.py"], 2, "pip install 'ctxreuse[langchain]'"),
+        ([], ["--source", "haystack", "app.py"], 2, "there is no source 'haystack' (str); choose "),
+    ],
+)
+def test_frameworks_that_are_not_installed_are_not_recorded(
+    tmp_path: Path, gone: list[str], arguments: list[str], code: int, said: str
+):
+    (tmp_path / "app.py").write_text(PROGRAM)
+    program = WITHOUT.format(gone=gone, arguments=arguments)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_command_says_what_is_wrong(tmp_path: Path):
     command = [sys.executable, "-m", "ctxreuse", "record", "missing.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -25,7 +25,6 @@ from ctxreuse.evaluation.replay.estimate import (
 )
 from ctxreuse.evaluation.report import page, write_pictures, write_report
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.runs import K_PART, Run
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 __all__ = ["run"]
@@ -47,14 +46,14 @@ def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
         for number in range(8)
     ]
     again = replay(trace)
-    outcomes = list(estimate(again, capacities))
+    runs = list(estimate(again, capacities))
     over_k = estimate_over_k(again, (1, 4))
     return Results.of(
         "Some <trace>",
         "blocks",
         TraceSummary.of(trace),
-        [*map(Run.of, outcomes), *(Run.of(one, part=K_PART, k=k) for k, one in over_k)],
-        shown(outcomes).planned,
+        [*runs, *(one for _, one in over_k)],
+        shown(runs).planned,
         again.corpus,
         bounds=reuse_bounds(trace, (1, 4)),
     )

@@ -1,4 +1,5 @@
 import re
+import sys
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,8 @@ from hypothesis import strategies as st
 
 from ctxreuse import errors
 from ctxreuse.errors import CtxreuseError, MissingExtraError, describe
+from ctxreuse.serving import progress_bar
+from ctxreuse.workflow.engine import _progress_bar
 
 
 class Unprintable:
@@ -47,6 +50,17 @@ def test_a_missing_extra_names_the_pip_command():
     error = MissingExtraError("ctxreuse demo", "demo")
     assert isinstance(error, CtxreuseError)
     assert str(error) == "ctxreuse demo needs optional packages: pip install 'ctxreuse[demo]'"
+
+
+@pytest.mark.parametrize(
+    "show",
+    [progress_bar().__enter__, _progress_bar(True, 2).__enter__],
+    ids=["serving", "workflow"],
+)
+def test_a_progress_bar_says_what_to_install(monkeypatch, show):
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ctxreuse\[cli\]'"):
+        show()
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,8 @@ def overlaps() -> Any:
         whole(planner.plan(ContextRequest([blocks[n] for n in chosen], "Which?")))
         for chosen in ([0, 1, 2], [2, 1, 5], [1, 0, 3, 2], [4, 5, 6])
     ]
+    twin = ContextBlock(id="twin", text=chunks[0], tokens=90)
+    told.append(whole(planner.plan(ContextRequest([twin, blocks[0], blocks[1]], "Which?"))))
     chat = planner.conversation("c")
     for number, chosen in enumerate(([0, 1], [2, 1, 3], [7, 6], [1, 0, 2])):
         told.append(whole(chat.plan([blocks[n] for n in chosen], f"{number}?")))

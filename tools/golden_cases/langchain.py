@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
@@ -462,6 +463,36 @@ def agent_with_context() -> Any:
         "both": both_model.calls,
         "without a thread": nameless.calls,
     }
+
+
+class KeepsTheNewest(AgentMiddleware[Any, Any, Any]):
+    """Shows the model only the last messages, as what trims or summarizes does."""
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        """Leave out all but the newest messages."""
+        return handler(request.override(messages=request.messages[-5:]))
+
+
+@CASES
+def agent_that_forgets() -> Any:
+    """What was pointed to and is cut away is shown again where the pointer stood."""
+    model = ScriptedModel(
+        responses=[
+            searching(0, "abc"),
+            searching(1, "bd"),
+            searching(2, "cae"),
+            searching(3, "dab"),
+            AIMessage("Done."),
+        ]
+    )
+    agent = create_agent(
+        model,
+        [search_tool()],
+        middleware=[KeepsTheNewest(), ReuseMiddleware()],
+        checkpointer=InMemorySaver(),
+    )
+    state = _ask(agent, "What?")
+    return {"calls": model.calls[2:], "state": digest(messages_of(state))}
 
 
 @CASES

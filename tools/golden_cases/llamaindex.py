@@ -40,6 +40,7 @@ from llamaindex_ctxreuse import (
     format_context,
     reuse_memory,
 )
+from mem0_ctxreuse import ReuseMemory
 
 CASES = Cases()
 _ANNOTATIONS: tuple[Any, ...] = ("append", "metadata", "off")
@@ -497,6 +498,9 @@ def memory_blocks() -> Any:
         told += [await block.atruncate(content, tokens) for tokens in (50, 150, 5_000)]
         described = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
         told.append(await described.aget([_user("one"), _user("ba")]))
+        planned = ReuseMemory(LetterMemory(), planner=planner)
+        over_planned = ReuseMemoryBlock(memory=planned, planner=planner)
+        told += [await over_planned.aget([_user(word)]) for word in ("cab", "xab")]
         return [*told, planner.statistics().requests, text_of("a") in content]
 
     return run(asked())

@@ -1,128 +1,168 @@
-"""Orders that a benchmark compares: this package's, the papers', and the frameworks' own."""
+"""Policies of others that a benchmark compares: the frameworks', and the published contextpilot."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import tempfile
 import time
-import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.evaluation.replay.policies import POLICIES, Policy
+from ctxreuse.evaluation.plugins import (
+    BASELINES,
+    NotInstalledError,
+    naming_what_is_missing,
+    registered,
+)
+from ctxreuse.evaluation.replay.policies import Policy, Reorder, ReorderedTrace
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
+_PROGRAM = Path(__file__).with_name("contextpilot_program.py")
+_LONGEST_ERROR = 300
 
-@dataclass(frozen=True, slots=True)
-class OrderedContexts:
-    """A trace in somebody else's order.
-
-    Attributes:
-        trace: The requests as they are sent.
-        planning_ms: What ordering took, a request, in milliseconds.
-        wrong: Requests for which other blocks came back than were given; they are sent as
-            retrieved.
-    """
-
-    trace: Sequence[TraceRequest]
-    planning_ms: float
-    wrong: int = 0
+ReorderBlocks: TypeAlias = Callable[[Sequence[ContextBlock]], Sequence[ContextBlock]]
 
 
-Arrange = Callable[[Sequence[TraceRequest], bool], OrderedContexts]
-"""From a trace, and whether shown blocks are left out, to the trace in another order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy that takes part.
-
-    Attributes:
-        policy: How the requests are planned.
-        arrange: Puts them in somebody else's order first; None where the planner orders.
-    """
-
-    policy: Policy
-    arrange: Arrange | None = None
-
-
-OURS = tuple(map(Contender, POLICIES))
-"""As retrieved, the papers' order and this package's."""
-
-
-def frameworks(missing: list[str]) -> Iterator[Contender]:
-    """Yield LangChain's and LlamaIndex's own `LongContextReorder`.
+def framework_policies(missing: list[str]) -> Iterator[Policy]:
+    """Yield the frameworks' own orders, such as LangChain's and LlamaIndex's `LongContextReorder`.
 
     Both put the best at the ends: Liu et al., "Lost in the Middle" (2023).
 
     Args:
         missing: Takes what is not installed, in words.
     """
-    for name, package, reorder in (
-        ("LangChain", "langchain-community", _langchain),
-        ("LlamaIndex", "llama-index-core", _llamaindex),
-    ):
-        title = f"{name} LongContextReorder"
+    for name, entry in registered(BASELINES).items():
+        title = name.replace(".", " ")
         try:
-            function = reorder()
-        except ImportError:
-            missing.append(f"{title} took no part: pip install {package}")
+            with naming_what_is_missing():
+                reorder = entry.load()()
+        except NotInstalledError as error:
+            missing.append(f"{title} took no part: pip install {error.package}")
             continue
-        yield Contender(Policy(title, "none", "online"), _each(function))
+        yield Policy(title, "none", "online", reorder=_each(reorder))
 
 
-def chosen(contenders: Sequence[Contender], names: Sequence[str]) -> list[Contender]:
-    """Return the contenders of these names, and the first, with which they are compared.
+def chosen(policies: Sequence[Policy], names: Sequence[str]) -> list[Policy]:
+    """Return the policies of these names, and the first, with which they are compared.
 
     Raises:
-        InvalidRequestError: If there is none of a name.
+        InvalidRequestError: There is no policy of a name.
     """
-    known = [contender.policy.name for contender in contenders]
+    known = [policy.name for policy in policies]
     for name in names:
         if name not in known:
             raise InvalidRequestError(
                 f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
             )
-    first, *others = contenders
-    return [first, *(one for one in others if one.policy.name in names)]
+    first, *others = policies
+    return [first, *(one for one in others if one.name in names)]
 
 
-_Reorder = Callable[[Sequence[ContextBlock]], list[ContextBlock]]
-
-
-def _each(reorder: _Reorder) -> Arrange:
-    def arrange(trace: Sequence[TraceRequest], deduplicate: bool) -> OrderedContexts:
+def _each(reorder_blocks: ReorderBlocks) -> Reorder:
+    def reorder(trace: Sequence[TraceRequest], deduplicate: bool) -> ReorderedTrace:
         started = time.perf_counter()
-        arranged = [replace(one, blocks=tuple(reorder(one.blocks))) for one in trace]
-        return OrderedContexts(arranged, 1e3 * (time.perf_counter() - started) / max(1, len(trace)))
+        requests = [replace(one, blocks=tuple(reorder_blocks(one.blocks))) for one in trace]
+        planning_s = time.perf_counter() - started
+        return ReorderedTrace(requests, 1e3 * planning_s / max(1, len(trace)))
 
-    return arrange
-
-
-def _langchain() -> _Reorder:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package says that nobody keeps it any more
-        transformers = import_module("langchain_community.document_transformers")
-    document = import_module("langchain_core.documents").Document
-    reorder = transformers.LongContextReorder()
-
-    def reordered(blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
-        documents = [document(page_content="", metadata={"at": at}) for at in range(len(blocks))]
-        return [blocks[one.metadata["at"]] for one in reorder.transform_documents(documents)]
-
-    return reordered
+    return reorder
 
 
-def _llamaindex() -> _Reorder:
-    reorder = import_module("llama_index.core.postprocessor").LongContextReorder()
-    schema = import_module("llama_index.core.schema")
+class PublishedContextPilot:
+    """Orders traces with the package `contextpilot`, in a process of the interpreter that has it.
 
-    def reordered(blocks: Sequence[ContextBlock]) -> list[ContextBlock]:
-        nodes = [
-            schema.NodeWithScore(node=schema.TextNode(id_=str(at)), score=float(-at))
-            for at in range(len(blocks))
+    Its orders go through the same planner as all others: prompts tell the retriever's ranking, and
+    blocks that a conversation shows already are left out.
+
+    Args:
+        python: The interpreter's path.
+    """
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+        self._known: dict[tuple[bool, bool, tuple[object, ...]], ReorderedTrace] = {}
+
+    def policies(self) -> list[Policy]:
+        """Return its two policies: online, and as a batch."""
+        return [
+            Policy(
+                f"contextpilot, {name}", "none", "online", reorder=partial(self._reordered, batch)
+            )
+            for name, batch in (("online", False), ("batch", True))
         ]
-        return [blocks[int(one.node.node_id)] for one in reorder.postprocess_nodes(nodes)]
 
-    return reordered
+    def _reordered(
+        self, batch: bool, trace: Sequence[TraceRequest], deduplicate: bool
+    ) -> ReorderedTrace:
+        key = (batch, deduplicate, tuple((one.request_id, len(one.blocks)) for one in trace))
+        if key not in self._known:
+            self._known[key] = self._order(trace, batch, deduplicate)
+        return self._known[key]
+
+    def _order(
+        self, trace: Sequence[TraceRequest], batch: bool, deduplicate: bool
+    ) -> ReorderedTrace:
+        numbers: dict[bytes, int] = {}
+        blocks: list[ContextBlock] = []
+        requests = []
+        for traced in trace:
+            for block in traced.blocks:
+                if numbers.setdefault(block.key, len(blocks)) == len(blocks):
+                    blocks.append(block)
+            conversation = traced.conversation_id
+            requests.append(
+                {
+                    "blocks": [numbers[block.key] for block in traced.blocks],
+                    "conversation": None if conversation is None else str(conversation),
+                }
+            )
+        question = {"batch": batch, "deduplicate": deduplicate, "requests": requests}
+        answer = self._run(question)
+        reordered, wrong = [], 0
+        for place in _checked_execution(answer["execution"], len(trace)):
+            traced, given = trace[place], requests[place]["blocks"]
+            order = answer["orders"][place]
+            if Counter(order) == Counter(given):
+                ordered = tuple(blocks[number] for number in order)
+                reordered.append(replace(traced, blocks=ordered, ranked=traced.blocks))
+            else:
+                wrong += 1
+                reordered.append(traced)
+        return ReorderedTrace(reordered, 1e3 * answer["seconds"] / max(1, len(trace)), wrong)
+
+    def _run(self, question: dict[str, Any]) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "answer.json"
+            try:
+                done = subprocess.run(
+                    [self._python, str(_PROGRAM), str(file)],
+                    input=json.dumps(question),
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+            except OSError as error:
+                raise InvalidRequestError(
+                    f"--contextpilot-python {describe(self._python)}: {error.strerror}"
+                ) from error
+            if done.returncode or not file.exists():
+                last = done.stderr.strip().rpartition("\n")[2][-_LONGEST_ERROR:]
+                raise InvalidRequestError(
+                    f"--contextpilot-python {describe(self._python)} ended with exit code "
+                    f"{done.returncode} ({last}); it needs the package contextpilot"
+                )
+            answer: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return answer
+
+
+def _checked_execution(execution: list[int], requests: int) -> list[int]:
+    """Return the order to run requests in; those that it lacks are added at the end."""
+    known = dict.fromkeys(place for place in execution if 0 <= place < requests)
+    return [*known, *(place for place in range(requests) if place not in known)]

@@ -1,11 +1,11 @@
-"""Runs the published `contextpilot` package on contexts of numbers; started by `peer.py`.
+"""Runs the published `contextpilot` package on contexts of numbers, started by `baselines.py`.
 
-The Python that has that package runs it, so it imports nothing of this one. From standard input it
-reads a JSON object: `batch` (whether first turns are ordered together), `deduplicate` (whether
-later turns keep the retriever's order, as that package's own `deduplicate` has it), and `requests`
-(each with `blocks`: numbers, best first, and `conversation`: a string or null). To the file that
-its argument names it writes another: `version`, `seconds`, `orders` (for each request the numbers
-as they came back) and `execution` (places of requests, in the order to run them).
+The interpreter that has that package runs it, so it imports nothing of this one. It reads a JSON
+object from standard input: `batch` (whether first turns are ordered together), `deduplicate`
+(whether later turns keep the retriever's order, as that package's own `deduplicate` has it), and
+`requests` (each with `blocks`: numbers, best first, and `conversation`: a string or null). To the
+file that its argument names it writes another: `version`, `seconds`, `orders` (for each request the
+numbers as they came back) and `execution` (places of requests, in the order to run them).
 """
 
 import json
@@ -17,11 +17,13 @@ from typing import Any
 
 def main() -> None:
     """Read, order, write."""
-    asked = json.load(sys.stdin)
+    question = json.load(sys.stdin)
     contextpilot = import_module("contextpilot")
     pilot = contextpilot.ContextPilot(use_gpu=False)
     started = time.perf_counter()
-    orders, execution = ordered(pilot, asked["requests"], asked["batch"], asked["deduplicate"])
+    orders, execution = ordered(
+        pilot, question["requests"], question["batch"], question["deduplicate"]
+    )
     answer = {
         "version": contextpilot.__version__,
         "seconds": time.perf_counter() - started,
@@ -48,7 +50,7 @@ def ordered(
             later[conversation] = []
     turns = {place for places in later.values() for place in places}
 
-    def order_alone(place: int) -> None:
+    def order_one(place: int) -> None:
         keeps = deduplicate and place in turns
         if orders[place] and not keeps:
             one = f"request {place}"  # else all share what its conversations remember
@@ -56,7 +58,7 @@ def ordered(
 
     if not batch:
         for place in range(len(requests)):
-            order_alone(place)
+            order_one(place)
         return orders, list(range(len(requests)))
     given = [place for place in first if orders[place]]
     reordered, positions = pilot.reorder([orders[place] for place in given])
@@ -69,7 +71,7 @@ def ordered(
         conversation = requests[place]["conversation"]
         if conversation is not None:
             for turn in later[conversation]:
-                order_alone(turn)
+                order_one(turn)
                 execution.append(turn)
     return orders, execution
 

@@ -1,24 +1,23 @@
-"""Trials on a real engine: what it had cached, when the first token came, what it answered."""
+"""Runs on a real engine: what it had cached, when the first token came, what it answered."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeAlias
+from types import TracebackType
+from typing import Self
 from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError
-from ctxreuse.evaluation.bench.trials import Part, Trial, Tried
-from ctxreuse.evaluation.replay.outcomes import Outcome
+from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.plan_trace import Replayed, replayed
+from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
+from ctxreuse.evaluation.replay.policies import Part, ReorderedTrace, Run
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.results.answers import exact_match, token_f1
-from ctxreuse.evaluation.results.runs import Run
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -29,119 +28,136 @@ TOO_LONG = "longer than the model's context"
 _WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
 """Longer than a block of any engine's cache."""
 
-_Step: TypeAlias = tuple[TraceRequest, Plan] | None
 
-
-@dataclass(frozen=True, slots=True)
 class LiveEngine:
-    """A server that is asked.
+    """A server that runs are measured on; a context manager.
 
-    Attributes:
+    Args:
         base_url: Its address.
         model: The model that answers; None for the server's first.
         api_key: Its key.
         answer_tokens: The longest answer.
         references: Request -> right answers, where they are known.
+        advance: Called twice a request and run.
     """
 
-    base_url: str
-    model: str | None
-    api_key: str
-    answer_tokens: int
-    references: Mapping[str, Sequence[str]]
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None,
+        api_key: str,
+        answer_tokens: int,
+        references: Mapping[str, Sequence[str]],
+        advance: Callable[[], object],
+    ) -> None:
+        self._base_url = base_url
+        # one client for all runs: it learns whether the server tells of 0 cached tokens
+        self._client = EngineClient(base_url, model, api_key=api_key)
+        self._answer_tokens = answer_tokens
+        self._references = references
+        self._advance = advance
+        self._runner = asyncio.Runner()
 
-    def run(self, trials: Sequence[Trial], advance: Callable[[], object]) -> Iterator[Tried]:
-        """Yield what comes of each trial.
-
-        Each has a `cache_salt` of its own, so that it finds an empty cache. Requests are sent one
-        after the other; where conversations take turns, so many at a time. A conversation with a
-        turn that is not answered ends there.
-
-        Args:
-            trials: What is tried.
-            advance: Called twice a request and trial.
+    def __enter__(self) -> Self:
+        """Send what nobody measures, because a server's first requests are slow.
 
         Raises:
-            EngineError: If the server does not answer at all.
-            InvalidRequestError: If it does not say what it had cached.
+            EngineError: The server does not answer.
+            InvalidRequestError: The server does not say how many tokens it had cached.
         """
-        with asyncio.Runner() as runner:
-            # one client for all trials: it learns whether the server tells of 0 cached tokens
-            client = EngineClient(self.base_url, self.model, api_key=self.api_key)
-            try:
-                context_tokens = runner.run(self._warm_up(client))
-                for trial in trials:
-                    yield runner.run(self._try(trial, client, context_tokens, advance))
-            finally:
-                runner.run(client.aclose())
+        try:
+            self._context_tokens = self._runner.run(self._warm_up())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
 
-    async def _warm_up(self, client: EngineClient) -> int | None:
-        """Send what nobody measures, for a server's first requests are slow.
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        try:
+            self._runner.run(self._client.aclose())
+        finally:
+            self._runner.close()
+
+    def measure(self, run: Run) -> RunResult:
+        """Send a run's requests.
+
+        A `cache_salt` for each run makes it find an empty cache. Requests are sent one after the
+        other; where conversations take turns, `run.sessions` at a time. A conversation with a turn
+        that is not answered ends there.
+
+        Raises:
+            BatchTooLargeError: The papers' algorithm cannot hold the batch.
+        """
+        return self._runner.run(self._measure(run))
+
+    async def _warm_up(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer.
 
         Returns:
-            The tokens of the longest prompt with its answer; None if the server does not tell that,
-            or not how long prompts are.
+            None if the server does not tell that, or not how long prompts are.
 
         Raises:
-            InvalidRequestError: If it does not say what it had cached.
+            InvalidRequestError: The server does not say how many tokens it had cached.
         """
         for _ in range(2):
-            answer = await client.complete(_WARM_UP, max_tokens=1)
+            answer = await self._client.complete(_WARM_UP, max_tokens=1)
         if answer.cached_tokens is None:
             raise InvalidRequestError(
-                f"the server at {self.base_url} does not say how many tokens it had cached; "
+                f"the server at {self._base_url} does not say how many tokens it had cached; "
                 "start vLLM with --enable-prompt-tokens-details, and with prefix caching"
             )
         try:
-            await client.tokenize(_WARM_UP)
+            await self._client.tokenize(_WARM_UP)
         except EngineError:
             return None
-        return await client.context_window()
+        return await self._client.context_window()
 
-    async def _try(
-        self,
-        trial: Trial,
-        client: EngineClient,
-        context_tokens: int | None,
-        advance: Callable[[], object],
-    ) -> Tried:
-        trace, arranging_ms, wrong = trial.trace, 0.0, 0
-        if trial.contender.arrange is not None:
-            arranged = trial.contender.arrange(trace, trial.deduplicate)
-            trace, arranging_ms, wrong = arranged.trace, arranged.planning_ms, arranged.wrong
-        planner = trial.contender.policy.planner(
-            deduplicate=trial.deduplicate, capacity_tokens=trial.capacity_tokens
+    async def _measure(self, run: Run) -> RunResult:
+        reordered = run.reordered()
+        groups, workers = [list(reordered.requests)], 1
+        if run.part is Part.sessions and run.sessions is not None:
+            groups, workers = _conversations(reordered.requests), run.sessions
+        sending = _Sending(
+            run,
+            self._client,
+            run.planner(),
+            self._answer_tokens,
+            self._context_tokens,
+            self._references,
+            self._advance,
         )
-        groups, workers = [list(trace)], 1
-        if trial.part is Part.sessions and trial.sessions is not None:
-            groups, workers = _conversations(trace), trial.sessions
-        asker = _Asker(client, planner, self, context_tokens, advance)
         waiting = iter(groups)
 
         async def work() -> None:
             for group in waiting:
-                await asker.converse(trial, group)
+                await sending.converse(group)
 
-        try:
-            await asyncio.gather(*(work() for _ in range(workers)))
-        except BatchTooLargeError:
-            return Tried(trial, None)
-        for _ in range(2 * len(trace) - asker.advanced):
-            advance()
-        return asker.tried(trial, arranging_ms, wrong)
+        await asyncio.gather(*(work() for _ in range(workers)))
+        for _ in range(len(run.trace) - sending.sent):
+            self._advance()
+            self._advance()
+        return sending.result(reordered)
 
 
 @dataclass(slots=True)
-class _Asker:
-    """Asks under one policy, and notes what comes."""
+class _Sending:
+    """Sends a run's requests, and collects what the engine says of them."""
 
+    run: Run
     client: EngineClient
     planner: ReusePlanner
-    engine: LiveEngine
+    answer_tokens: int
     context_tokens: int | None
+    references: Mapping[str, Sequence[str]]
     advance: Callable[[], object]
     salt: str = field(default_factory=lambda: uuid4().hex)
-    advanced: int = 0
+    sent: int = 0
     planning_s: float = 0.0
     planned: list[PlannedRequest] = field(default_factory=list)
     usages: list[CacheUsage] = field(default_factory=list)
@@ -149,34 +165,47 @@ class _Asker:
     scores: list[tuple[str, float, float]] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
-    async def converse(self, trial: Trial, trace: Sequence[TraceRequest]) -> None:
+    async def converse(self, trace: Sequence[TraceRequest]) -> None:
         """Send requests one after the other."""
-        last: dict[object, str | int] = {}
-        plans = replayed(trial.contender.policy, trace, self.planner, conversations=True)
-        step = self._timed(lambda: next(plans, None))
+        plans = replayed(self.run.policy, trace, self.planner, conversations=True)
+        step = self._next_step(plans, None)
         while step is not None:
-            traced, plan = step
+            planned, plan = step
             answer = await self._answer(plan)
             if answer is not None:
-                key = traced.conversation_id
-                after = None if key is None else last.get(key)
-                self.planned.append(PlannedRequest.of(plan, traced.turn, after))
-                if key is not None:
-                    last[key] = traced.request_id
-            self.advanced += 2
+                self.planned.append(planned)
+            self.sent += 1
             self.advance()
             self.advance()
-            step = self._timed(partial(_sent, plans, answer))
+            step = self._next_step(plans, answer)
 
-    def _timed(self, step: Callable[[], _Step]) -> _Step:
+    def result(self, reordered: ReorderedTrace) -> RunResult:
+        """Return what was measured."""
+        return RunResult.of_run(
+            self.run,
+            reordered,
+            self.planned,
+            self.usages,
+            self.planning_s,
+            notes=(
+                f"{self.run.policy.name}: {number:,} requests not answered: {reason}"
+                for reason, number in self.failures.items()
+            ),
+            request_ids=tuple(str(one.request_id) for one in self.planned),
+            first_token_s=tuple(round(seconds, 6) for seconds in self.first_token_s),
+            scores=tuple(self.scores),
+            failures=self.failures.total(),
+        )
+
+    def _next_step(self, plans: Replayed, answer: str | None) -> Step | None:
         started = time.perf_counter()
-        taken = step()
+        step = next_step(plans, answer)
         self.planning_s += time.perf_counter() - started
-        return taken
+        return step
 
     async def _answer(self, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""
-        most = self.engine.answer_tokens
+        most = self.answer_tokens
         try:
             if self.context_tokens is not None:
                 prompt = await self.client.tokenize(plan)
@@ -194,7 +223,7 @@ class _Asker:
             return None
         self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
         self.first_token_s.append(answer.time_to_first_token_s)
-        right = self.engine.references.get(str(plan.request_id))
+        right = self.references.get(str(plan.request_id))
         if right:
             scored = token_f1(answer.text, right), exact_match(answer.text, right)
             self.scores.append((str(plan.request_id), *scored))
@@ -204,46 +233,11 @@ class _Asker:
         self.failures[reason] += 1
         self.planner.evict([plan.request_id])  # the server's cache does not hold it
 
-    def tried(self, trial: Trial, arranging_ms: float, wrong: int) -> Tried:
-        """Return what came of a trial.
-
-        Args:
-            trial: What was tried.
-            arranging_ms: What somebody else's order took, a request.
-            wrong: Requests for which other blocks came back from there.
-        """
-        outcome = Outcome(
-            policy=trial.contender.policy,
-            deduplicated=trial.deduplicate,
-            capacity_tokens=trial.capacity_tokens,
-            planned=self.planned,
-            usages=self.usages,
-            planning_ms=arranging_ms or 1e3 * self.planning_s / max(1, len(self.planned)),
-        )
-        run = Run.of(
-            outcome,
-            part=trial.part.value,
-            k=trial.k,
-            sessions=trial.sessions,
-            request_ids=tuple(str(one.request_id) for one in self.planned),
-            first_token_s=tuple(round(seconds, 6) for seconds in self.first_token_s),
-            scores=tuple(self.scores),
-            failures=self.failures.total(),
-        )
-        return Tried(trial, run, outcome, wrong, self.failures)
-
-
-def _sent(plans: Replayed, answer: str | None) -> tuple[TraceRequest, Plan] | None:
-    """Say what the last request was answered; return the next one, or None."""
-    try:
-        return plans.send(answer)
-    except StopIteration:
-        return None
-
 
 def _conversations(trace: Sequence[TraceRequest]) -> list[list[TraceRequest]]:
     groups: dict[object, list[TraceRequest]] = {}
     for traced in trace:
         key = traced.conversation_id
-        groups.setdefault(("alone", traced.request_id) if key is None else key, []).append(traced)
+        name = ("independent", traced.request_id) if key is None else key
+        groups.setdefault(name, []).append(traced)
     return list(groups.values())

@@ -1,4 +1,4 @@
-"""Finding blocks for questions: BM25, FAISS, or a retriever of LangChain or LlamaIndex."""
+"""Finds blocks for questions: BM25, FAISS, or a framework's retriever."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.evaluation.bench.workload import Found
 from ctxreuse.evaluation.datasets import Dataset, Passage, Question
+from ctxreuse.evaluation.plugins import RETRIEVERS, registered
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
 from ctxreuse.workflow.retrievers.keyword import KeywordRetriever
 
@@ -22,18 +23,21 @@ _DIMENSIONS = 128
 def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) -> Found:
     """Return the k blocks that are found for each question, best first.
 
-    A question is only shown passages of its scope; one without a scope, all.
+    A question with a scope is searched in passages of that scope only.
 
     Args:
-        dataset: Passages and questions. Questions that say what was retrieved keep that.
+        dataset: Passages and questions. Questions that name their blocks keep them.
         how: "bm25", "faiss" (TF-IDF with SVD, exact search), or "module:name" of a LangChain or
             LlamaIndex retriever, or of a function that makes one from a list of passages.
-        k: How many.
+        k: The number of blocks.
         advance: Called once a question.
 
+    Returns:
+        Question id -> blocks.
+
     Raises:
-        InvalidRequestError: If there is no such retriever, or it finds something else than texts.
-        MissingExtraError: If a package that it needs is not installed.
+        InvalidRequestError: There is no such retriever, or it does not return a list.
+        MissingExtraError: A package that it needs is not installed.
     """
     scopes: dict[str, list[Question]] = {}
     for question in dataset.questions:
@@ -57,7 +61,7 @@ def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) 
 
 
 _Search = Callable[[Sequence[str], int], Iterator[Sequence[ContextBlock]]]
-"""Yields what is found for each query, best first."""
+"""From queries and k to the blocks found for each query, best first."""
 
 
 def _search(how: str, blocks: Sequence[ContextBlock], passages: Sequence[Passage]) -> _Search:
@@ -122,24 +126,18 @@ def _framework(how: str, passages: Sequence[Passage]) -> _Search:
         raise InvalidRequestError(f"--retriever {describe(how)}: {error}") from error
     finally:
         sys.path.remove("")
-    methods = ("invoke", "retrieve")
+    methods = registered(RETRIEVERS)
     if isinstance(retriever, type) or not any(hasattr(retriever, one) for one in methods):
         retriever = retriever(passages)
-    if hasattr(retriever, "invoke"):
-        block_of = import_module("langchain_ctxreuse.documents.document_plans").document_block
-        return lambda queries, k: (
-            _found(retriever.invoke(one), block_of, k, how) for one in queries
-        )
-    if hasattr(retriever, "retrieve"):
-        node_block = import_module("llamaindex_ctxreuse.nodes.node_plans").node_block
-        mode = import_module("llama_index.core.schema").MetadataMode.NONE
-        return lambda queries, k: (
-            _found(retriever.retrieve(one), lambda found: node_block(found.node, mode), k, how)
-            for one in queries
-        )
+    for method, entry in methods.items():
+        if hasattr(retriever, method):
+            retrieve_one, block_of = getattr(retriever, method), entry.load()
+            return lambda queries, k: (
+                _found(retrieve_one(one), block_of, k, how) for one in queries
+            )
     raise InvalidRequestError(
-        f"--retriever {describe(how)} is {type(retriever).__name__}, which has neither invoke() of "
-        "LangChain nor retrieve() of LlamaIndex"
+        f"--retriever {describe(how)} is {type(retriever).__name__}, which has none of the methods "
+        f"{', '.join(methods)} of a framework's retriever"
     )
 
 

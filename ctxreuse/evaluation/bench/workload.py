@@ -1,4 +1,4 @@
-"""What a benchmark sends: questions with what was found for them, in the order of their arrival."""
+"""What a benchmark sends: questions with the blocks found for them, in order of arrival."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Found = Mapping[str, Sequence[ContextBlock]]
 """Question -> blocks, best first."""
 
 USUAL_SESSIONS = 8
-"""Conversations at a time, where nothing else is asked for."""
+"""Conversations at a time, where the benchmark does not vary them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent.
+    """The requests of a benchmark.
 
     Attributes:
         name: The data set and how it was searched.
@@ -29,7 +29,7 @@ class Workload:
         corpus: The blocks that were found.
         references: Question -> right answers, where they are known.
         recall: Share of the blocks known to hold an answer that were found; None where the data
-            set does not say.
+            set names none.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Workload:
     def trace(self, sessions: int, seed: int) -> list[TraceRequest]:
         """Return the requests in an order that they might arrive in.
 
-        Conversations take turns by chance, so many at a time as there are sessions; when one has
-        ended, the next begins. Turns of one stay in order.
+        At most `sessions` conversations take turns at random; when one has ended, the next begins.
+        The turns of a conversation stay in order.
 
         Args:
             sessions: Conversations at a time.
-            seed: Of the chance.
+            seed: Of the random order.
         """
         random = Random(seed)
         waiting = [list(reversed(turns)) for turns in self.conversations]
@@ -75,15 +75,15 @@ class Workload:
 
 
 def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
-    """Return a data set with part of its questions: whole conversations.
+    """Return a data set with some of its questions, in whole conversations.
 
     Args:
         dataset: The data set.
-        most: How many questions are enough.
-        seed: Of the chance by which they are chosen; None takes the first that fit.
+        most: The number of questions at most.
+        seed: Of the random choice; None takes the first conversations that fit.
 
     Raises:
-        InvalidRequestError: If no conversation is short enough.
+        InvalidRequestError: No conversation is short enough.
     """
     groups = list(_conversations(dataset.questions))
     if seed is not None:
@@ -103,21 +103,21 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
 
 
 def independent_questions(dataset: Dataset) -> Dataset:
-    """Return a data set whose turns are questions that stand alone."""
+    """Return a data set whose turns are independent questions."""
     questions = (replace(one, conversation_id=None, turn=0) for one in dataset.questions)
     return replace(dataset, questions=tuple(questions))
 
 
 def make_workload(name: str, questions: Sequence[Question], found: Found) -> Workload:
-    """Return what is sent for some questions.
+    """Return the requests for some questions.
 
     Args:
-        name: What tables call it.
+        name: Its name in tables.
         questions: The questions.
-        found: What was found for each.
+        found: The blocks found for each.
 
     Raises:
-        InvalidRequestError: If two texts have the same id.
+        InvalidRequestError: Two texts have the same id.
     """
     corpus: dict[BlockId, ContextBlock] = {}
     hits = golden = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
+from ctxreuse.context.checks import checked_choice, checked_integer
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.jsonl_folder import load_jsonl
@@ -40,27 +41,21 @@ def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
 
     Args:
         name: One of `LOADERS`.
-        path: Where its files are; each loader says which.
-        chunk_tokens: About how long passages are, where a format has whole documents; at least 1.
+        path: The folder or file; each loader says which.
+        chunk_tokens: Approximate length of passages where a format has whole documents; from 1.
 
     Returns:
         At least one passage and one question, ids unique.
 
     Raises:
-        InvalidRequestError: If there is no such data set, or `chunk_tokens` is no length.
-        InputFileError: If a file is missing or broken, or holds two things of the same id.
-        MissingExtraError: If documents must be cut and langchain-text-splitters is not installed.
+        InvalidRequestError: There is no such data set, or `chunk_tokens` is out of range.
+        InputFileError: A file is missing or broken, or has an id twice.
+        MissingExtraError: Documents must be cut, and langchain-text-splitters is not installed.
     """
-    loader = LOADERS.get(name) if isinstance(name, str) else None
-    if loader is None:
-        raise InvalidRequestError(
-            f"there is no data set {describe(name)}; there are {', '.join(LOADERS)}"
-        )
-    if not isinstance(chunk_tokens, int) or isinstance(chunk_tokens, bool) or chunk_tokens < 1:
-        raise InvalidRequestError(
-            f"chunk_tokens is {describe(chunk_tokens)}; it must be an integer from 1"
-        )
-    loaded = loader(Path(path), chunk_tokens)
+    loader = LOADERS[checked_choice("data set", name, list(LOADERS))]
+    if isinstance(chunk_tokens, bool):
+        raise InvalidRequestError("chunk_tokens must be an integer from 1, not a bool")
+    loaded = loader(Path(path), checked_integer("chunk_tokens", chunk_tokens, 1))
     return Dataset(
         loaded.name,
         _distinct(path, "passage", loaded.passages),

@@ -1,4 +1,4 @@
-"""Long texts, cut into passages of about the same length."""
+"""Cuts long texts into passages of about the same length."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BYTES_PER_TOKEN = 4
 class ChunkedDocument:
     """A document's passages, named `<document>#<number>`.
 
-    Whatever is added is cut where a paragraph, else a line, a sentence or a word ends. Nothing of
-    it is lost but blanks at the cuts, and the order stays.
+    Added text is cut where a paragraph, else a line, a sentence or a word ends. Only blanks at the
+    cuts are lost, and the order stays.
 
     Args:
         document_id: The document.
-        chunk_tokens: About how long a passage may be, its heading included.
+        chunk_tokens: Approximate length of a passage, its heading included.
     """
 
     def __init__(self, document_id: str, chunk_tokens: int) -> None:
@@ -37,10 +37,10 @@ class ChunkedDocument:
 
         Args:
             text: May be empty, which adds nothing.
-            heading: What stands in front of each of its passages.
+            heading: Text in front of each of its passages.
         """
         front = f"{heading}\n\n" if heading else ""
-        # a heading of any length leaves half of a passage to the text
+        # a heading of any length leaves half of a passage for the text
         room = max(self._chunk_tokens - estimate_tokens(front), -(-self._chunk_tokens // 2))
         for chunk in split_text(text, room):
             self.passages.append(Passage(f"{self.id}#{len(self.passages)}", front + chunk))
@@ -80,7 +80,7 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
         The chunks in order, without blanks at their ends.
 
     Raises:
-        MissingExtraError: If it has to be cut and langchain-text-splitters is not installed.
+        MissingExtraError: It must be cut, and langchain-text-splitters is not installed.
     """
     text = text.strip()
     if estimate_tokens(text) <= chunk_tokens:
@@ -94,7 +94,7 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
         keep_separator="end",
         chunk_size=chunk_tokens * _BYTES_PER_TOKEN,
         chunk_overlap=0,
-        # tokens are rounded up, so that those of many short words would come out too many
+        # tokens are rounded up, so the sum over many short words would be too large
         length_function=_length_bytes,
     )
     chunks: list[str] = splitter.split_text(text)

@@ -12,8 +12,8 @@ class Passage:
     Attributes:
         id: Unique in its data set, and the same whenever it is loaded with the same chunk size.
         text: What the model reads.
-        scope: Only questions of the same scope, and those without one, may retrieve it.
-        tokens: Its length, where the data set says it.
+        scope: Only questions of this scope, and those without a scope, may retrieve it.
+        tokens: Its length; None where the data set does not say.
     """
 
     id: str
@@ -28,12 +28,12 @@ class Question:
 
     Attributes:
         id: Unique in its data set.
-        text: What is asked.
-        answers: The right answers; none where the data set has none.
+        text: The question.
+        answers: The right answers; empty where the data set has none.
         gold: Ids of the passages that hold the answer, as far as they are in the data set.
-        conversation_id: The conversation that it belongs to; None if it stands alone.
+        conversation_id: The conversation that it belongs to; None if it is independent.
         turn: Its place in the conversation, from 0.
-        scope: Which passages it may retrieve; "" for all.
+        scope: The scope of the passages that it may retrieve; "" for all.
         blocks: Passage ids, best first, where the data set itself says what was retrieved.
     """
 

@@ -1,4 +1,4 @@
-"""A data set of one's own, as JSON lines.
+"""A user's data set, as JSON lines.
 
 `corpus.jsonl` has `id`, `text` and perhaps `tokens`; `queries.jsonl` has `id`, `question` and
 perhaps `answers`, `gold` (ids of passages), `blocks` (ids, best first: what was retrieved),
@@ -24,14 +24,14 @@ _SOURCE = Source(
 def load_jsonl(path: Path, chunk_tokens: int) -> Dataset:
     """Load a folder of JSON lines.
 
-    Passages stay as they are. Gold ids that the corpus lacks are passed over, unless it lacks all.
+    Passages stay as they are. Gold ids that the corpus lacks are skipped, unless it lacks all.
 
     Args:
         path: The folder.
         chunk_tokens: Not needed: the corpus holds passages.
 
     Raises:
-        InputFileError: If a file is missing or broken, an id is there twice, a query names blocks
+        InputFileError: A file is missing or broken, an id is there twice, a query names blocks
             that the corpus lacks, or all of the gold ids are unknown.
     """
     corpus_path = _SOURCE.find(path / "corpus.jsonl")

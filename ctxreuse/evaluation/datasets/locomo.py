@@ -42,7 +42,7 @@ def load_locomo(path: Path, chunk_tokens: int) -> Dataset:
         chunk_tokens: Not needed: turns are short.
 
     Raises:
-        InputFileError: If the file is missing or broken.
+        InputFileError: The file is missing or broken.
     """
     file = path
     if path.is_dir() or not path.exists():

@@ -14,6 +14,7 @@ import csv
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ctxreuse.errors import InputFileError, describe
@@ -28,7 +29,7 @@ from ctxreuse.evaluation.datasets.published_files import (
     refuse_pointer,
     text_of,
 )
-from ctxreuse.evaluation.traces.json_lines import JsonLine, lines_of, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, file_errors, lines_of, read_lines
 
 _SOURCE = Source(
     "mtrag",
@@ -43,15 +44,15 @@ _LEVELS = ("passage_level", "")
 _SEPARATOR = "<::>"
 _LARGEST_CORPUS_BYTES = 2**31
 _LARGEST_RATIO = 100
-"""Of a file's size to its size in the archive: text has 3 to 10."""
+"""A file's size divided by its size in the archive; text has 3 to 10."""
 
 
 def load_mtrag(path: Path, chunk_tokens: int) -> Dataset:
     """Load MT-RAG, or MTRAG-UN if that folder is given.
 
     Every user turn is a question; its scope is its collection's corpus. A task gives one turn with
-    answer and references; turns before it that are no tasks are questions without. Of a corpus
-    that is not there, the questions are left out. Gold are the references.
+    answer and references; turns before it that are no tasks are questions without. Questions
+    about a corpus that is missing are left out. Gold are the references.
 
     Tasks are read from `generation_tasks`; without it from `conversations`, where a reference is a
     passage that the last reviewer found relevant; without that from `retrieval_tasks`, which has
@@ -62,7 +63,7 @@ def load_mtrag(path: Path, chunk_tokens: int) -> Dataset:
         chunk_tokens: Not needed: the authors cut the documents into passages of 512 tokens.
 
     Raises:
-        InputFileError: If a file is missing or broken, an archive is too large, or no question is
+        InputFileError: A file is missing or broken, an archive is too large, or no question is
             about a corpus that is there.
     """
     benchmark = _benchmark(path)
@@ -107,11 +108,8 @@ def _corpora(path: Path, benchmark: Path) -> Mapping[str, Path]:
 
 
 def _corpus_lines(path: Path) -> Iterator[JsonLine]:
-    try:
-        with path.open("rb") as stream:
-            refuse_pointer(path, stream.read(100))
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
+    with file_errors(path, "read"), path.open("rb") as stream:
+        refuse_pointer(path, stream.read(100))
     if path.suffix != ".zip":
         yield from read_lines(str(path))
         return
@@ -248,16 +246,8 @@ def _of_conversations(path: Path, corpora: Mapping[str, Collection[str]]) -> lis
                     )
                 )
             elif turns:
-                asked = turns[-1]
-                turns[-1] = Question(
-                    id=asked.id,
-                    text=asked.text,
-                    answers=(text,),
-                    gold=frozenset(one for one in _relevant(message) if one in corpora[scope]),
-                    conversation_id=conversation,
-                    turn=asked.turn,
-                    scope=scope,
-                )
+                gold = frozenset(one for one in _relevant(message) if one in corpora[scope])
+                turns[-1] = replace(turns[-1], answers=(text,), gold=gold)
         questions += turns
     return questions
 

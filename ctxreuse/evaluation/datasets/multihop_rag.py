@@ -36,10 +36,10 @@ def load_multihop_rag(path: Path, chunk_tokens: int) -> Dataset:
 
     Args:
         path: The folder, or the repository that has it as `dataset`.
-        chunk_tokens: About how long a passage is.
+        chunk_tokens: Approximate length of a passage.
 
     Raises:
-        InputFileError: If a file is missing or broken.
+        InputFileError: A file is missing or broken.
     """
     corpus_path = _SOURCE.find(path / "corpus.json", path / "dataset" / "corpus.json")
     questions_path = _SOURCE.find(corpus_path.with_name("MultiHopRAG.json"))

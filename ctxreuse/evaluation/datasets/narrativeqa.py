@@ -35,16 +35,16 @@ def load_narrativeqa(path: Path, chunk_tokens: int) -> Dataset:
     """Load NarrativeQA.
 
     If the folder has stories, the passages are theirs, else those of the summaries; the two are
-    not mixed, for they are two different tasks. Questions about documents without a text are left
-    out, and so are documents without questions. Chunks begin with the title. The data set does not
+    different tasks and not mixed. Questions about documents without a text are left out, and so
+    are documents without questions. Chunks begin with the title. The data set does not
     say where an answer stands, so there are no gold passages.
 
     Args:
         path: The folder.
-        chunk_tokens: About how long a passage is.
+        chunk_tokens: Approximate length of a passage.
 
     Raises:
-        InputFileError: If a file is missing or broken, or no question has a text.
+        InputFileError: A file is missing or broken, or no question has a text.
     """
     titles: dict[str, str] = {}
     documents_path = _SOURCE.find(path / "documents.csv")

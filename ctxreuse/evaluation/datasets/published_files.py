@@ -1,4 +1,4 @@
-"""Published files, read with errors that say what is wrong and where to get them."""
+"""Reads published files; errors say what is wrong and where to get the files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.traces.json_lines import JsonLine
+from ctxreuse.evaluation.traces.json_lines import JsonLine, file_errors
 
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a data set comes from.
+    """The origin of a data set.
 
     Attributes:
         name: The format's name.
-        files: The files that are expected.
+        files: The expected files, in words.
         published: The project that publishes them; "" if users write them.
     """
 
@@ -32,7 +32,7 @@ class Source:
     published: str = ""
 
     def missing(self, path: Path) -> InputFileError:
-        """Return the error about a file that is not there."""
+        """Return the error about a missing file."""
         origin = f", published at {self.published}" if self.published else ""
         return InputFileError(f"{path}: no such file; {self.name} is {self.files}{origin}")
 
@@ -40,7 +40,7 @@ class Source:
         """Return the first path that exists.
 
         Raises:
-            InputFileError: If none does; it names the first.
+            InputFileError: None exists; the error names the first.
         """
         for path in candidates:
             if path.exists():
@@ -52,20 +52,16 @@ class Source:
 
         Args:
             path: The file of the questions.
-            named: What all questions together name, such as passage ids; possibly nothing.
-            known: What there is of it.
+            named: Everything that the questions name, such as passage ids; may be empty.
+            known: The names that exist.
 
         Raises:
-            InputFileError: If there is none of what is named.
+            InputFileError: Something is named, and none of it exists.
         """
-        first = None
-        for name in named:
-            if name in known:
-                return
-            first = name if first is None else first
-        if first is not None:
+        names = list(named)
+        if names and not any(name in known for name in names):
             raise InputFileError(
-                f"{path}: nothing that it names is in the corpus, such as {describe(first)}; "
+                f"{path}: nothing that it names is in the corpus, such as {describe(names[0])}; "
                 "take both from the same release"
             )
 
@@ -74,12 +70,10 @@ def read_bytes(path: Path) -> bytes:
     """Return a file's bytes.
 
     Raises:
-        InputFileError: If it cannot be read, or only says where Git LFS keeps it.
+        InputFileError: It cannot be read, or is a Git LFS pointer.
     """
-    try:
+    with file_errors(path, "read"):
         data = path.read_bytes()
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be read: {error.strerror}") from error
     refuse_pointer(path, data)
     return data
 
@@ -88,7 +82,7 @@ def read_utf8(path: Path) -> str:
     """Return a file's text.
 
     Raises:
-        InputFileError: If it cannot be read, or is not UTF-8.
+        InputFileError: It cannot be read, or is not UTF-8.
     """
     data = read_bytes(path)
     try:
@@ -109,7 +103,7 @@ def read_json(path: Path) -> Any:
     """Return the value of a JSON file.
 
     Raises:
-        InputFileError: If it cannot be read, or is no JSON.
+        InputFileError: It cannot be read, or is no JSON.
     """
     text = read_utf8(path)
     try:
@@ -131,7 +125,7 @@ def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
         columns: Names that must be among them.
 
     Raises:
-        InputFileError: If it cannot be read, a column is missing, or a row is broken.
+        InputFileError: It cannot be read, a column is missing, or a row is broken.
     """
     text = read_utf8(path)
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -151,14 +145,14 @@ def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
 
 
 def record(value: Any, place: str) -> JsonLine:
-    """Return a JSON object whose fields can be asked for.
+    """Return a value as a JSON object.
 
     Args:
-        value: What should be one.
-        place: Where it stands, for errors.
+        value: The value.
+        place: Its position, for errors.
 
     Raises:
-        InputFileError: If it is none.
+        InputFileError: It is no JSON object.
     """
     if not isinstance(value, dict):
         raise InputFileError(f"{place}: {describe(value)} is no JSON object")
@@ -166,14 +160,14 @@ def record(value: Any, place: str) -> JsonLine:
 
 
 def records(value: Any, place: str) -> list[JsonLine]:
-    """Return the JSON objects of a list; of null, none.
+    """Return the JSON objects of a list; null is an empty list.
 
     Args:
-        value: What should be such a list.
-        place: Where it stands, for errors.
+        value: The value.
+        place: Its position, for errors.
 
     Raises:
-        InputFileError: If it is none.
+        InputFileError: It is no list of JSON objects.
     """
     if value is None:
         return []
@@ -183,29 +177,29 @@ def records(value: Any, place: str) -> list[JsonLine]:
 
 
 def nested(line: JsonLine, name: str) -> list[JsonLine]:
-    """Return a field that is a list of JSON objects; missing or null stands for none."""
+    """Return a field that is a list of JSON objects; empty where it is missing or null."""
     return records(line.fields.get(name), f"{line.place}.{name}")
 
 
 def text_of(line: JsonLine, name: str, default: str | None = None) -> str:
-    """Return a field that is a text, with '?' for what UTF-8 has no bytes for.
+    """Return a field that is a text; lone surrogates, which UTF-8 lacks, become '?'.
 
     Args:
         line: The object.
         name: The field.
-        default: What a missing or null field stands for; None makes it an error.
+        default: The value of a missing or null field; None makes it an error.
 
     Raises:
-        InputFileError: If it is no text.
+        InputFileError: The field is no text.
     """
     return well_formed(line.get(name, (str,), ... if default is None else default))
 
 
 def texts_of(line: JsonLine, name: str) -> list[str]:
-    """Return a field that is a text or a list of texts; missing or null stands for none.
+    """Return a field that is a text or a list of texts; empty where it is missing or null.
 
     Raises:
-        InputFileError: If it is neither.
+        InputFileError: The field is neither.
     """
     value = line.get(name, (str, list), [])
     if isinstance(value, str):

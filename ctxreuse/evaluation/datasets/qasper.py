@@ -39,10 +39,10 @@ def load_qasper(path: Path, chunk_tokens: int) -> Dataset:
 
     Args:
         path: A file, or a folder whose files are read in the order of their names.
-        chunk_tokens: About how long a passage is.
+        chunk_tokens: Approximate length of a passage.
 
     Raises:
-        InputFileError: If a file is missing or broken, or two have the same paper.
+        InputFileError: A file is missing or broken, or two files have the same paper.
     """
     files = sorted(path.glob("qasper-*.json")) if path.is_dir() else [_SOURCE.find(path)]
     if not files:

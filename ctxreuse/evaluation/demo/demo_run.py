@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.evaluation.demo import demo_output
+from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.demo.corpus import python_reference_blocks
 from ctxreuse.evaluation.demo.questions import QUESTIONS
 from ctxreuse.evaluation.demo.retrieval import retrieve
-from ctxreuse.evaluation.replay.outcomes import Outcome, Replay
-from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.progress import Progress, no_progress
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
+from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.replay.simulated_run import Replay
+from ctxreuse.evaluation.results.tables import Good, Shown, Table, demo_table
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
@@ -23,59 +25,48 @@ BLOCKS_PER_QUESTION = 10
 SMALL_CACHE_TOKENS = 20_000
 SYSTEM = "You answer questions about the Python language from the documents given."
 
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What one policy reached with an unlimited cache, and with one of `SMALL_CACHE_TOKENS`."""
-
-    unlimited: Outcome
-    small: Outcome
+_CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
+_COLOURS = ("#8c8c8c", "#e0a030", "#b06000", "#3f8fd2", "#1b4f8a")
 
 
-def run_demo(output: Path, console: Console) -> None:
-    """Run the demo: print its tables and write `hit_ratio.png` and `results.json`.
+def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
+    """Run the demo, and write `hit_ratio.png` and `results.json`.
 
     Args:
         output: Folder for what it writes; made if it is not there.
-        console: Where it prints.
+        progress: Is told how far it is.
+
+    Yields:
+        What a terminal shows.
 
     Raises:
-        MissingExtraError: If the extra `demo` is not installed.
+        MissingExtraError: The extra `demo` is not installed.
     """
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = WordTokenizer()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
-        retrieving = progress.add_task("retrieving", total=len(QUESTIONS))
+    with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
-        progress.advance(retrieving, len(QUESTIONS))
-        replaying = progress.add_task(
-            "planning and replaying", total=2 * len(POLICIES) * 4 * len(trace)
-        )
-        replay = Replay(trace, corpus, tokenizer, lambda: progress.advance(replaying))
-        outcomes = [
-            Compared(
-                *(
-                    replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
-                    for capacity in (None, SMALL_CACHE_TOKENS)
-                )
-            )
+    with progress("planning and replaying", 2 * len(POLICIES) * 4 * len(trace)) as advance:
+        replay = Replay(trace, corpus, WordTokenizer(), advance)
+        runs = [
+            replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
             for deduplicate in (False, True)
             for policy in POLICIES
+            for capacity in _CACHES.values()
         ]
-    demo_output.print_setting(console, corpus, trace)
-    demo_output.print_table(console, outcomes, SMALL_CACHE_TOKENS)
-    demo_output.print_example(console, corpus, outcomes)
+    yield _setting(corpus, trace)
+    yield demo_table(runs)
+    yield (
+        "hit ratio: prompt tokens served from the cache / prompt tokens\n"
+        "prefilled: tokens that the engine has to compute, so lower is better\n"
+        f"unlimited, {SMALL_CACHE_TOKENS:,}: tokens that the cache holds\n"
+        "de-duplication: blocks that a conversation shows already are left out"
+    )
+    yield from _example(corpus, runs)
     plot = output / "hit_ratio.png"
-    demo_output.plot_hit_ratio(plot, outcomes, SMALL_CACHE_TOKENS)
+    _plot_hit_ratio(plot, [run for run in runs if run.deduplicated])
     results = output / "results.json"
-    results.write_text(json.dumps(_results(outcomes), indent=1) + "\n", encoding="utf-8")
-    console.print(f"\nplot: {plot}\nresults: {results}")
+    results.write_text(json.dumps(_results(runs), indent=1) + "\n", encoding="utf-8")
+    yield f"\nplot: {plot}\nresults: {results}"
 
 
 def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
@@ -103,26 +94,120 @@ def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
     return {block.id: block for block in blocks}, trace
 
 
-def _results(outcomes: list[Compared]) -> list[dict[str, object]]:
-    return [
-        {
-            "policy": {
-                name: getattr(compared.unlimited.policy, name)
-                for name in ("name", "strategy", "mode")
-            },
-            "deduplicated": compared.unlimited.deduplicated,
-            "planning_ms_per_request": round(compared.unlimited.planning_ms, 4),
-            **{
-                name: {
-                    "prompt_tokens": outcome.total.prompt_tokens,
-                    "cached_tokens": outcome.total.cached_tokens,
-                    "hit_ratio": round(outcome.total.hit_ratio, 4),
-                }
-                for name, outcome in (
-                    ("unlimited_cache", compared.unlimited),
-                    ("small_cache", compared.small),
-                )
-            },
-        }
-        for compared in outcomes
+def _setting(corpus: Corpus, trace: Sequence[TraceRequest]) -> str:
+    conversations = {request.conversation_id for request in trace} - {None}
+    turns = sum(request.conversation_id is not None for request in trace)
+    return (
+        f"\n{len(trace)} questions ({turns} of them turns of {len(conversations)} conversations) "
+        f"about {len(corpus)} blocks of the Python language reference, "
+        f"{len(trace[0].blocks)} blocks a question.\n"
+    )
+
+
+def _example(corpus: Corpus, runs: Sequence[RunResult]) -> Iterator[Shown]:
+    """Yield one request as retrieved and as planned online: the one that gains most."""
+    retrieved, planned = (
+        next(run for run in runs if run.policy == policy.name) for policy in (AS_SENT, OURS_ONLINE)
+    )
+    gains = [
+        ours - theirs if plan.order_annotation else -1
+        for theirs, ours, plan in zip(
+            retrieved.cached_tokens, planned.cached_tokens, planned.planned, strict=True
+        )
     ]
+    position = gains.index(max(gains))
+    before, after = retrieved.planned[position], planned.planned[position]
+    yield f"\nOne request before and after: “{after.query}”\n"
+    cached_before, cached_after = (_cached_blocks(plan, corpus) for plan in (before, after))
+    yield Table(
+        "",
+        tuple(
+            f"{run.policy}\n{run.cached_tokens[position]:,} of "
+            f"{run.prompt_tokens[position]:,} tokens cached"
+            for run in (retrieved, planned)
+        ),
+        tuple(
+            (
+                _marked(f"{old}", rank < cached_before),
+                _marked(f"{new}  (was {before.blocks.index(new) + 1})", rank < cached_after),
+            )
+            for rank, (old, new) in enumerate(zip(before.blocks, after.blocks, strict=True))
+        ),
+        is_text=True,
+    )
+    yield f"● served from the prefix cache\nannotation: {after.order_annotation}"
+
+
+def _cached_blocks(plan: PlannedRequest, corpus: Corpus) -> int:
+    """Return how many of the first blocks an earlier prompt had in front in the same order."""
+    tokens = accumulate(corpus[block_id].tokens or 0 for block_id in plan.blocks)
+    return sum(total <= (plan.expected_cached_tokens or 0) for total in tokens)
+
+
+def _marked(text: str, cached: bool) -> str:
+    return Good(f"● {text}") if cached else f"○ {text}"
+
+
+def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
+    """Plot the hit ratio over the run, for both caches.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("the demo's plot", "demo") from error
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = ("unlimited cache", f"cache of {SMALL_CACHE_TOKENS:,} tokens")
+    for panel, title, capacity in zip(panels, titles, _CACHES.values(), strict=True):
+        shown = [run for run in runs if run.capacity_tokens == capacity]
+        for run, colour in zip(shown, _COLOURS, strict=True):
+            ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
+            panel.plot(
+                range(1, len(ratios) + 1),
+                ratios,
+                label=run.policy,
+                color=colour,
+                linestyle="--" if run.mode == "offline" else "-",
+            )
+        panel.set_title(title)
+        panel.set_xlabel("requests, in the order in which they ran")
+        panel.set_ylim(0, 1)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("hit ratio so far")
+    panels[0].legend(loc="upper left", fontsize="small")
+    figure.suptitle("Prompt tokens served from the prefix cache")
+    figure.savefig(path, dpi=110)
+
+
+def _results(runs: Sequence[RunResult]) -> list[dict[str, object]]:
+    """Return an entry a policy, with what it reached with each cache."""
+    results = []
+    for unlimited, small in zip(runs[::2], runs[1::2], strict=True):
+        caches = {
+            name: {
+                "prompt_tokens": run.total.prompt_tokens,
+                "cached_tokens": run.total.cached_tokens,
+                "hit_ratio": round(run.total.hit_ratio, 4),
+            }
+            for name, run in zip(_CACHES, (unlimited, small), strict=True)
+        }
+        policy = {
+            "name": unlimited.policy,
+            "strategy": unlimited.strategy,
+            "mode": unlimited.mode,
+        }
+        results.append(
+            {
+                "policy": policy,
+                "deduplicated": unlimited.deduplicated,
+                "planning_ms_per_request": unlimited.planning_ms,
+                **caches,
+            }
+        )
+    return results

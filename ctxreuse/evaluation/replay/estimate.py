@@ -1,4 +1,4 @@
-"""What planning would save on a recorded trace: every policy, over cache sizes."""
+"""Estimates what planning would save on a recorded trace: every policy, over cache sizes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pathlib import Path
 
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import BatchTooLargeError, InputFileError
-from ctxreuse.evaluation.replay.outcomes import Outcome, Replay
-from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Policy
+from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy
+from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.replay.simulated_run import Replay
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
-"""Tokens that caches of usual engines hold, from a small GPU beside a large model on."""
+"""Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
 
 _MOST_SIZES = 4
 
-_KS = (3, 5, 10, 15)
-"""Blocks a request at most, as retrievers are usually set."""
+KS = (3, 5, 10, 15)
+"""Blocks a request that are usually tried; the papers' evaluation goes from 3 to 15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class TraceSummary:
     """What a trace holds.
 
     Attributes:
-        requests: How many.
-        conversations: How many different ones.
-        turns: Requests that are part of one.
-        blocks: Different blocks that are sent.
-        distinct_tokens: Tokens of these.
+        requests: Number of requests.
+        conversations: Number of different conversations.
+        turns: Requests that are turns of one.
+        blocks: Number of different blocks that are sent.
+        distinct_tokens: Tokens of these blocks.
         block_tokens: Tokens of all blocks of all requests.
-        repeated_tokens: Those of blocks that an earlier request of the tenant had, too. Hardly any
-            order has so many served, for a prefix cache has a block only behind the same ones.
+        repeated_tokens: Tokens of blocks that an earlier request of the tenant had, too. Hardly any
+            order reaches it: a prefix cache serves a block only behind the same blocks.
     """
 
     requests: int
@@ -79,25 +80,25 @@ class TraceSummary:
         return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
 
     def cache_sizes(self) -> list[int | None]:
-        """Return sizes to try, in tokens: unlimited, and those of usual engines that are less."""
+        """Return cache sizes to try, in tokens: unlimited, and usual ones below `block_tokens`."""
         less = [size for size in _SIZES if size < self.block_tokens]
         return [None, *less[-_MOST_SIZES:]]
 
 
 def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
-    """Return a trace as it were with a retriever that finds k blocks a request."""
+    """Return the trace that a retriever which finds k blocks a request would have given."""
     return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
 
 
 def usual_ks(trace: Sequence[TraceRequest]) -> list[int]:
-    """Return numbers of blocks a request to try: usual ones, and the most that one has."""
+    """Return numbers of blocks a request to try: usual ones, and the trace's largest."""
     most = max((len(traced.blocks) for traced in trace), default=0)
-    return [*(k for k in _KS if k < most), *([most] if most else [])]
+    return [*(k for k in KS if k < most), *([most] if most else [])]
 
 
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
-) -> Iterator[Outcome]:
+) -> Iterator[RunResult]:
     """Yield what each policy reaches, with and without de-duplication, with each cache.
 
     De-duplication is tried where there are conversations. A policy that cannot hold the trace as
@@ -106,7 +107,7 @@ def estimate(
     Args:
         replay: The trace.
         capacities: Tokens that the cache holds; None is unlimited.
-        policies: What to try.
+        policies: The policies to try.
     """
     for policy in policies:
         for deduplicate in deduplications(replay.trace):
@@ -119,7 +120,7 @@ def estimate(
 
 def estimate_over_k(
     replay: Replay, ks: Sequence[int], policies: Sequence[Policy] = POLICIES
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, RunResult]]:
     """Yield what each policy reaches with an unlimited cache and k blocks a request, with k.
 
     Blocks that a conversation shows already are left out. A policy that cannot hold the trace as
@@ -128,13 +129,13 @@ def estimate_over_k(
     Args:
         replay: The trace.
         ks: Numbers of blocks to try.
-        policies: What to try.
+        policies: The policies to try.
     """
     for k in ks:
         shorter = replay.of(cut(replay.trace, k))
         for policy in policies:
             with suppress(BatchTooLargeError):
-                yield k, shorter.run(policy)
+                yield k, replace(shorter.run(policy), part=Part.k, k=k)
 
 
 def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
@@ -143,21 +144,15 @@ def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tupl
 
 
 def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
-    """Return what to try of de-duplication: where there are conversations, without and with it."""
+    """Return whether to de-duplicate: both where there are conversations, else not."""
     has_turns = any(request.conversation_id is not None for request in trace)
     return (False, True) if has_turns else (False,)
 
 
-def shown(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome whose prompts a report shows: this package's, online, no cache limit."""
-    return [one for one in outcomes if one.policy == OURS_ONLINE and one.capacity_tokens is None][
-        -1
-    ]
-
-
-def runs_of(trace: Sequence[TraceRequest], policies: Sequence[Policy] = POLICIES) -> int:
-    """Return how often `estimate` replays a trace for each cache size, at most."""
-    return len(policies) * len(deduplications(trace))
+def shown(results: Sequence[RunResult]) -> RunResult:
+    """Return the result whose prompts a report shows: this package's, online, no cache limit."""
+    ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
+    return next(one for one in ours if one.capacity_tokens is None)
 
 
 def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
@@ -168,7 +163,7 @@ def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
         corpus: Its corpus; None is the `corpus.jsonl` beside it.
 
     Raises:
-        InputFileError: If there is no such trace.
+        InputFileError: There is no such trace.
     """
     path = Path(trace)
     if not path.exists():

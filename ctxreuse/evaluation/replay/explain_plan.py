@@ -1,4 +1,4 @@
-"""Why the requests of a plan file hit or miss, each compared with those before it."""
+"""Explains why the requests of a plan file hit or miss, each compared with those before it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
@@ -21,7 +18,7 @@ from ctxreuse.evaluation.traces.trace_files import Corpus
 from ctxreuse.index.explain import HEAVIEST, Explanation, SentPrompt, explain
 
 _LATEST = 200
-"""How many earlier prompts are looked at for each block, beside those that begin alike."""
+"""Earlier prompts that are compared for each block, beside those that begin alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +28,9 @@ class ExplainedRequest:
     Attributes:
         explanation: Why it hits or misses, in block tokens.
         prompt_tokens: Length of the whole prompt; None without a tokenizer.
-        parts_at_token: How many tokens it shares with the closest earlier prompt, labels and
-            everything else counted: the index of the first token where the two part. None without
-            a tokenizer or an earlier prompt.
+        parts_at_token: Tokens that it shares with the closest earlier prompt, labels and everything
+            else counted: the index of the first different token. None without a tokenizer or an
+            earlier prompt.
     """
 
     explanation: Explanation
@@ -44,15 +41,15 @@ class ExplainedRequest:
 def explain_plan(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
 ) -> Iterator[ExplainedRequest]:
-    """Yield an explanation for each request, other tenants' requests looked at, too.
+    """Yield an explanation for each request, compared with other tenants' requests, too.
 
     Args:
         planned: The requests in execution order.
         corpus: The blocks.
-        tokenizer: Where given, the prompts are also compared token by token.
+        tokenizer: Compares the prompts token by token, too; None does not.
 
     Raises:
-        InputFileError: If a plan names a block that the corpus lacks.
+        InputFileError: A plan names a block that the corpus lacks.
     """
     sent = _SentPrompts()
     tokens_of: dict[str | int, array[int]] = {}
@@ -74,7 +71,7 @@ def explain_plan(
 
 
 class _SentPrompts:
-    """The prompts so far, found by how they begin and by their blocks: a long trace stays quick."""
+    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
 
     def __init__(self) -> None:
         self._prompts: list[SentPrompt] = []
@@ -157,34 +154,3 @@ def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
         "prompt_tokens": explained.prompt_tokens,
         "parts_at_token": explained.parts_at_token,
     }
-
-
-def explanation_tables(explained: Sequence[ExplainedRequest], worst: int) -> list[Table]:
-    """Return the causes, and the requests that lost most, as tables."""
-    causes = Table("cause", "requests", "tokens computed again", title="Why requests hit or miss")
-    by_cause: dict[str, list[int]] = {}
-    for one in explained:
-        by_cause.setdefault(one.explanation.cause, []).append(one.explanation.lost_tokens)
-    for cause, lost in sorted(by_cause.items(), key=lambda item: (-sum(item[1]), item[0])):
-        causes.add_row(cause, f"{len(lost):,}", f"{sum(lost):,}")
-    tables = [causes]
-    losers = [one.explanation for one in explained if one.explanation.lost_tokens]
-    losers.sort(key=lambda one: -one.lost_tokens)
-    if worst and losers:
-        table = Table()
-        for column in ("request", "cause", "closest", "shared", "parts at", "computed again"):
-            table.add_column(column, overflow="fold")
-        for loser in losers[:worst]:
-            table.add_row(
-                *(_shown(name) for name in (loser.request_id, loser.cause, loser.closest)),
-                f"{loser.shared_tokens:,} tokens",
-                "its end" if loser.block is None else _shown(loser.block),
-                f"{loser.lost_tokens:,}",
-            )
-        table.title = "Requests that lost most (`--request ID` says more)"
-        tables.append(table)
-    return tables
-
-
-def _shown(name: object) -> str:
-    return escape(well_formed(str(name)))

@@ -23,7 +23,7 @@ PlannedPart = tuple[str, BlockId, str | None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A plan without its texts."""
+    """A plan without its texts; `place` is its file and line."""
 
     request_id: str | int
     parts: tuple[PlannedPart, ...]
@@ -98,14 +98,14 @@ class PlannedRequest:
 def read_plan(path: str) -> list[PlannedRequest]:
     """Read a plan file.
 
-    Lines may come from elsewhere and hold `request_id` and `blocks` only; what is missing is taken
-    as not there, labels as counted from 1.
+    Lines may hold `request_id` and `blocks` only; other fields are then empty, and labels count
+    from 1.
 
     Args:
         path: A file's path, or "-" for standard input.
 
     Raises:
-        InputFileError: If a line is broken, or stands after a request that is not before it.
+        InputFileError: A line is broken, or continues a request that does not stand before it.
     """
     planned: list[PlannedRequest] = []
     known: set[str | int] = set()

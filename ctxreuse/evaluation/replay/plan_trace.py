@@ -1,4 +1,4 @@
-"""Planning a whole trace, as an application would have: request by request, or as one batch."""
+"""Plans a whole trace as an application would: request by request, or as one batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 
-Replayed: TypeAlias = Generator[tuple[TraceRequest, Plan], str | None, None]
-"""Yields each request with its plan when it is its turn, and is sent what it was answered."""
+Step: TypeAlias = tuple[PlannedRequest, Plan]
+
+Replayed: TypeAlias = Generator[Step, str | None, None]
+"""Yields each request's plan in execution order; is sent the request's answer."""
 
 ANSWER = "OK."
-"""What every turn of a replayed conversation is answered where there is no model."""
+"""The answer to every turn of a replayed conversation where there is no model."""
 
 
 def plan_trace(
@@ -37,7 +39,7 @@ def plan_trace(
         mode: "online" plans each request as it arrives, "offline" all of them as one batch.
         strategy: "reuse", "paper" or "none".
         conversations: Whether turns stand behind the history of their conversation, each turn
-            answered with "OK."; otherwise each request is planned on its own.
+            answered "OK."; otherwise requests are planned independently.
         advance: Called once a request, for progress bars.
 
     Returns:
@@ -57,15 +59,22 @@ def plan_under(
     advance: Callable[[], object] = lambda: None,
 ) -> list[PlannedRequest]:
     """Plan the requests of a trace under a policy; see `plan_trace`."""
-    last: dict[object, str | int] = {}
+    plans = replayed(policy, trace, planner, conversations=conversations)
     planned: list[PlannedRequest] = []
-    for traced, plan in _answered(replayed(policy, trace, planner, conversations=conversations)):
-        key = _conversation(traced) if conversations else None
-        planned.append(PlannedRequest.of(plan, traced.turn, last.get(key)))
-        if key is not None:
-            last[key] = traced.request_id
+    step = next_step(plans, None)
+    while step is not None:
+        planned.append(step[0])
         advance()
+        step = next_step(plans, ANSWER)
     return planned
+
+
+def next_step(plans: Replayed, answer: str | None) -> Step | None:
+    """Send the last request's answer to a replay; return the next step, or None."""
+    try:
+        return plans.send(answer)
+    except StopIteration:
+        return None
 
 
 def replayed(
@@ -75,13 +84,13 @@ def replayed(
     *,
     conversations: bool = False,
 ) -> Replayed:
-    """Yield each request of a trace with its plan, in execution order.
+    """Yield the plan of each request of a trace, in execution order.
 
-    Each is answered before the next is planned: what is sent to the generator stands in the history
-    of the conversation's next turn. None says that there is no answer; the conversation ends there.
+    Each is answered before the next is planned: the answer that is sent to the generator stands in
+    the history of the conversation's next turn. None is no answer; the conversation ends there.
 
     Args:
-        policy: How they are planned.
+        policy: How requests are planned.
         trace: The requests in arrival order.
         planner: Plans them; a fresh one for a fresh cache.
         conversations: Whether turns stand behind the history of their conversation.
@@ -90,12 +99,12 @@ def replayed(
     is_batch = policy.mode == "offline" and policy.strategy != "none"
     for traced, planned in (_offline if is_batch else _online)(policy, trace, planner, histories):
         plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
-        answer = yield traced, plan
+        answer = yield PlannedRequest.of(plan, traced.turn, histories.last(traced)), plan
         histories.record(traced, plan, answer)
 
 
 def _annotated(plan: Plan, ranked: Sequence[ContextBlock]) -> Plan:
-    """Return a plan that tells the retriever's ranking of blocks that stand in another order."""
+    """Return a plan whose annotation tells the retriever's ranking of reordered blocks."""
     keys = list(dict.fromkeys(block.key for block in ranked))
     if plan.request.history or keys == list(plan.request.unique_blocks):
         return plan
@@ -110,11 +119,18 @@ class _Histories:
     def __init__(self, conversations: bool) -> None:
         self._conversations = conversations
         self._history: dict[object, list[dict[str, Any]]] = {}
+        self._last: dict[object, str | int] = {}
         self._ended: set[object] = set()
 
     def key(self, traced: TraceRequest) -> object | None:
-        """Return the conversation that a request is a turn of, if it counts as one."""
-        return _conversation(traced) if self._conversations else None
+        """Return the conversation that a request is a turn of, if conversations are replayed."""
+        if traced.conversation_id is None or not self._conversations:
+            return None
+        return (traced.tenant, traced.conversation_id)
+
+    def last(self, traced: TraceRequest) -> str | int | None:
+        """Return the request that a request's history ends with."""
+        return self._last.get(self.key(traced))
 
     def has_ended(self, traced: TraceRequest) -> bool:
         """Return whether an earlier turn of the conversation has no answer."""
@@ -134,24 +150,25 @@ class _Histories:
         )
 
     def record(self, traced: TraceRequest, plan: Plan, answer: str | None) -> None:
-        """Take a plan as sent and answered."""
+        """Note that a plan was sent, and its answer."""
         key = self.key(traced)
         if key is None:
             return
         if answer is None:
             self._ended.add(key)
             return
+        self._last[key] = traced.request_id
         history = self._history.setdefault(key, [])
         history.append({"role": "user", "content": plan.content})
         history.append({"role": "assistant", "content": answer})
 
 
-_Steps: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
+_Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
 
 
 def _online(
     policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
-) -> _Steps:
+) -> _Planned:
     for traced in trace:
         if not histories.has_ended(traced):
             yield traced, planner.plan(histories.request(traced), policy.strategy)
@@ -159,7 +176,7 @@ def _online(
 
 def _offline(
     policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
-) -> _Steps:
+) -> _Planned:
     first_turns: list[TraceRequest] = []
     later_turns: dict[object, list[TraceRequest]] = {}
     for traced in trace:
@@ -188,19 +205,3 @@ def _offline(
             yield from _online(policy, (traced,), planner, histories)
         else:
             yield traced, next(firsts)
-
-
-def _answered(plans: Replayed) -> _Steps:
-    try:
-        one = next(plans)
-        while True:
-            yield one
-            one = plans.send(ANSWER)
-    except StopIteration:
-        return
-
-
-def _conversation(traced: TraceRequest) -> object | None:
-    if traced.conversation_id is None:
-        return None
-    return (traced.tenant, traced.conversation_id)

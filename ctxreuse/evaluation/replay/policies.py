@@ -1,13 +1,45 @@
-"""Ways to plan the requests of a trace, side by side."""
+"""What is measured: policies, and runs of a policy on a trace."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 
 Mode: TypeAlias = Literal["online", "offline"]
+
+
+class Part(StrEnum):
+    """A part of a benchmark; an estimate has `policies` and `k` only."""
+
+    policies = "policies"
+    k = "k"
+    sessions = "sessions"
+    ablations = "ablations"
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedTrace:
+    """A trace as a baseline reorders it.
+
+    Attributes:
+        requests: The requests as they are sent.
+        planning_ms: Time to reorder a request, in milliseconds; None where the planner orders.
+        wrong: Requests for which the baseline returned other blocks than it was given; they are
+            sent as retrieved.
+    """
+
+    requests: Sequence[TraceRequest]
+    planning_ms: float | None = None
+    wrong: int = 0
+
+
+Reorder: TypeAlias = Callable[[Sequence[TraceRequest], bool], ReorderedTrace]
+"""From a trace, and whether shown blocks are left out, to the trace in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +52,7 @@ class Policy:
         mode: Whether requests are planned as they arrive, or all of them as one batch.
         is_scheduled: Whether a batch runs in the order that the planner says; else as it arrived.
         is_annotated: Whether prompts say how the retriever ranked blocks that were moved.
+        reorder: Reorders the trace before it is planned; None for the planner's own policies.
     """
 
     name: str
@@ -27,6 +60,7 @@ class Policy:
     mode: Mode
     is_scheduled: bool = True
     is_annotated: bool = True
+    reorder: Reorder | None = None
 
     def planner(self, *, deduplicate: bool, capacity_tokens: int | None) -> ReusePlanner:
         """Return a planner for an engine whose cache is empty.
@@ -47,3 +81,38 @@ OURS_ONLINE = Policy("ctxreuse, online", "reuse", "online")
 OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
 POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 """As it is, as the papers (RAGBoost, ContextPilot) have it, and as this package has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A policy that is to be measured on a trace; `RunResult` is what comes out.
+
+    Attributes:
+        policy: How the requests are planned.
+        trace: The requests in arrival order.
+        deduplicate: Whether blocks that a conversation shows already are left out.
+        capacity_tokens: What the cache holds, which the planner knows; None is unlimited.
+        part: The part of a benchmark that it belongs to.
+        k: Blocks a request at most; None where the trace says.
+        sessions: Conversations at a time; None where the trace says.
+    """
+
+    policy: Policy
+    trace: Sequence[TraceRequest]
+    deduplicate: bool = True
+    capacity_tokens: int | None = None
+    part: Part = Part.policies
+    k: int | None = None
+    sessions: int | None = None
+
+    def planner(self) -> ReusePlanner:
+        """Return a planner for an engine whose cache is empty."""
+        return self.policy.planner(
+            deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens
+        )
+
+    def reordered(self) -> ReorderedTrace:
+        """Return the trace that is planned: the policy's own order, if it has one."""
+        if self.policy.reorder is None:
+            return ReorderedTrace(self.trace)
+        return self.policy.reorder(self.trace, self.deduplicate)

@@ -1,4 +1,4 @@
-"""The prefix tree of what was sent, for a picture: its top levels, and what they weigh."""
+"""The prefix tree of the sent prompts, for a picture: its top levels and their tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TreeNode:
         name: The block's id; empty for the root.
         requests: Prompts that go through this node.
         sent_tokens: Block tokens of these prompts.
-        children: What follows it, the heaviest first; the light ones are left out.
+        children: The next blocks, the heaviest first; light ones are left out.
     """
 
     name: str

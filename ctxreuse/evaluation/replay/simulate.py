@@ -1,4 +1,4 @@
-"""What a prefix cache would serve of a planned trace, without an engine."""
+"""Simulates what a prefix cache would serve of a planned trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.rendering import Reference, SentBlock, render_turn
 from ctxreuse.context.templates import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import estimate_tokens, well_formed
-from ctxreuse.errors import InputFileError, describe
+from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import ANSWER
 from ctxreuse.evaluation.traces.trace_files import Corpus
@@ -38,16 +38,16 @@ def simulate_blocks(
 ) -> Iterator[CacheUsage]:
     """Yield each request's usage at block level: a block counts as its `tokens`.
 
-    A later turn's prompt is that of the turn before and its own blocks; questions, answers, labels
-    and annotations weigh nothing here.
+    A later turn's prompt is the prompt of the turn before and its own blocks; questions, answers,
+    labels and annotations count as no tokens.
 
     Args:
         planned: The requests in execution order.
         corpus: The blocks' tokens.
-        cache: Where the prompts are served from.
+        cache: Serves the prompts.
 
     Raises:
-        InputFileError: If a plan names a block that the corpus lacks.
+        InputFileError: A plan names a block that the corpus lacks.
     """
     prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
     continued = {request.after for request in planned}
@@ -81,11 +81,11 @@ def simulate_tokens(
     Args:
         planned: The requests in execution order.
         corpus: The blocks' texts.
-        cache: Where the prompts are served from.
+        cache: Serves the prompts.
         tokenizer: Turns text into token ids.
 
     Raises:
-        InputFileError: If a plan names a block that the corpus lacks.
+        InputFileError: A plan names a block that the corpus lacks.
     """
     prompts = prompt_tokens(planned, corpus, tokenizer)
     for request, prompt in zip(planned, prompts, strict=True):
@@ -106,7 +106,7 @@ def prompt_tokens(
         tokenizer: Turns text into token ids.
 
     Raises:
-        InputFileError: If a plan names a block that the corpus lacks.
+        InputFileError: A plan names a block that the corpus lacks.
     """
     prompts: dict[str | int, list[int]] = {}
     continued = {request.after for request in planned}
@@ -139,17 +139,15 @@ def total_usage(
 
 
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer in a `tokenizer.json` file.
+    """Return the tokenizer of a `tokenizer.json` file.
 
     Raises:
         MissingExtraError: If `tokenizers` is not installed.
-        InputFileError: If the file is none.
+        InputFileError: It is no such file.
     """
     try:
         from tokenizers import Tokenizer as FileTokenizer
     except ImportError as error:
-        from ctxreuse.errors import MissingExtraError
-
         raise MissingExtraError("--tokenizer", "tokenizers") from error
     try:
         return FileTokenizer.from_file(path)
@@ -183,7 +181,7 @@ def corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -
     """Return a block of a plan.
 
     Raises:
-        InputFileError: If the corpus lacks it.
+        InputFileError: The corpus lacks it.
     """
     block = corpus.get(block_id)
     if block is None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.evaluation.replay.policies import AS_SENT
+from ctxreuse.evaluation.replay.policies import AS_SENT, Part
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.sent_tree import TreeNode
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.runs import K_PART, SESSIONS_PART, Run
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK = "#123456"
-"""Stands for the page's colour of text."""
+"""Placeholder for the page's text colour."""
 
 _COLOURS = {
     "as retrieved": "#8c8c8c",
@@ -43,6 +42,8 @@ _COLOURS = {
 _OTHERS = ("#a06ab4", "#6f6ab4")
 """For policies that not every report has, in turn."""
 
+_IN_ORDER = "requests, in the order in which they ran"
+
 _SIZES = {False: (4.6, 3.7), True: (9.4, 3.2)}
 """In inches, of usual and of wide charts."""
 
@@ -50,7 +51,7 @@ _MARKED: dict[str, Any] = {"marker": "o", "markersize": 3}
 
 _DEEPEST = 5
 _LETTERS = 130
-"""How many letters fit the width of the tree."""
+"""Letters that fit the width of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Chart:
     """A chart of some results.
 
     Attributes:
-        name: Of its PNG file, and its place in the page.
+        name: Name of its PNG file and of its place in the page.
         title: What it shows.
         words: How to read it.
         draw: Draws it.
@@ -78,7 +79,7 @@ class Chart:
             ink: The colour of text and lines.
 
         Raises:
-            MissingExtraError: If matplotlib is not installed.
+            MissingExtraError: Matplotlib is not installed.
         """
         try:
             from matplotlib import rc_context
@@ -97,7 +98,7 @@ class Chart:
         """Return it as SVG for a page, in the page's colours.
 
         Raises:
-            MissingExtraError: If matplotlib is not installed.
+            MissingExtraError: Matplotlib is not installed.
         """
         figure = self.figure(_INK)
         from matplotlib import rc_context
@@ -128,13 +129,13 @@ def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
     runs = results.part()
     return [
-        *_over_the_run(_shown([run for run in runs if run.capacity_tokens is None])),
-        *_over_what_was_tried(results, _shown(runs)),
-        *_of_what_was_sent(results.tree),
+        *_over_time(_shown([run for run in runs if run.capacity_tokens is None])),
+        *_over_settings(results, _shown(runs)),
+        *_of_prompts(results.tree),
     ]
 
 
-def _over_the_run(unlimited: Sequence[Run]) -> Iterator[Chart]:
+def _over_time(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
     if not unlimited:
         return
     yield Chart(
@@ -161,8 +162,8 @@ def _over_the_run(unlimited: Sequence[Run]) -> Iterator[Chart]:
     )
 
 
-def _over_what_was_tried(results: Results, runs: Sequence[Run]) -> Iterator[Chart]:
-    over_k, over_sessions = _shown(results.part(K_PART)), results.part(SESSIONS_PART)
+def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Chart]:
+    over_k, over_sessions = _shown(results.part(Part.k)), results.part(Part.sessions)
     if len({run.capacity_tokens for run in runs}) > 1:
         yield Chart(
             "cache-size",
@@ -190,7 +191,7 @@ def _over_what_was_tried(results: Results, runs: Sequence[Run]) -> Iterator[Char
         )
 
 
-def _of_what_was_sent(tree: TreeNode) -> Iterator[Chart]:
+def _of_prompts(tree: TreeNode) -> Iterator[Chart]:
     if tree.children:
         yield Chart(
             "tree",
@@ -203,7 +204,7 @@ def _of_what_was_sent(tree: TreeNode) -> Iterator[Chart]:
         )
 
 
-def _shown(runs: Sequence[Run]) -> list[Run]:
+def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
     """Return as retrieved, and the others with de-duplication, where there are any."""
     deduplicated = [run for run in runs if run.deduplicated]
     if not deduplicated:
@@ -215,7 +216,7 @@ def _shown(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def _style(run: Run, number: int) -> dict[str, Any]:
+def _style(run: RunResult, number: int) -> dict[str, Any]:
     return {
         "label": run.policy,
         "color": _COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
@@ -224,26 +225,27 @@ def _style(run: Run, number: int) -> dict[str, Any]:
     }
 
 
-def _draw_hit_ratio(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_hit_ratio(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
         axes.plot(range(1, len(ratios) + 1), ratios, **_style(run, number))
-    axes.set(xlabel="requests, in the order in which they ran", ylabel="hit ratio", ylim=(0, 1))
+    axes.set(xlabel=_IN_ORDER, ylabel="hit ratio", ylim=(0, 1))
     _finish(axes)
 
 
-def _draw_prefilled(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_prefilled(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
         prefilled = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]
         axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run, number))
-    axes.set(xlabel="requests, in the order in which they ran", ylabel="thousand tokens")
+    axes.set(xlabel=_IN_ORDER, ylabel="thousand tokens")
     axes.set_ylim(bottom=0)
     _finish(axes)
 
 
-def _draw_first_token(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_first_token(axes: Axes, runs: Sequence[RunResult]) -> None:
     for number, run in enumerate(runs):
-        seconds = sorted(run.first_token_s or map(_first_token_s, run.usages))
+        estimated = (COMMON_RATES.step_s(usage.prefilled_tokens, 1) for usage in run.usages)
+        seconds = sorted(run.first_token_s or estimated)
         shares = [place / len(seconds) for place in range(1, len(seconds) + 1)]
         axes.step(seconds, shares, where="post", **_style(run, number))
     axes.set(xlabel="seconds", ylabel="share of the requests", ylim=(0, 1))
@@ -251,66 +253,44 @@ def _draw_first_token(axes: Axes, runs: Sequence[Run]) -> None:
     _finish(axes)
 
 
-def _draw_cache_sizes(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_cache_sizes(axes: Axes, runs: Sequence[RunResult]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
     places: dict[int | None, int] = {size: place for place, size in enumerate(sizes)}
     places[None] = len(sizes)
-    for number, of_policy in enumerate(_by_policy(runs)):
-        of_policy.sort(key=lambda run: places[run.capacity_tokens])
-        axes.plot(
-            [places[run.capacity_tokens] for run in of_policy],
-            [run.total.hit_ratio for run in of_policy],
-            **_MARKED,
-            **_style(of_policy[0], number),
-        )
+    _plot_policies(axes, runs, lambda run: places[run.capacity_tokens])
     axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
-    axes.set(xlabel="tokens that the cache holds", ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
+    axes.set_xlabel("tokens that the cache holds")
 
 
-def _draw_ks(axes: Axes, runs: Sequence[Run], bounds: Sequence[tuple[int, float]]) -> None:
-    ks = sorted({run.k for run in runs if run.k is not None})
-    axes.plot(
-        [k for k, _ in bounds],
-        [share for _, share in bounds],
-        color="#8c8c8c",
-        linestyle=":",
-        label="reuse bound",
-    )
-    for number, of_policy in enumerate(_by_policy(runs)):
-        axes.plot(
-            [run.k or 0 for run in of_policy],
-            [run.total.hit_ratio for run in of_policy],
-            **_MARKED,
-            **_style(of_policy[0], number),
-        )
-    axes.set_xticks(ks)
-    axes.set(xlabel="blocks a request at most", ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
+def _draw_ks(axes: Axes, runs: Sequence[RunResult], bounds: Sequence[tuple[int, float]]) -> None:
+    ks, shares = [k for k, _ in bounds], [share for _, share in bounds]
+    axes.plot(ks, shares, color="#8c8c8c", linestyle=":", label="reuse bound")
+    _plot_policies(axes, runs, lambda run: run.k or 0)
+    axes.set_xticks(sorted({run.k for run in runs if run.k is not None}))
+    axes.set_xlabel("blocks a request at most")
 
 
-def _draw_sessions(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_sessions(axes: Axes, runs: Sequence[RunResult]) -> None:
     counts = sorted({run.sessions for run in runs if run.sessions is not None})
-    for number, of_policy in enumerate(_by_policy(runs)):
-        ratios = {run.sessions: run.total.hit_ratio for run in of_policy}
-        axes.plot(
-            counts, [ratios[count] for count in counts], **_MARKED, **_style(of_policy[0], number)
-        )
+    _plot_policies(axes, runs, lambda run: run.sessions or 0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set(xlabel="conversations at a time", ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
+    axes.set_xlabel("conversations at a time")
 
 
-def _by_policy(runs: Sequence[Run]) -> list[list[Run]]:
-    by_policy: dict[str, list[Run]] = {}
+def _plot_policies(
+    axes: Axes, runs: Sequence[RunResult], place: Callable[[RunResult], int]
+) -> None:
+    """Draw a line a policy: hit ratios over the runs' places."""
+    by_policy: dict[str, list[RunResult]] = {}
     for run in runs:
         by_policy.setdefault(run.policy, []).append(run)
-    return list(by_policy.values())
-
-
-def _first_token_s(usage: CacheUsage) -> float:
-    return COMMON_RATES.step_s(usage.prefilled_tokens, 1)
+    for number, of_policy in enumerate(by_policy.values()):
+        of_policy.sort(key=place)
+        ratios = [run.total.hit_ratio for run in of_policy]
+        axes.plot(list(map(place, of_policy)), ratios, **_MARKED, **_style(of_policy[0], number))
+    axes.set(ylabel="hit ratio", ylim=(0, 1))
+    _finish(axes)
 
 
 def _draw_tree(axes: Axes, root: TreeNode) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.sheets import sheets
+from ctxreuse.evaluation.results.tables import tables
+from ctxreuse.evaluation.traces.json_lines import file_errors
 
 _PAGE = HtmlPage(
     "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"
@@ -31,7 +31,7 @@ def page(results: Results) -> str:
     """Return results as an HTML page that holds everything it shows.
 
     Raises:
-        MissingExtraError: If jinja2 or matplotlib is not installed.
+        MissingExtraError: jinja2 or matplotlib is not installed.
     """
     drawn = [
         {
@@ -44,7 +44,7 @@ def page(results: Results) -> str:
         for one in charts(results)
     ]
     return _PAGE.render(
-        results=results, charts=drawn, cards=list(_cards(results)), sheets=list(sheets(results))
+        results=results, charts=drawn, cards=list(_cards(results)), tables=list(tables(results))
     )
 
 
@@ -52,33 +52,29 @@ def write_report(results: Results, path: str | Path) -> None:
     """Write the page of `page`.
 
     Raises:
-        InputFileError: If the file cannot be written.
-        MissingExtraError: If jinja2 or matplotlib is not installed.
+        InputFileError: The file cannot be written.
+        MissingExtraError: jinja2 or matplotlib is not installed.
     """
     text = page(results)
-    try:
+    with file_errors(path, "written"):
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:
     """Write the report's charts as PNG files; return their paths.
 
     Raises:
-        InputFileError: If a file cannot be written.
-        MissingExtraError: If matplotlib is not installed.
+        InputFileError: A file cannot be written.
+        MissingExtraError: matplotlib is not installed.
     """
     paths = []
     for chart in charts(results):
         path = Path(folder) / f"{chart.name}.png"
         figure = chart.figure()
         figure.suptitle(chart.title, fontsize=10)
-        try:
+        with file_errors(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=160)
-        except OSError as error:
-            raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
         paths.append(path)
     return paths
 

@@ -1,4 +1,4 @@
-"""How good answers are: exact match and F1 as SQuAD defines them, with bootstrap intervals.
+"""Scores of answers: exact match and F1 as SQuAD defines them, with bootstrap intervals.
 
 Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (2016), section 6.1,
 and its evaluation script; Efron, "Bootstrap Methods" (1979).
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError, describe
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -23,10 +24,10 @@ _SCORES_AT_ONCE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and where it may lie.
+    """A mean with its confidence interval.
 
     Attributes:
-        mean: Of the scores as they are.
+        mean: The mean of the scores.
         low: Lower end of the interval.
         high: Upper end.
     """
@@ -45,21 +46,21 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
     """Return 1 if an answer is one of the right ones, else 0.
 
     Args:
-        answer: What the model said.
+        answer: The model's answer.
         references: The right answers, at least one.
 
     Raises:
-        InvalidRequestError: If there is no right answer.
+        InvalidRequestError: There is no right answer.
     """
     given = normalize_answer(answer)
     return max(float(given == normalize_answer(right)) for right in _checked(references))
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:
-    """Return how many words an answer shares with the right one that is closest to it.
+    """Return the F1 of an answer's words against the closest right answer.
 
     Args:
-        answer: What the model said.
+        answer: The model's answer.
         references: The right answers, at least one.
 
     Returns:
@@ -67,7 +68,7 @@ def token_f1(answer: str, references: Sequence[str]) -> float:
         right words that it has, from 0 to 1. No words at all match no words only.
 
     Raises:
-        InvalidRequestError: If there is no right answer.
+        InvalidRequestError: There is no right answer.
     """
     given = normalize_answer(answer).split()
     return max(_f1(given, normalize_answer(right).split()) for right in _checked(references))
@@ -83,11 +84,11 @@ def bootstrap_interval(
     Args:
         scores: One number a question, at least one.
         confidence: How often such an interval holds the true mean, between 0 and 1.
-        resamples: How many samples are drawn.
-        seed: Of the random numbers; the same seed gives the same interval.
+        resamples: The number of samples to draw.
+        seed: Seed of the random numbers; the same seed gives the same interval.
 
     Raises:
-        InvalidRequestError: If there are no scores, or a number is out of range.
+        InvalidRequestError: There are no scores, or a number is out of range.
     """
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or not values.size:
@@ -98,8 +99,7 @@ def bootstrap_interval(
         raise InvalidRequestError(
             f"confidence must be between 0 and 1, not {describe(confidence)}; 0.95 is usual"
         )
-    if not isinstance(resamples, int) or resamples < 1:
-        raise InvalidRequestError(f"resamples must be an integer from 1, not {describe(resamples)}")
+    checked_integer("resamples", resamples, 1)
     random = np.random.default_rng(seed)
     means = np.empty(resamples)
     step = max(1, _SCORES_AT_ONCE // values.size)

@@ -1,27 +1,88 @@
-"""Estimates in words, as tables, and as JSON."""
+"""What terminals and reports show of results: lines of text, and tables of cells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
-
-from rich.console import RenderableType
-from rich.table import Table
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
-from ctxreuse.evaluation.replay.policies import POLICIES
-from ctxreuse.evaluation.results.runs import Run
-from ctxreuse.evaluation.results.sheets import Sheet, policy_sheet
+from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
+from ctxreuse.evaluation.replay.policies import POLICIES, Part
+from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
+from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
+_POLICY = "order of the blocks"
+_DEDUPLICATED = "without what a chat shows"
+_TIMES = "hit ratio; prefilled tokens, as many times as retrieved"
 _HISTORIES = "; the histories of conversations come on top"
 
 
-def as_json(summary: TraceSummary, runs: Sequence[Run]) -> dict[str, Any]:
+class Good(str):
+    """A cell that is good news."""
+
+    __slots__ = ()
+
+
+class Bad(str):
+    """A cell that is bad news."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: What it shows; a table without a title has no frame.
+        head: Names of the columns.
+        rows: A cell a column; a row of one cell is a heading.
+        is_text: Whether the cells are words, which are aligned to the left and may be long.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    is_text: bool = False
+
+
+Shown: TypeAlias = str | Table
+"""What is shown below what came before."""
+
+_Runs: TypeAlias = Sequence[RunResult]
+
+
+# what the commands show
+
+
+def bench_output(results: Results) -> Iterator[Shown]:
+    """Yield what a terminal shows of a benchmark."""
+    yield f"{results.title}: {_in_words(results.trace)}"
+    yield ", ".join(f"{name}: {value}" for name, value in results.settings)
+    yield from tables(results)
+    yield from results.notes
+
+
+def estimate_output(results: Results) -> Iterator[Shown]:
+    """Yield what a terminal shows of an estimate."""
+    runs = results.part()
+    names = {run.policy for run in runs}
+    too_large = [policy.name for policy in POLICIES if policy.name not in names]
+    yield _in_words(results.trace)
+    yield _policies(runs)
+    if too_large:
+        yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
+    yield from _advice([run for run in runs if run.capacity_tokens == runs[0].capacity_tokens])
+
+
+def estimate_json(results: Results) -> dict[str, Any]:
     """Return an estimate as a JSON object."""
     return {
-        "trace": {**asdict(summary), "reuse_bound": round(summary.reuse_bound, 6)},
+        "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
         "runs": [
             {
                 "policy": run.policy,
@@ -32,44 +93,341 @@ def as_json(summary: TraceSummary, runs: Sequence[Run]) -> dict[str, Any]:
                 "hit_ratio": round(run.total.hit_ratio, 6),
                 "planning_ms": run.planning_ms,
             }
-            for run in runs
+            for run in results.part()
         ],
     }
 
 
-def estimate_renderables(summary: TraceSummary, runs: Sequence[Run]) -> list[RenderableType]:
-    """Return an estimate for a terminal.
+def explanation_output(explained: Sequence[ExplainedRequest], worst: int) -> Iterator[Table]:
+    """Yield the causes, and the requests that lost most, as tables."""
+    by_cause: dict[str, list[int]] = {}
+    for one in explained:
+        by_cause.setdefault(one.explanation.cause, []).append(one.explanation.lost_tokens)
+    causes = sorted(by_cause.items(), key=lambda item: (-sum(item[1]), item[0]))
+    yield Table(
+        "Why requests hit or miss",
+        ("cause", "requests", "tokens computed again"),
+        tuple((cause, f"{len(lost):,}", f"{sum(lost):,}") for cause, lost in causes),
+        is_text=True,
+    )
+    losers = [one.explanation for one in explained if one.explanation.lost_tokens]
+    losers.sort(key=lambda one: -one.lost_tokens)
+    if worst and losers:
+        yield Table(
+            "Requests that lost most (`--request ID` says more)",
+            ("request", "cause", "closest", "shared", "parts at", "computed again"),
+            tuple(
+                (
+                    *map(str, (loser.request_id, loser.cause, loser.closest)),
+                    f"{loser.shared_tokens:,} tokens",
+                    "its end" if loser.block is None else str(loser.block),
+                    f"{loser.lost_tokens:,}",
+                )
+                for loser in losers[:worst]
+            ),
+            is_text=True,
+        )
+
+
+def comparison(old: Results, new: Results) -> Iterator[Shown]:
+    """Yield what has changed between two results of the same benchmark.
 
     Args:
-        summary: What was replayed.
-        runs: What came of it; as retrieved first.
+        old: Earlier results.
+        new: Those of now.
     """
-    names = {run.policy for run in runs}
-    too_large = [policy.name for policy in POLICIES if policy.name not in names]
-    missing = [f"Left out, for the trace is too large for it: {'; '.join(too_large)}."]
-    return [
-        in_words(summary),
-        rich_table(policy_sheet(runs)),
-        *(missing if too_large else []),
-        *_advice([run for run in runs if run.capacity_tokens == runs[0].capacity_tokens]),
-    ]
-
-
-def rich_table(sheet: Sheet) -> Table:
-    """Return a table for a terminal."""
-    table = Table(title=sheet.title)
-    for number, name in enumerate(sheet.head):
-        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    for row in sheet.rows:
-        if len(row) == 1:
-            table.add_section()
-            table.add_row(f"[italic]{row[0]}[/]")
+    yield f"compared with ctxreuse {old.version}, {old.title}"
+    before_settings = dict(_settings(old))
+    for name, value in _settings(new):
+        was_set = before_settings.get(name, "not said")
+        if was_set != value:
+            yield f"not the same setting: {name} was {was_set}, is {value}"
+    before = {_key(run): run for run in old.runs}
+    rows = []
+    alike = 0
+    new_parts, old_parts = ({run.part for run in one.runs} for one in (new, old))
+    for part, number in Counter(run.part for run in new.runs).items():
+        if part not in old_parts:
+            yield f"not measured before: {part}, all {number:,} runs"
+    for run in new.runs:
+        earlier = before.pop(_key(run), None)
+        if earlier is None:
+            if run.part in old_parts:
+                yield f"not measured before: {_run_name(run)}"
+        elif run.total == earlier.total:
+            alike += 1
         else:
-            table.add_row(*row)
-    return table
+            rows.append(_changed(run, earlier))
+    for run in before.values():
+        if run.part in new_parts:
+            yield f"no longer measured: {_run_name(run)}"
+    for part, number in Counter(run.part for run in before.values()).items():
+        if part not in new_parts:
+            yield f"no longer measured: {part}, all {number:,} runs"
+    if rows:
+        change = ("change", "prefilled,\ntimes before", "planning ms\nbefore", "now")
+        title = "Hit ratio and prefilled tokens, before and now"
+        yield Table(title, (_POLICY, "before", "now", *change), tuple(rows))
+    yield f"{alike} of {len(new.runs)} runs are exactly as before"
 
 
-def in_words(summary: TraceSummary) -> str:
+# tables
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """Yield the tables that results have something for."""
+    policies, ablations = results.part(), results.part(Part.ablations)
+    sessions = results.part(Part.sessions)
+    if any(run.first_token_s for run in policies):
+        yield from _engine("What the engine reported", policies)
+    elif policies:
+        yield _policies(policies)
+    if results.part(Part.k):
+        yield _ks(results)
+    if sessions:
+        yield _sessions(sessions)
+    if any(run.first_token_s for run in sessions):
+        yield from _engine("Conversations at a time, as the engine reported", sessions)
+    if any(run.first_token_s for run in ablations):
+        yield from _engine("One idea less, as the engine reported", ablations)
+    elif ablations:
+        yield _ablations(ablations, policies)
+
+
+def demo_table(runs: _Runs) -> Table:
+    """Return hit ratios, prefilled tokens and planning time of all policies.
+
+    Args:
+        runs: As for the table of policies.
+    """
+    sizes = _sizes(runs)
+    base = {size: next(run for run in runs if run.capacity_tokens == size) for size in sizes}
+
+    def cells(row: Mapping[int | None, RunResult]) -> Iterator[str]:
+        for size in sizes:
+            yield f"{row[size].total.hit_ratio:.3f}"
+            yield f"{row[size].total.prefilled_tokens:,}"
+            yield f"{_times(row[size], base[size]):.2f}"
+        yield f"{row[sizes[0]].planning_ms:.3f}"
+
+    of_size = (
+        (f"hit ratio\n{name}", f"prefilled\n{name}", "to as\nretrieved")
+        for name in map(_capacity, sizes)
+    )
+    return Table(
+        "What the engine's prefix cache serves",
+        (_POLICY, *(column for columns in of_size for column in columns), "planning\nms"),
+        tuple(_by_policy(runs, cells, ("without de-duplication", "with de-duplication"))),
+    )
+
+
+def _policies(runs: _Runs) -> Table:
+    """Return policies by cache size.
+
+    Args:
+        runs: Policies with and without de-duplication, each with the same cache sizes; as retrieved
+            first.
+    """
+    sizes = _sizes(runs)
+    base = {size: next(run for run in runs if run.capacity_tokens == size) for size in sizes}
+
+    def cells(row: Mapping[int | None, RunResult]) -> Iterator[str]:
+        for size in sizes:
+            yield _ratio_and_times(row[size], base[size])
+        yield f"{row[sizes[0]].planning_ms:.3f}"
+
+    return Table(
+        f"{_TIMES.capitalize()}; by cache size",
+        (_POLICY, *map(_capacity, sizes), "planning\nms"),
+        tuple(_by_policy(runs, cells, ("", _DEDUPLICATED))),
+    )
+
+
+def _by_policy(
+    runs: _Runs,
+    cells: Callable[[Mapping[int | None, RunResult]], Iterable[str]],
+    headings: tuple[str, str],
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row a policy, and a heading above those without and those with de-duplication.
+
+    Args:
+        runs: What is shown.
+        cells: From a policy's runs by cache size to the cells beside its name.
+        headings: The two headings; an empty one is left out.
+    """
+    table: dict[tuple[bool, str], dict[int | None, RunResult]] = {}
+    for run in runs:
+        table.setdefault((run.deduplicated, run.policy), {})[run.capacity_tokens] = run
+    for deduplicated, heading in zip((False, True), headings, strict=True):
+        of_kind = [(name, row) for (kind, name), row in table.items() if kind == deduplicated]
+        if heading and of_kind:
+            yield (heading,)
+        for name, row in of_kind:
+            yield name, *cells(row)
+
+
+def _ks(results: Results) -> Table:
+    more = "" if results.level == "blocks" else ", of block tokens alone"
+    more += "; histories come on top" if results.trace.conversations else ""
+    bounds = {str(k): f"{share:.3f}" for k, share in results.bounds}
+    grid = _grid("Hit ratio by blocks a request", results.part(Part.k), lambda run: str(run.k))
+    last = (f"reuse bound{more}", *(bounds.get(name, "") for name in grid.head[1:]))
+    return Table(grid.title, grid.head, (*grid.rows, last))
+
+
+def _sessions(runs: _Runs) -> Table:
+    size = runs[0].capacity_tokens
+    cache = "an unlimited cache" if size is None else f"a cache of {size:,} tokens"
+    title = f"Hit ratio by conversations at a time, with {cache}"
+    return _grid(title, runs, lambda run: str(run.sessions))
+
+
+def _grid(title: str, runs: _Runs, column: Callable[[RunResult], str]) -> Table:
+    """Return a table with a row a policy and a column for each value that was tried."""
+    columns = list(dict.fromkeys(map(column, runs)))
+    rows = []
+    for policy in dict.fromkeys(run.policy for run in runs):
+        ratios = {column(run): run.total.hit_ratio for run in runs if run.policy == policy}
+        cells = (f"{ratios[name]:.3f}" if name in ratios else "" for name in columns)
+        rows.append((policy, *cells))
+    return Table(title, (_POLICY, *columns), tuple(rows))
+
+
+def _ablations(runs: _Runs, policies: _Runs) -> Table:
+    """Return what each idea is worth.
+
+    Args:
+        runs: The policies, whole and with one idea less.
+        policies: Those of the comparison; as retrieved first.
+    """
+    base = {run.capacity_tokens: run for run in reversed(policies)}
+    sizes = _sizes(runs)
+    rows = []
+    for policy in dict.fromkeys(run.policy for run in runs):
+        by_size = {run.capacity_tokens: run for run in runs if run.policy == policy}
+        cells = (_ratio_and_times(by_size[size], base.get(size)) for size in sizes)
+        rows.append((policy, *cells))
+    return Table(f"One idea less: {_TIMES}", ("", *map(_capacity, sizes)), tuple(rows))
+
+
+def _engine(title: str, runs: _Runs) -> Iterator[Table]:
+    """Yield what a server reported, and how good its answers are.
+
+    Each row is about the requests that the first run answered, too.
+    """
+    base = runs[0]
+
+    def rows(
+        cells: Callable[[RunResult, RunResult], tuple[str, ...]],
+    ) -> Iterator[tuple[str, ...]]:
+        for deduplicated in (False, True):
+            of_kind = [run for run in runs if run.deduplicated == deduplicated]
+            if deduplicated and of_kind:
+                yield (_DEDUPLICATED,)
+            for run in of_kind:
+                common = set(run.request_ids) & set(base.request_ids)
+                sessions = f" ({run.sessions})" if run.part == Part.sessions else ""
+                yield f"{run.policy}{sessions}", *cells(run.only(common), base.only(common))
+
+    head = (
+        _POLICY,
+        "requests",
+        "hit\nratio",
+        "prefilled",
+        "to as\nretrieved",
+        "first token\np50 ms",
+        "\np95",
+        "p50 to as\nretrieved",
+    )
+    yield Table(title, head, tuple(rows(_usage)))
+    if any(run.scores for run in runs):
+        scored = (_POLICY, "scored", "F1", "F1, change", "exact match")
+        yield Table("How good the answers are", scored, tuple(rows(_scores)))
+
+
+# cells and words
+
+
+def _times(run: RunResult, base: RunResult) -> float:
+    """Return how many times the tokens of another run had to be computed."""
+    before = base.total.prefilled_tokens
+    return run.total.prefilled_tokens / before if before else 1.0
+
+
+def _usage(run: RunResult, base: RunResult) -> tuple[str, ...]:
+    if not run.first_token_s:
+        return ("0", *("",) * 6)
+    half, most = (run.first_token_percentile_s(share) for share in (50, 95))
+    return (
+        str(len(run.request_ids)),
+        f"{run.total.hit_ratio:.3f}",
+        f"{run.total.prefilled_tokens:,}",
+        f"{_times(run, base):.2f}",
+        f"{1e3 * half:,.0f}",
+        f"{1e3 * most:,.0f}",
+        f"{half / base.first_token_percentile_s(50):.2f}",
+    )
+
+
+def _scores(run: RunResult, base: RunResult) -> tuple[str, ...]:
+    """Return F1, its paired change against a run of the same questions, and exact match."""
+    plain = {one: f1 for one, f1, _ in base.scores}
+    pairs = [(f1, plain[one]) for one, f1, _ in run.scores if one in plain]
+    if not pairs:
+        return "0", "", "", ""
+    f1 = bootstrap_interval([f1 for f1, _ in pairs])
+    change = bootstrap_interval([f1 - before for f1, before in pairs])
+    return str(len(pairs)), _interval(f1), _interval(change, "+"), f"{run.mean_exact_match:.3f}"
+
+
+def _changed(run: RunResult, earlier: RunResult) -> tuple[str, ...]:
+    was, now = earlier.total, run.total
+    change = now.hit_ratio - was.hit_ratio
+    return (
+        _run_name(run),
+        f"{was.hit_ratio:.3f}",
+        f"{now.hit_ratio:.3f}",
+        (Good if change > 0 else Bad)(f"{change:+.3f}"),
+        f"{now.prefilled_tokens / max(1, was.prefilled_tokens):.3f}",
+        f"{earlier.planning_ms:.3f}",
+        f"{run.planning_ms:.3f}",
+    )
+
+
+def _ratio_and_times(run: RunResult, base: RunResult | None) -> str:
+    ratio = f"{run.total.hit_ratio:.3f}"
+    return ratio if base is None else f"{ratio}  {_times(run, base):.2f}"
+
+
+def _interval(interval: Interval, sign: str = "") -> str:
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
+def _sizes(runs: _Runs) -> list[int | None]:
+    """Return the cache sizes of some runs, in the order in which they come."""
+    return list(dict.fromkeys(run.capacity_tokens for run in runs))
+
+
+def _capacity(tokens: int | None) -> str:
+    return "unlimited" if tokens is None else f"{tokens:,}"
+
+
+def _settings(results: Results) -> tuple[tuple[str, str], ...]:
+    return ("title", results.title), ("counted in", results.level), *results.settings
+
+
+def _key(run: RunResult) -> tuple[object, ...]:
+    return run.part, run.policy, run.deduplicated, run.capacity_tokens, run.k, run.sessions
+
+
+def _run_name(run: RunResult) -> str:
+    cache = "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,} tokens"
+    sessions = "" if run.sessions is None else f", {run.sessions} at a time"
+    shown = ", de-duplicated" if run.deduplicated else ""
+    return f"{run.part}: {run.policy}{shown} (k={run.k}{sessions}, {cache})"
+
+
+def _in_words(summary: TraceSummary) -> str:
     """Return what was replayed, in words."""
     turns = ""
     if summary.conversations:
@@ -81,20 +439,18 @@ def in_words(summary: TraceSummary) -> str:
     )
 
 
-def _advice(runs: Sequence[Run]) -> list[str]:
-    """Say what the best of this package's ways saves, one by one and as a batch."""
-    advice = []
+def _advice(runs: _Runs) -> Iterator[str]:
+    """Say what the best of this package's policies saves, one by one and as a batch."""
     before = runs[0].total.prefilled_tokens
     for mode, when in (("online", "As they arrive"), ("offline", "As one batch")):
-        ways = [run for run in runs if (run.strategy, run.mode) == ("reuse", mode)]
-        if not ways or not before:
+        ours = [run for run in runs if (run.strategy, run.mode) == ("reuse", mode)]
+        if not ours or not before:
             continue
-        best = min(ways, key=lambda one: one.total.prefilled_tokens)
+        best = min(ours, key=lambda one: one.total.prefilled_tokens)
         saved = before - best.total.prefilled_tokens
         seconds = saved / COMMON_RATES.prefill_tokens_per_s
-        advice.append(
+        yield (
             f"{when}: {saved / before:.0%} fewer tokens to compute "
             f"({best.total.prefilled_tokens:,} instead of {before:,}); at "
             f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, {seconds:,.1f} s less."
         )
-    return advice

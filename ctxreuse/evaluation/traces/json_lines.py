@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,9 +17,26 @@ from ctxreuse.errors import InputFileError, describe
 STANDARD_STREAM = "-"
 
 
+@contextmanager
+def file_errors(path: object, done: str) -> Iterator[None]:
+    """Name the file in errors of the operating system.
+
+    Args:
+        path: The file.
+        done: What is done in this context: "read" or "written".
+
+    Raises:
+        InputFileError: The operating system refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be {done}: {error.strerror}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class JsonLine:
-    """One JSON object and where it stands."""
+    """A JSON object and its position: file and line."""
 
     place: str
     fields: Mapping[str, Any]
@@ -33,10 +51,10 @@ class JsonLine:
         Args:
             name: The field.
             kinds: The types that it may have; `bool` does not count as `int`.
-            default: What a missing or null field stands for; without one it is an error.
+            default: The value of a missing or null field; without one it is an error.
 
         Raises:
-            InputFileError: If the field is missing or of another type.
+            InputFileError: The field is missing or of another type.
         """
         value = self.fields.get(name)
         if value is None and default is not ...:
@@ -57,33 +75,31 @@ class JsonLine:
 
 
 def read_lines(path: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of a file, one a line; blank lines are passed over.
+    """Yield the JSON objects of a file, one a line; blank lines are skipped.
 
     Args:
         path: A file's path, or "-" for standard input.
 
     Raises:
-        InputFileError: If it cannot be read, or a line is no JSON object.
+        InputFileError: It cannot be read, or a line is no JSON object.
     """
     name = "standard input" if path == STANDARD_STREAM else path
-    try:
+    with file_errors(name, "read"):
         # bytes, so that a broken character is this line's fault and not the file's
         stream = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
         with stream:
             yield from lines_of(stream, name)
-    except OSError as error:
-        raise InputFileError(f"{name}: cannot be read: {error.strerror}") from error
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of lines that are open already, one a line.
+    """Yield the JSON objects of an open file, one a line.
 
     Args:
-        stream: The lines; blank ones are passed over.
-        name: What they are called in errors.
+        stream: The lines; blank ones are skipped.
+        name: The file's name in errors.
 
     Raises:
-        InputFileError: If a line is no JSON object.
+        InputFileError: A line is no JSON object.
     """
     for number, line in enumerate(stream, start=1):
         if line.strip():
@@ -106,21 +122,21 @@ def _parse(place: str, line: bytes) -> Mapping[str, Any]:
 
 
 def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON objects, one a line: all of them or, if anything fails, none.
+    """Write JSON objects, one a line: all of them, or none if anything fails.
 
     Args:
         path: A file's path, replaced if it exists; or "-" for standard output.
         objects: What to write.
 
     Raises:
-        InputFileError: If the file cannot be written.
+        InputFileError: The file cannot be written.
     """
     text = "".join(json.dumps(entry) + "\n" for entry in objects)
     if path == STANDARD_STREAM:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    try:
+    with file_errors(path, "written"):
         target = Path(path).resolve()  # a link stays one
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
@@ -136,5 +152,3 @@ def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,9 +1,8 @@
-"""Writing down what an OpenAI client sends, without changing any of it."""
+"""Records what OpenAI clients send, without changing any of it."""
 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.traces.recording import TraceRecorder
@@ -26,24 +26,24 @@ _LABEL = re.compile(
 
 
 _CONVERSATIONS = 10_000
-"""Beginnings of conversations that are remembered."""
+"""Beginnings of conversations that are kept; the least recently used is forgotten first."""
 
 
 class SentContext(NamedTuple):
-    """What the last user message of a prompt shows: its blocks, and what is asked of them."""
+    """The blocks and the question of a prompt's last user message."""
 
     blocks: Sequence[ContextBlock | str]
     query: str
 
 
 ReadContext: TypeAlias = Callable[[str], SentContext]
-"""From the text of a user message to what it shows."""
+"""From the text of a user message to its blocks and question."""
 
 
 def paragraphs(text: str) -> SentContext:
     r"""Read a message whose documents stand before the question, with empty lines between.
 
-    A number or label before a paragraph is not part of it, for it says where it stands.
+    A number or label before a paragraph names its position and is not part of it.
 
     Args:
         text: The message's text.
@@ -64,19 +64,19 @@ class PromptRecorder:
     messages; one without begins a conversation, even if another began with the same.
 
     Args:
-        recorder: Where to.
-        read_context: Says what of a user message is a block; see `paragraphs`.
+        recorder: Writes them.
+        read_context: Reads the blocks from a user message; see `paragraphs`.
     """
 
     def __init__(self, recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> None:
         self._recorder = recorder
         self._read_context = read_context
-        self._begun: OrderedDict[str, int] = OrderedDict()
+        self._conversations = LRUMap[str, int](_CONVERSATIONS)
         self._lock = Lock()
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
     def note(self, messages: Any) -> None:
-        """Record a prompt; what is none is passed over."""
+        """Record a prompt; skip anything else."""
         self._failing.attempt(lambda: self._record(messages), lambda: None)
 
     def _record(self, messages: Any) -> None:
@@ -102,22 +102,20 @@ class PromptRecorder:
         """Return the name of the latest conversation that began so, or of a new one."""
         digest = text_digest(beginning).hex()
         with self._lock:
-            number = self._begun.pop(digest, 0) + is_first
-            self._begun[digest] = number
-            if len(self._begun) > _CONVERSATIONS:
-                self._begun.popitem(last=False)
+            number = (self._conversations.peek(digest) or 0) + is_first
+            self._conversations.put(digest, number)
         return f"{digest}-{number}"
 
 
 def record_client(
     client: Any, recorder: TraceRecorder, read_context: ReadContext = paragraphs
 ) -> Any:
-    """Have an OpenAI client record the chat prompts that it sends.
+    """Make an OpenAI client record the chat prompts that it sends.
 
     Args:
-        client: An `openai.OpenAI` or `openai.AsyncOpenAI`, as yet unused.
-        recorder: Where to.
-        read_context: Says what of a user message is a block.
+        client: An `openai.OpenAI` or `openai.AsyncOpenAI` that has not been used.
+        recorder: Writes them.
+        read_context: Reads the blocks from a user message.
 
     Returns:
         The client itself.
@@ -133,8 +131,8 @@ def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -
     """Record the chat prompts of all OpenAI clients that are made inside.
 
     Args:
-        recorder: Where to.
-        read_context: Says what of a user message is a block.
+        recorder: Writes them.
+        read_context: Reads the blocks from a user message.
 
     Raises:
         MissingExtraError: If `openai` is not installed.

@@ -1,27 +1,29 @@
-"""Running a Python program while what it retrieves or sends is written down."""
+"""Runs a Python program and records what it retrieves or sends."""
 
 from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
+from typing import TypeAlias
 
+from ctxreuse.context.checks import checked_choice
 from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.evaluation.plugins import (
+    RECORDERS,
+    NotInstalledError,
+    naming_what_is_missing,
+    registered,
+)
+from ctxreuse.evaluation.traces import openai_recording
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 
-_SOURCES = {
-    "langchain": ("langchain_core", "langchain_ctxreuse.recording"),
-    "llamaindex": ("llama_index.core", "llamaindex_ctxreuse.recording"),
-    "openai": ("openai", "ctxreuse.evaluation.traces.openai_recording"),
-}
-"""What has to be installed, and the module whose `recording` writes down what goes by."""
+_Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
 
-RETRIEVAL = ("langchain", "llamaindex")
-"""Sources that see blocks as such; from what an OpenAI client sends they have to be read."""
+PROMPTS = "openai"
+"""The source that reads blocks from what OpenAI clients send; the others see what is retrieved."""
 
 
 def run_recorded(
@@ -36,29 +38,26 @@ def run_recorded(
 
     Args:
         program: A script's path, or a module's name.
-        arguments: What it finds in `sys.argv` behind its name.
-        recorder: Where to write.
-        sources: "langchain", "llamaindex", "openai"; none are the retrievers of those frameworks
-            that are installed.
+        arguments: Its arguments: `sys.argv` without the first.
+        recorder: Writes it.
+        sources: "openai", or names of frameworks whose integrations record; where empty, all
+            frameworks that are installed.
         is_module: Whether `program` is a module, as for `python -m`.
 
     Raises:
-        InputFileError: If there is no such script.
-        MissingExtraError: If a source, or each of them, is not installed.
+        InputFileError: There is no such script.
+        InvalidRequestError: There is no such source.
+        MissingExtraError: A source is not installed; or none is, where none is named.
     """
     if not is_module and not Path(program).is_file():
         raise InputFileError(f"{program}: there is no such script; for a module give --module")
-    installed = [name for name, (package, _) in _SOURCES.items() if _is_installed(package)]
-    for name in sources:
-        if name not in installed:
-            raise MissingExtraError(f"recording from {name}", name)
-    chosen = sources or [name for name in RETRIEVAL if name in installed]
-    if not chosen:
+    recordings = [_recording(name) for name in sources] or list(_installed_frameworks())
+    if not recordings:
         raise MissingExtraError("recording a program", "langchain")
     before, path = sys.argv, list(sys.path)
     with ExitStack() as exits:
-        for name in chosen:
-            exits.enter_context(import_module(_SOURCES[name][1]).recording(recorder))
+        for recording in recordings:
+            exits.enter_context(recording(recorder))
         try:
             sys.argv = [program, *arguments]
             if is_module:
@@ -71,8 +70,20 @@ def run_recorded(
             sys.argv, sys.path[:] = before, path
 
 
-def _is_installed(package: str) -> bool:
+def _recording(source: str) -> _Recording:
+    frameworks = registered(RECORDERS)
+    checked_choice("source", source, [*frameworks, PROMPTS])
+    if source == PROMPTS:
+        return openai_recording.recording
     try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # not even what it is a part of
-        return False
+        with naming_what_is_missing():
+            recording: _Recording = frameworks[source].load()
+            return recording
+    except NotInstalledError as error:
+        raise MissingExtraError(f"recording from {source}", source) from error
+
+
+def _installed_frameworks() -> Iterator[_Recording]:
+    for entry in registered(RECORDERS).values():
+        with suppress(NotInstalledError), naming_what_is_missing():
+            yield entry.load()

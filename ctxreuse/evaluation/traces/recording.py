@@ -1,7 +1,7 @@
-"""Writing down what an application sends: a corpus and a trace, as JSON lines.
+"""Records what an application sends: a corpus and a trace, as JSON lines.
 
-The files are those that `read_corpus` and `read_trace` take. A recording may hold no text at all:
-then blocks, conversations and tenants have salted hashes for names, and the salt is kept nowhere.
+The files are those that `read_corpus` and `read_trace` take. In a recording
+without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -19,8 +18,10 @@ from typing import IO, Any, Self
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.traces.json_lines import file_errors
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
@@ -30,23 +31,23 @@ _CONVERSATIONS = 10_000
 
 
 class TraceRecorder:
-    """Writes requests into a folder as they come; for any threads of one process.
+    """Writes requests into a folder as they come; safe for the threads of one process.
 
-    Nothing is changed on its way, and a fault here never fails a request: it is logged once, and
+    Nothing is changed on its way, and an error here never fails a request: it is logged once and
     counted in `faults`.
 
     Args:
         folder: Where to write `corpus.jsonl` and `trace.jsonl`; made if it is not there. Only its
             owner may read the files.
-        hash_only: Whether no text is stored: no document, no question, no system message, and no
-            name of a block, a conversation or a tenant either.
+        hash_only: Whether to store no text: no document, no question, no system message, and no
+            name of a block, a conversation or a tenant.
         token_counter: As for `ReusePlanner`.
 
     Raises:
-        InputFileError: If the folder cannot be written, or holds a recording already.
+        InputFileError: The folder cannot be written, or holds a recording already.
 
     Attributes:
-        requests: How many requests have been written.
+        requests: The number of requests written.
 
     Example:
         >>> import tempfile
@@ -64,7 +65,7 @@ class TraceRecorder:
         self._count_tokens = as_token_counter(token_counter)
         self._salt = secrets.token_bytes(32)
         self._digests: dict[BlockId, bytes] = {}
-        self._turns: OrderedDict[tuple[str, str | int], int] = OrderedDict()
+        self._turns = LRUMap[tuple[str, str | int], int](_CONVERSATIONS)
         self._lock = Lock()
         self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
         self._paths = [Path(folder) / name for name in (CORPUS, TRACE)]
@@ -72,7 +73,7 @@ class TraceRecorder:
 
     @property
     def faults(self) -> int:
-        """How many requests could not be written."""
+        """The number of requests that could not be written."""
         return self._failing.faults
 
     def record(
@@ -84,14 +85,14 @@ class TraceRecorder:
         conversation_id: str | int | None = None,
         tenant: str = "",
     ) -> None:
-        """Write down a request.
+        """Write a request.
 
         Args:
-            blocks: What it shows, in the order in which it is sent.
+            blocks: Its blocks, in the order in which they are sent.
             query: The question.
             system: The system message's text.
             conversation_id: Names the conversation, within the tenant; its turns are counted.
-            tenant: Whose request it is.
+            tenant: The tenant that the request belongs to.
         """
         self._failing.attempt(
             lambda: self._write(
@@ -103,7 +104,7 @@ class TraceRecorder:
         )
 
     def close(self) -> None:
-        """Close the files; what is recorded afterwards counts as a fault."""
+        """Close the files; what is recorded afterwards counts in `faults`."""
         with self._lock:
             for file in self._files:
                 file.close()
@@ -168,10 +169,8 @@ class TraceRecorder:
 
     def _next_turn(self, tenant: str, conversation_id: str | int) -> int:
         key = (tenant, conversation_id)
-        turn = self._turns.pop(key, 0)
-        self._turns[key] = turn + 1
-        if len(self._turns) > _CONVERSATIONS:
-            self._turns.popitem(last=False)
+        turn = self._turns.peek(key) or 0
+        self._turns.put(key, turn + 1)
         return turn
 
 
@@ -181,13 +180,12 @@ def _append(file: IO[str], line: Mapping[str, Any]) -> None:
 
 
 def _new_file(path: Path) -> IO[str]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-    except FileExistsError as error:
-        raise InputFileError(
-            f"{path}: there is a recording already; choose another folder, or delete it"
-        ) from error
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be written: {error.strerror}") from error
+    with file_errors(path, "written"):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except FileExistsError as error:
+            raise InputFileError(
+                f"{path}: there is a recording already; choose another folder, or delete it"
+            ) from error
     return os.fdopen(handle, "w", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing. A
 trace line is a retrieval, in arrival order: `request_id`, `query`, `blocks` (ids, best first), and
-optionally `conversation_id`, `turn`, `tenant`, `system`. Further fields are passed over.
+optionally `conversation_id`, `turn`, `tenant`, `system`. Further fields are skipped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class TraceRequest:
 
     Attributes:
         request_id: Its id.
-        query: What was asked.
-        blocks: What was found, best first, or as somebody else put it.
-        conversation_id: The conversation that it is a turn of; None if it stands alone.
-        turn: Which one, from 0.
-        tenant: Whose it is.
+        query: The question.
+        blocks: The blocks found, best first, or in a baseline's order.
+        conversation_id: The conversation that it is a turn of; None if it is independent.
+        turn: The turn's number, from 0.
+        tenant: The tenant that it belongs to.
         system: The system message.
-        ranked: The retriever's order where `blocks` is another one that prompts should tell.
+        ranked: The retriever's order, which prompts tell, where `blocks` is in another one.
     """
 
     request_id: str | int
@@ -52,7 +52,7 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
         The blocks by id.
 
     Raises:
-        InputFileError: If a line is broken, or an id has two texts.
+        InputFileError: A line is broken, or an id has two texts.
     """
     corpus: dict[BlockId, ContextBlock] = {}
     for line in read_lines(path):
@@ -79,7 +79,7 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
         corpus: The blocks that the trace names.
 
     Raises:
-        InputFileError: If a line is broken, names a block that the corpus lacks, or repeats a
+        InputFileError: A line is broken, names a block that the corpus lacks, or repeats a
             request id.
     """
     trace: list[TraceRequest] = []

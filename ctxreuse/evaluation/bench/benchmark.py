@@ -1,0 +1,248 @@
+"""A benchmark, from its options to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.evaluation.bench.baselines import (
+    PublishedContextPilot,
+    chosen,
+    framework_policies,
+)
+from ctxreuse.evaluation.bench.live_engine import LiveEngine
+from ctxreuse.evaluation.bench.question_retrieval import retrieve
+from ctxreuse.evaluation.bench.run_matrix import SESSIONS, RunMatrix
+from ctxreuse.evaluation.bench.workload import (
+    Workload,
+    independent_questions,
+    make_workload,
+    sample,
+)
+from ctxreuse.evaluation.datasets import load
+from ctxreuse.evaluation.progress import Progress, no_progress
+from ctxreuse.evaluation.replay.estimate import KS, TraceSummary, cut, reuse_bounds
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy, Run
+from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.replay.simulate import Tokenizer, load_tokenizer
+from ctxreuse.evaluation.replay.simulated_run import Replay
+from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
+
+WORDS, BLOCKS = "words", "blocks"
+"""Ways to count without a tokenizer's file."""
+
+_Measure: TypeAlias = Callable[[Run], RunResult]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """What a benchmark measures, and how.
+
+    Attributes:
+        dataset: The files' format, one of `LOADERS`.
+        data: Where the files are.
+        retriever: "bm25", "faiss", or "module:name" of a framework's retriever.
+        k: Blocks a request.
+        requests: The most questions, in whole conversations.
+        independent: Whether turns of conversations are taken as independent questions.
+        in_order: Whether the first questions are taken, and arrive as the files have them.
+        parts: What is measured; where empty, everything.
+        policies: Names of policies to compare with the retriever's order; where empty, all.
+        ks: Blocks a request that part k tries; where empty, usual ones up to `k`.
+        sessions: Conversations at a time that part sessions tries; where empty, usual ones.
+        capacities: Tokens that the simulated cache holds; where empty, sizes that suit the data.
+        tokenizer: A `tokenizer.json`, "words" for whole prompts counted in words, or "blocks" for
+            blocks counted by their tokens.
+        chunk_tokens: Length of the passages that long documents are cut into.
+        contextpilot_python: An interpreter that has the published contextpilot package.
+        base_url: The address of a server that is asked; None simulates one.
+        model: The model that it answers with; None for its first.
+        api_key: The server's key.
+        answer_tokens: The longest answer of a server; one of 1 token is not scored.
+        seed: Of the random choice and order of the questions.
+    """
+
+    dataset: str
+    data: Path
+    retriever: str = "bm25"
+    k: int = 15
+    requests: int = 1_000
+    independent: bool = False
+    in_order: bool = False
+    parts: Sequence[Part] = ()
+    policies: Sequence[str] = ()
+    ks: Sequence[int] = ()
+    sessions: Sequence[int] = ()
+    capacities: Sequence[int] = ()
+    tokenizer: str = WORDS
+    chunk_tokens: int = 512
+    contextpilot_python: str | None = None
+    base_url: str | None = None
+    model: str | None = None
+    api_key: str = "EMPTY"
+    answer_tokens: int = 32
+    seed: int = 0
+
+    @property
+    def level(self) -> str:
+        """What is counted: "engine", "blocks" or "tokens"."""
+        if self.base_url is not None:
+            return "engine"
+        return "blocks" if self.tokenizer == BLOCKS else "tokens"
+
+    @property
+    def random_seed(self) -> int | None:
+        """The seed; None where nothing is random."""
+        return None if self.in_order else self.seed
+
+    @property
+    def ks_to_try(self) -> list[int]:
+        """Blocks a request that part k tries, in order."""
+        return sorted(set(self.ks or [*(k for k in KS if k < self.k), self.k]))
+
+
+def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
+    """Measure policies side by side on a data set.
+
+    Args:
+        config: What is measured, and how.
+        progress: Is told how far it is.
+
+    Raises:
+        InvalidRequestError: There is no such data set, retriever or policy.
+        InputFileError: A file is missing or broken.
+        MissingExtraError: A package that is needed is not installed.
+        EngineError: The server does not answer at all.
+    """
+    tokenizer = _tokenizer(config.tokenizer)
+    workload = _workload(config, progress)
+    notes: list[str] = []
+    policies = _policies(config, notes)
+    summary = TraceSummary.of(cut(workload.in_order(), config.k))
+    sizes = config.capacities or summary.cache_sizes()[1:]
+    matrix = RunMatrix(
+        workload,
+        policies,
+        [None, *dict.fromkeys(sizes)] if config.base_url is None else [None],
+        config.k,
+        config.ks_to_try,
+        sorted(set(config.sessions or SESSIONS)),
+        config.random_seed,
+    )
+    runs = matrix.runs(list(dict.fromkeys(config.parts or Part)))
+    if Part.sessions in config.parts and not workload.has_turns:
+        notes.append("sessions: left out, for no question is a turn of a conversation")
+    with (
+        progress("measuring", 2 * sum(len(one.trace) for one in runs)) as advance,
+        _measuring(config, workload, tokenizer, advance) as measure,
+    ):
+        results, planned = _measured(runs, measure, notes)
+    if workload.has_turns:
+        notes.append(
+            "Later turns stand behind their conversation's history and keep the retriever's order: "
+            "ordering moves first turns only, de-duplication shortens the others."
+        )
+    ks = matrix.ks if any(result.part == Part.k for result in results) else ()
+    return Results.of(
+        workload.name,
+        config.level,
+        TraceSummary.of(matrix.trace()),
+        results,
+        planned,
+        workload.corpus,
+        bounds=reuse_bounds(workload.in_order(), ks),
+        settings=tuple(_settings(config, workload, summary)),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _workload(config: BenchConfig, progress: Progress) -> Workload:
+    with progress("reading", 1):
+        dataset = load(config.dataset, config.data, chunk_tokens=config.chunk_tokens)
+        if config.independent:
+            dataset = independent_questions(dataset)
+        dataset = sample(dataset, config.requests, config.random_seed)
+    with progress("retrieving", len(dataset.questions)) as advance:
+        found = retrieve(dataset, config.retriever, max(config.k, *config.ks_to_try), advance)
+    name = config.data.resolve().name if config.dataset == "jsonl" else config.dataset
+    return make_workload(f"{name}, {config.retriever}, k={config.k}", dataset.questions, found)
+
+
+def _policies(config: BenchConfig, notes: list[str]) -> Sequence[Policy]:
+    policies = [*POLICIES[:1], *framework_policies(notes), *POLICIES[1:]]
+    if config.contextpilot_python is not None:
+        policies += PublishedContextPilot(config.contextpilot_python).policies()
+    return chosen(policies, config.policies) if config.policies else policies
+
+
+def _tokenizer(name: str) -> Tokenizer | None:
+    """Return what counts whole prompts; None counts blocks."""
+    if name == BLOCKS:
+        return None
+    if name == WORDS:
+        return WordTokenizer()
+    tokenizer: Tokenizer = load_tokenizer(name)
+    return tokenizer
+
+
+@contextmanager
+def _measuring(
+    config: BenchConfig,
+    workload: Workload,
+    tokenizer: Tokenizer | None,
+    advance: Callable[[], object],
+) -> Iterator[_Measure]:
+    """Yield what measures a run, calling `advance` twice a request."""
+    if config.base_url is None:
+        yield Replay((), workload.corpus, tokenizer, advance).measure
+        return
+    references = workload.references if config.answer_tokens > 1 else {}
+    with LiveEngine(
+        config.base_url, config.model, config.api_key, config.answer_tokens, references, advance
+    ) as engine:
+        yield engine.measure
+
+
+def _measured(
+    runs: Sequence[Run], measure: _Measure, notes: list[str]
+) -> tuple[list[RunResult], Sequence[PlannedRequest]]:
+    """Return the runs' results, and what this package's online order sent.
+
+    Args:
+        runs: What is measured.
+        measure: Measures one.
+        notes: Takes what a reader has to know.
+    """
+    results: list[RunResult] = []
+    planned: Sequence[PlannedRequest] = ()
+    for one in runs:
+        try:
+            result = measure(one)
+        except BatchTooLargeError:
+            notes.append(f"{one.policy.name} left out: too many requests for it as one batch")
+            continue
+        notes += result.notes
+        is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
+        if is_ours and (one.part is Part.policies or not planned):
+            planned = result.planned
+        results.append(result.without_plans())
+    return results, planned
+
+
+def _settings(
+    config: BenchConfig, workload: Workload, summary: TraceSummary
+) -> Iterator[tuple[str, str]]:
+    yield "retriever", config.retriever
+    yield "seed", str(config.seed)
+    yield "arrival", "as in the files" if config.in_order else "by chance"
+    yield "requests", str(summary.requests)
+    if config.base_url is None:
+        yield "tokenizer", Path(config.tokenizer).name
+    if workload.recall is not None:
+        yield "recall", f"{workload.recall:.3f} of the blocks known to hold an answer"

@@ -1,0 +1,224 @@
+"""Keeps the clusters that are searched most in faster memory (HedraRAG, section 4.4).
+
+Queries are skewed: few clusters get most of the searches. A tier counts the searches, chooses the
+clusters that are worth their bytes, copies them aside and swaps the new set in. `HotTier` holds
+them in RAM over an index whose lists are memory-mapped (`IVFIndex.read`), `GpuTier` holds them on a
+GPU. The results do not depend on where a cluster lies.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ctxreuse.context.checks import checked_integer
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.workflow.vector_search.faiss_views import require_faiss
+from ctxreuse.workflow.vector_search.ivf import IVFIndex
+
+_ID_BYTES = 8
+
+_Copy = TypeVar("_Copy")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltTier(Generic[_Copy]):
+    """A set of clusters that was copied and waits to be swapped in.
+
+    Attributes:
+        copies: Each cluster's copy, by cluster.
+        size_bytes: Their size.
+    """
+
+    copies: Mapping[int, _Copy]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """What a tier has done.
+
+    Attributes:
+        sub_stages: Sub-stages that were noted.
+        codes: Vectors that were compared in them, for all pairs of query and cluster.
+        hot_codes: How many of these were in clusters that the tier held.
+        swaps: How often another set was swapped in.
+    """
+
+    sub_stages: int = 0
+    codes: int = 0
+    hot_codes: int = 0
+    swaps: int = 0
+
+
+class ClusterTier(ABC, Generic[_Copy]):
+    """Chooses the clusters of a tier by how often they are searched, and exchanges them.
+
+    The workflow engine notes each sub-stage, and when a rebuild is `due`, it calls `build` in a
+    background thread and then `swap`. Searches go on meanwhile: a scan ends with the set that it
+    began with.
+
+    The cost of a cluster and its bytes both grow with its vectors, so the gain of a byte is the
+    number of accesses alone. Clusters are taken in this order as long as they fit, except those
+    that were never searched. A rebuild copies only the new clusters. Until the last scan of the old
+    set has ended, both sets are in memory; they share the clusters that stayed.
+
+    Args:
+        index: The index whose clusters are held.
+        capacity_bytes: Size limit of one set of copies: vectors and 8 bytes for each id.
+        every: Sub-stages from one rebuild to the next; the paper's 50.
+        decay: The share of the counts that remains after a rebuild, from 0 (forget all) to 1
+            (forget nothing), so that clusters that were popular once give way.
+
+    Attributes:
+        index: The index whose clusters are held.
+        counters: What the tier has done.
+    """
+
+    def __init__(
+        self, index: IVFIndex, capacity_bytes: int, *, every: int = 50, decay: float = 0.5
+    ) -> None:
+        checked_integer("capacity_bytes", capacity_bytes)
+        checked_integer("every", every, 1)
+        if not isinstance(decay, int | float) or not 0 <= decay <= 1:
+            raise InvalidRequestError(f"decay must be from 0 to 1, not {describe(decay)}")
+        self.counters = TierCounters()
+        self.index = index
+        self._capacity_bytes = capacity_bytes
+        self._every = every
+        self._decay = decay
+        self._accesses = np.zeros(index.nlist)
+        self._is_held = np.zeros(index.nlist, dtype=np.bool_)
+        self._serving: BuiltTier[_Copy] = BuiltTier(MappingProxyType({}), 0)
+        self._since_build = 0
+        self._counting = threading.Lock()
+        self._building = threading.Lock()
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """The clusters that the tier holds, in ascending order."""
+        return tuple(sorted(self._serving.copies))
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the copies."""
+        return self._serving.size_bytes
+
+    @property
+    def hot_share(self) -> float:
+        """The share of all compared vectors that the tier held; 0 before the first."""
+        counters = self.counters
+        return counters.hot_codes / counters.codes if counters.codes else 0.0
+
+    def note(self, clusters: npt.NDArray[np.int64]) -> None:
+        """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`."""
+        clusters = clusters[clusters >= 0]
+        accesses = np.bincount(clusters, minlength=self.index.nlist)
+        codes = accesses * self.index.cluster_sizes
+        with self._counting:
+            self._accesses += accesses
+            self._since_build += 1
+            self.counters.sub_stages += 1
+            self.counters.codes += int(codes.sum())
+            self.counters.hot_codes += int(codes[self._is_held].sum())
+
+    def due(self) -> bool:
+        """Return whether it is time to build; false again as soon as a build has begun."""
+        return self._since_build >= self._every
+
+    def build(self) -> BuiltTier[_Copy]:
+        """Return a copy of the clusters that are searched most, for `swap`; in any thread."""
+        with self._building:
+            with self._counting:
+                accesses = self._accesses.copy()
+                self._accesses *= self._decay
+                self._since_build = 0
+            chosen, size_bytes = self._chosen(accesses)
+            present = self._serving.copies
+            copies = {
+                cluster: present[cluster] if cluster in present else self._copy(cluster)
+                for cluster in chosen
+            }
+            return BuiltTier(MappingProxyType(copies), size_bytes)
+
+    def swap(self, built: BuiltTier[_Copy]) -> None:
+        """Search from now on in the set that `build` returned."""
+        if built.copies.keys() == self._serving.copies.keys():
+            return
+        self._serve(built.copies)
+        is_held = np.zeros(self.index.nlist, dtype=np.bool_)
+        is_held[list(built.copies)] = True
+        with self._counting:
+            self._is_held = is_held
+            self._serving = built
+            self.counters.swaps += 1
+
+    def _chosen(self, accesses: npt.NDArray[np.float64]) -> tuple[list[int], int]:
+        """Return the clusters to hold in ascending order, and their bytes."""
+        sizes = self.index.cluster_sizes * (self.index.code_size + _ID_BYTES)
+        order = np.argsort(-accesses, kind="stable")
+        chosen = []
+        used = 0
+        for cluster in order[accesses[order] > 0].tolist():
+            size = int(sizes[cluster])
+            if 0 < size <= self._capacity_bytes - used:
+                chosen.append(cluster)
+                used += size
+        return sorted(chosen), used
+
+    @abstractmethod
+    def _copy(self, cluster: int) -> _Copy:
+        """Return a copy of a cluster in the tier's memory."""
+
+    @abstractmethod
+    def _serve(self, copies: Mapping[int, _Copy]) -> None:
+        """Have the index search these copies from now on."""
+
+
+class HotTier(ClusterTier[Any]):
+    """The tier in RAM, over an index that was read with `IVFIndex.read(path, memory_map=True)`.
+
+    The system caches a memory-mapped file, too, but a scan through many cold clusters pushes the
+    hot ones out of that cache; the copies here stay.
+    """
+
+    def _copy(self, cluster: int) -> Any:
+        cold = self.index.faiss_lists
+        copy = require_faiss().ArrayInvertedLists(1, self.index.code_size)
+        ids, codes = cold.get_ids(cluster), cold.get_codes(cluster)
+        try:
+            copy.add_entries(0, cold.list_size(cluster), ids, codes)
+        finally:
+            cold.release_codes(cluster, codes)
+            cold.release_ids(cluster, ids)
+        return copy
+
+    def _serve(self, copies: Mapping[int, Any]) -> None:
+        """Stack the copies and what lies between them into lists for all clusters."""
+        if not copies:
+            self.index.serve_from(None)
+            return
+        faiss = require_faiss()
+        cold = self.index.faiss_lists
+        parts = []
+        next_cluster = 0
+        for cluster, copy in sorted(copies.items()):
+            if next_cluster < cluster:
+                parts.append(faiss.SliceInvertedLists(cold, next_cluster, cluster))
+            parts.append(copy)
+            next_cluster = cluster + 1
+        if next_cluster < self.index.nlist:
+            parts.append(faiss.SliceInvertedLists(cold, next_cluster, self.index.nlist))
+        pointers = faiss.InvertedListsPtrVector()
+        for part in parts:
+            pointers.push_back(part)
+        lists = faiss.VStackInvertedLists(len(parts), pointers.data())
+        lists.parts = parts  # faiss keeps bare pointers to them
+        self.index.serve_from(lists)

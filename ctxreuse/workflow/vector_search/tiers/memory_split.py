@@ -1,0 +1,167 @@
+"""Division of GPU memory between the KV cache and the hot clusters (HedraRAG, section 4.4).
+
+A larger KV cache runs more generations at a time, a larger tier searches more clusters on the GPU.
+A run needs both, so the slower of the two decides (Equation 2):
+
+    argmax over KV_size of min{T_G(KV_size, rps_G), T_R(rps_R)}
+
+As printed, T_R does not depend on KV_size; but "the remaining GPU memory budget is allocated for
+caching index clusters", so here it depends on the bytes that remain. The paper writes both as
+throughputs of stages; here both count runs, which may have several stages of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ctxreuse.context.checks import checked_integer
+from ctxreuse.errors import InvalidRequestError, describe
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThroughputTable:
+    """Measured throughput of a kind of stage, over memory and load.
+
+    Values between measurements are interpolated, values beyond them are those of the nearest.
+
+    Args:
+        memory_bytes: (m,) sizes that were measured, ascending.
+        arriving: (a,) stages that arrived in a second, ascending.
+        completed: (m, a) stages that were completed in a second at that load.
+
+    Raises:
+        InvalidRequestError: wrong shape or numbers.
+    """
+
+    memory_bytes: Sequence[float]
+    arriving: Sequence[float]
+    completed: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        _ascending(self.memory_bytes, "memory_bytes")
+        _ascending(self.arriving, "arriving")
+        shape = (len(self.memory_bytes), len(self.arriving))
+        if any(len(row) != shape[1] for row in self.completed) or len(self.completed) != shape[0]:
+            raise InvalidRequestError(
+                f"completed must hold {shape[0]} rows (one a memory size) of {shape[1]} numbers "
+                "(one an arrival rate)"
+            )
+        table = np.asarray(self.completed, dtype=np.float64)
+        if not np.isfinite(table).all() or (table < 0).any():
+            raise InvalidRequestError("completed must hold finite numbers from 0")
+
+    def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
+        """Return the throughput at each measured memory size: (m,) stages a second."""
+        rows = np.asarray(self.completed, dtype=np.float64)
+        return np.array([np.interp(arriving, self.arriving, row) for row in rows])
+
+    def at(self, memory_bytes: float, arriving: float) -> float:
+        """Return the throughput for one memory size and load, in stages a second."""
+        return float(np.interp(memory_bytes, self.memory_bytes, self.over_memory(arriving)))
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySplit:
+    """How to divide a GPU's memory.
+
+    Attributes:
+        kv_bytes: For the KV cache.
+        hot_bytes: For hot clusters, the capacity of a `GpuTier`.
+        generation: Runs a second that the generations would allow.
+        retrieval: Runs a second that the retrievals would allow.
+        throughput: Runs a second, the smaller of the two.
+    """
+
+    kv_bytes: int
+    hot_bytes: int
+    generation: float
+    retrieval: float
+    throughput: float
+
+
+def split_memory(
+    total_bytes: int,
+    generation: ThroughputTable,
+    retrieval: ThroughputTable,
+    *,
+    arriving_runs: float,
+    generations_per_run: float = 1.0,
+    retrievals_per_run: float = 1.0,
+    least_kv_bytes: int = 0,
+) -> MemorySplit:
+    """Return the split with the largest throughput: Equation 2 of HedraRAG.
+
+    Both throughputs are straight lines between the measured sizes, so the best size is one of
+    these, or one where the two lines cross; these are all that is looked at. Of equally good sizes
+    the largest KV cache is taken.
+
+    Args:
+        total_bytes: Memory for the KV cache and the hot clusters together.
+        generation: Measured over sizes of the KV cache.
+        retrieval: Measured over sizes of the hot tier; with one row where it does not matter.
+        arriving_runs: Runs that arrive in a second.
+        generations_per_run: Generation stages of a run, on average.
+        retrievals_per_run: Retrieval stages of a run, on average.
+        least_kv_bytes: The memory that the LLM server needs for its longest request.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    checked_integer("total_bytes", total_bytes)
+    if type(least_kv_bytes) is not int or not 0 <= least_kv_bytes <= total_bytes:
+        raise InvalidRequestError(
+            f"least_kv_bytes must be an integer from 0 to {total_bytes} (total_bytes), "
+            f"not {describe(least_kv_bytes)}"
+        )
+    for name, number in (
+        ("arriving_runs", arriving_runs),
+        ("generations_per_run", generations_per_run),
+        ("retrievals_per_run", retrievals_per_run),
+    ):
+        if not isinstance(number, int | float) or not 0 < number < float("inf"):
+            raise InvalidRequestError(f"{name} must be a positive number, not {describe(number)}")
+
+    generated = generation.over_memory(arriving_runs * generations_per_run) / generations_per_run
+    retrieved = retrieval.over_memory(arriving_runs * retrievals_per_run) / retrievals_per_run
+
+    def split_at(kv_bytes: int) -> MemorySplit:
+        hot_bytes = total_bytes - kv_bytes
+        runs_generated = float(np.interp(kv_bytes, generation.memory_bytes, generated))
+        runs_retrieved = float(np.interp(hot_bytes, retrieval.memory_bytes, retrieved))
+        return MemorySplit(
+            kv_bytes,
+            hot_bytes,
+            runs_generated,
+            runs_retrieved,
+            min(runs_generated, runs_retrieved),
+        )
+
+    knots = {least_kv_bytes, total_bytes}
+    knots |= {round(size) for size in generation.memory_bytes}
+    knots |= {total_bytes - round(size) for size in retrieval.memory_bytes}
+    ends = [split_at(size) for size in sorted(knots) if least_kv_bytes <= size <= total_bytes]
+    crossings = [split_at(size) for low, high in pairwise(ends) for size in _crossing(low, high)]
+    return max(ends + crossings, key=lambda split: (split.throughput, split.kv_bytes))
+
+
+def _crossing(low: MemorySplit, high: MemorySplit) -> tuple[int, ...]:
+    """Return the whole sizes around the one at which both throughputs are equal, if any is."""
+    before, after = low.generation - low.retrieval, high.generation - high.retrieval
+    if before * after >= 0:
+        return ()
+    share = before / (before - after)
+    size = low.kv_bytes + int(share * (high.kv_bytes - low.kv_bytes))
+    return (size, min(size + 1, high.kv_bytes))
+
+
+def _ascending(numbers: Sequence[float], name: str) -> None:
+    array = np.asarray(numbers, dtype=np.float64)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all() or array[0] < 0:
+        raise InvalidRequestError(f"{name} must hold finite numbers from 0, at least one")
+    if (np.diff(array) <= 0).any():
+        raise InvalidRequestError(f"{name} must be in ascending order, each number once")

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ivf_helpers import assert_same
+
+from ctxreuse.workflow.vector_search.top_k import (
+    MISSING,
+    Candidates,
+    best_by_group,
+    nothing_found,
+    worst_score,
+)
+
+LARGEST = float(np.finfo(np.float32).max)
+
+candidates = st.lists(
+    st.tuples(
+        st.integers(0, 4),
+        st.sampled_from([-LARGEST, -1.5, -0.0, 0.0, 1e-30, 0.25, 3.0, LARGEST]),
+        st.integers(-1, 6),
+    ),
+    max_size=40,
+)
+
+
+def scores_of(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def ids_of(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def best(scores: np.ndarray, ids: np.ndarray, k: int, higher_is_better: bool) -> Candidates:
+    """Return the best of a single group, without padding."""
+    group = np.zeros(len(ids), dtype=np.int64)
+    found = best_by_group(group, scores, ids, 1, k, higher_is_better)
+    count = int((found.ids[0] != MISSING).sum())
+    assert (found.ids[0, count:] == MISSING).all()
+    return Candidates(found.scores[0, :count], found.ids[0, :count])
+
+
+def test_the_smallest_distances_are_best_and_of_equal_ones_the_smaller_id():
+    found = best(scores_of(2, 1, 1, 3), ids_of(5, 9, 4, 0), 3, higher_is_better=False)
+    assert_same(found, scores_of(1, 1, 2), ids_of(4, 9, 5))
+
+
+def test_the_largest_inner_products_are_best_and_of_equal_ones_the_smaller_id():
+    found = best(scores_of(2, 3, 3, -1), ids_of(5, 9, 4, 0), 3, higher_is_better=True)
+    assert_same(found, scores_of(3, 3, 2), ids_of(4, 9, 5))
+
+
+def test_what_is_missing_is_left_out_and_not_padded():
+    found = best(scores_of(LARGEST, 1), ids_of(MISSING, 7), 3, higher_is_better=False)
+    assert_same(found, scores_of(1), ids_of(7))
+
+
+def test_negative_and_positive_zero_are_one_score():
+    found = best(scores_of(0.0, -0.0), ids_of(1, 2), 2, higher_is_better=False)
+    assert_same(found, scores_of(0, 0), ids_of(1, 2))
+
+
+def test_groups_are_padded_with_the_worst_score_and_no_id():
+    groups = np.array([2, 0, 2, 2])
+    found = best_by_group(
+        groups, scores_of(3, 1, 2, 1), ids_of(30, 10, 20, 11), 3, 2, higher_is_better=False
+    )
+    assert_same(
+        found,
+        np.array([[1, LARGEST], [LARGEST, LARGEST], [1, 2]], dtype=np.float32),
+        np.array([[10, -1], [-1, -1], [11, 20]]),
+    )
+
+
+def test_no_candidates_give_groups_of_nothing():
+    found = best_by_group(ids_of(), scores_of(), ids_of(), 2, 2, higher_is_better=True)
+    assert_same(found, np.full((2, 2), -LARGEST, dtype=np.float32), np.full((2, 2), -1))
+
+
+def test_an_id_that_is_given_twice_is_returned_twice():
+    found = best(scores_of(1, 1, 2), ids_of(4, 4, 4), 3, higher_is_better=False)
+    assert found.ids.tolist() == [4, 4, 4]
+
+
+def test_what_was_given_is_not_changed():
+    scores, ids = scores_of(2, 1), ids_of(1, 2)
+    best(scores, ids, 2, higher_is_better=True)
+    best_by_group(ids_of(0, 0), scores, ids, 1, 2, higher_is_better=False)
+    assert (scores.tolist(), ids.tolist()) == ([2, 1], [1, 2])
+
+
+@pytest.mark.parametrize(("higher", "worst"), [(True, -LARGEST), (False, LARGEST)])
+def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher: bool, worst: float):
+    assert worst_score(higher) == worst
+    found = nothing_found((2, 1), higher)
+    assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
+    assert_same(found, np.full((2, 1), worst, dtype=np.float32), np.full((2, 1), -1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans())
+def test_groups_equal_a_plain_sort_of_each(
+    given_candidates: list[tuple[int, float, int]], k: int, higher: bool
+):
+    found = merged(given_candidates, k, higher)
+    for group in range(5):
+        expected = sorted(
+            ((-score if higher else score), id_)
+            for owner, score, id_ in given_candidates
+            if owner == group and id_ != MISSING
+        )[:k]
+        assert found.ids[group].tolist()[: len(expected)] == [id_ for _, id_ in expected]
+        assert [-score if higher else score for score in found.scores[group][: len(expected)]] == [
+            np.float32(score) for score, _ in expected
+        ]
+        assert set(found.ids[group].tolist()[len(expected) :]) <= {MISSING}
+        assert set(found.scores[group].tolist()[len(expected) :]) <= {worst_score(higher)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(given_candidates=candidates, k=st.integers(1, 6), higher=st.booleans(), data=st.data())
+def test_merging_in_parts_equals_merging_at_once(
+    given_candidates: list[tuple[int, float, int]], k: int, higher: bool, data: st.DataObject
+):
+    shuffled = data.draw(st.permutations(given_candidates))
+    cut = data.draw(st.integers(0, len(shuffled)))
+    carried = merged(shuffled[:cut], k, higher)
+    heap = [
+        (group, score, id_)
+        for group in range(5)
+        for score, id_ in zip(
+            carried.scores[group].tolist(), carried.ids[group].tolist(), strict=True
+        )
+    ]
+    at_once = merged(given_candidates, k, higher)
+    assert_same(merged(heap + shuffled[cut:], k, higher), at_once.scores, at_once.ids)
+
+
+def merged(some: list[tuple[int, float, int]], k: int, higher: bool) -> Candidates:
+    groups, scores, ids = zip(*some, strict=True) if some else ((), (), ())
+    return best_by_group(ids_of(*groups), scores_of(*scores), ids_of(*ids), 5, k, higher)
