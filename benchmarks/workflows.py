@@ -34,7 +34,7 @@ from ctxreuse.workflow.retrievers.atomic import CallableRetriever
 from ctxreuse.workflow.runtime.options import WorkflowOptions, default_workers
 from ctxreuse.workflow.runtime.workflow_metrics import WorkflowMetrics
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {

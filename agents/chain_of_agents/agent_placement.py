@@ -26,7 +26,7 @@ class Engines(Protocol):
     def available(self) -> tuple[str, ...]:
         """Return the names of those that can be sent requests."""
 
-    def generation(self, engine: str) -> int:
+    def cache_epoch(self, engine: str) -> int:
         """Return how often an engine has been found with an empty cache."""
 
 
@@ -108,7 +108,7 @@ class AgentPlacement:
             raise EngineError("the pool has no engine any more; add() one", attempts=0)
         self._lives_on = placed(self._agents, engines, self._lives_on)
         for engine in engines:
-            epoch = self._engines.generation(engine)
+            epoch = self._engines.cache_epoch(engine)
             if self._cache_epochs.setdefault(engine, epoch) != epoch:
                 self._cache_epochs[engine] = epoch
                 for agent, lives_on in self._lives_on.items():

@@ -7,14 +7,13 @@ one, their order is that of arrival; planned together, prompts that share a pref
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import Event, Lock
 from typing import Generic, NamedTuple, TypeVar
 
 from ctxreuse.adapters.ordered_release import (
     OrderedQueue,
     Slot,
     TaskWaiter,
-    ThreadWaiter,
     in_event_loop,
     planned_aside,
 )
@@ -75,11 +74,12 @@ class MicroBatcher(Generic[_Item, _Result]):
         if not self._window_s or in_event_loop():
             return self._schedule([item])[0].result
         slot = self._join(item)
-        waiter = ThreadWaiter(slot)
+        woken = Event()
+        slot.attach(woken.set)
         try:
-            if not waiter.wait(self._window_s):
+            if not woken.wait(self._window_s):
                 self._close(slot.queue)
-            while not waiter.wait(_STALL_TIMEOUT_S):
+            while not woken.wait(_STALL_TIMEOUT_S):
                 slot.queue.release_if_stalled(_STALL_TIMEOUT_S)
             return _taken(slot)
         finally:

@@ -1,7 +1,7 @@
 """Ordered release: calls wait, are planned together, and go on in the planned order.
 
-The one mechanism under the micro-batcher, the admission queue, the batches of the frameworks, and
-dispatch. These say when to plan and how; here is who goes on next.
+The micro-batcher, the admission queue, the frameworks' batches and dispatch stand on it. They
+decide when to plan, and how; the queue here decides which call goes on next.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
-from threading import Event, RLock
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
 PLANNED_ON_THE_LOOP = 64
@@ -27,14 +26,10 @@ _Result = TypeVar("_Result")
 class SlotState(Enum):
     """How far a call has come."""
 
-    ARRIVED = "arrived"
-    """It has no place in the order yet."""
-    WAITING = "waiting"
-    """It has one, and others are before it."""
-    RUNNING = "running"
-    """It was released."""
-    LEFT = "left"
-    """It has ended, or was given up."""
+    ARRIVED = "has no place in the order yet"
+    WAITING = "has a place, and others are before it"
+    RUNNING = "is released"
+    LEFT = "has ended, or was given up"
 
 
 class Slot(Generic[_Item, _Result]):
@@ -49,7 +44,6 @@ class Slot(Generic[_Item, _Result]):
         item: What is to be planned.
         state: How far it has come.
         error: What its caller gets instead of a result.
-        waiter: Whom to wake; None as long as nobody waits.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class Slot(Generic[_Item, _Result]):
         self.item = item
         self.state = SlotState.ARRIVED
         self.error: BaseException | None = None
-        self.waiter: Waiter | None = None
+        self.wake: Callable[[], object] = lambda: None  # it goes on when it comes
         self.queue = queue
         self._results = [] if result is None else [result]
         with queue.lock:
@@ -68,12 +62,23 @@ class Slot(Generic[_Item, _Result]):
 
     @property
     def is_planned(self) -> bool:
-        """Whether it has a result that nobody has taken."""
+        """Whether it has a result that was not taken."""
         return bool(self._results)
 
     def set_result(self, result: _Result) -> None:
         """Keep what was planned for it."""
         self._results = [result]
+
+    def attach(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when the slot is released or leaves, at once if it has.
+
+        Args:
+            wake: Ends a wait in any thread; RuntimeError says that its event loop is closed.
+        """
+        with self.queue.lock:
+            self.wake = wake
+            if self.state in (SlotState.RUNNING, SlotState.LEFT):
+                wake()
 
     def take(self) -> _Result | None:
         """Return what was planned, once; None if nothing was, or if it was taken or given up.
@@ -107,54 +112,20 @@ class Slot(Generic[_Item, _Result]):
             queue.release()
 
 
-class Waiter(ABC):
-    """Waits until a slot is released, or has left.
+class TaskWaiter:
+    """Waits in a task of the running event loop until a slot is released, or has left.
 
     Args:
         slot: The slot.
     """
 
     def __init__(self, slot: Slot[Any, Any]) -> None:
-        with slot.queue.lock:
-            slot.waiter = self
-            if slot.state in (SlotState.RUNNING, SlotState.LEFT):
-                self.wake()
-
-    @abstractmethod
-    def wake(self) -> None:
-        """End the waiting, from any thread; raise RuntimeError if nobody can wait any more."""
-
-
-class ThreadWaiter(Waiter):
-    """Waits in a thread."""
-
-    def __init__(self, slot: Slot[Any, Any]) -> None:
-        self._woken = Event()
-        super().__init__(slot)
-
-    def wake(self) -> None:
-        """End the waiting."""
-        self._woken.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether the slot was released in time."""
-        return self._woken.wait(timeout_s)
-
-
-class TaskWaiter(Waiter):
-    """Waits in a task of the running event loop."""
-
-    def __init__(self, slot: Slot[Any, Any]) -> None:
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        super().__init__(slot)
-
-    def wake(self) -> None:
-        """End the waiting; raise RuntimeError if the event loop is closed."""
-        self._loop.call_soon_threadsafe(self._woken.set)
+        slot.attach(lambda: loop.call_soon_threadsafe(self._woken.set))
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether the slot was released in time."""
+        """Return whether that was in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
@@ -178,6 +149,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     Attributes:
         lock: Guards the queue; hold it to look and act in one step.
         arrived: The calls that wait to be planned, in the order of arrival.
+        places: How many calls may run at a time.
         present: How many calls have come and not left.
         running: How many of these are released.
         moved_at: When a call was lined up or left last, in seconds of the monotonic clock.
@@ -196,20 +168,16 @@ class OrderedQueue(Generic[_Item, _Result]):
         self.running = 0
         self.moved_at = time.monotonic()
         self.unused = unused
-        self._places: float = places
-        self._lanes: list[list[tuple[int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
+        self.places: float = places
+        # heaps of place, order of lining up, and slot
+        self._lanes: list[list[tuple[int, int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
         self._next_lane = 0
         self._numbers = count()
-
-    @property
-    def has_free_place(self) -> bool:
-        """Whether one more call may run."""
-        return self.running < self._places
 
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            return any(slot.state is SlotState.WAITING for _, slot in self._lanes[lane])
+            return any(slot.state is SlotState.WAITING for _, _, slot in self._lanes[lane])
 
     def take_arrived(self) -> list[Slot[_Item, _Result]]:
         """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
@@ -228,7 +196,8 @@ class OrderedQueue(Generic[_Item, _Result]):
         Args:
             slots: The calls.
             schedule: Gives each its result; returns them in the order in which to go. What it
-                raises reaches each caller; an interrupt reaches this one, the others hear of it.
+                raises reaches each caller. An interrupt reaches this caller alone; the others get a
+                RuntimeError.
         """
         line = slots
         try:
@@ -253,43 +222,43 @@ class OrderedQueue(Generic[_Item, _Result]):
             lane: Which order.
             first: The place of the first of them; None is behind all others.
         """
-        numbers = self._numbers if first is None else count(first)
         left = []
         with self.lock:
             self.moved_at = time.monotonic()
-            for slot in slots:
+            for offset, slot in enumerate(slots):
                 self.arrived.pop(slot, None)
                 if slot.state is SlotState.ARRIVED:
                     slot.state = SlotState.WAITING
-                    heappush(self._lanes[lane], (next(numbers), slot))
-                else:
+                    number = next(self._numbers)
+                    place = number if first is None else first + offset
+                    heappush(self._lanes[lane], (place, number, slot))
+                elif slot.state is SlotState.LEFT:  # while it was being planned
                     left.append(slot)
-        for slot in left:  # while it was being planned
-            slot.leave(release=False)
+        for slot in left:
+            slot.leave(release=False)  # gives up its result
         self.release()
 
     def release(self) -> None:
         """Let calls go on as long as there are places."""
         while True:
             with self.lock:
-                slot = self._first() if self.running < self._places else None
+                slot = self._first() if self.running < self.places else None
                 if slot is None:
                     return
                 slot.state = SlotState.RUNNING
                 self.running += 1
                 try:
-                    if slot.waiter is not None:  # else it goes on when it comes
-                        slot.waiter.wake()
+                    slot.wake()
                     continue
                 except RuntimeError:  # its event loop is closed
                     pass
             slot.leave(release=False)
 
     def release_if_stalled(self, timeout_s: float) -> None:
-        """Let all go on if some wait, and nobody has gone on for the timeout."""
+        """Release all calls if some wait, and none has gone on for the timeout."""
         with self.lock:
             if self.has_waiting() and time.monotonic() - self.moved_at >= timeout_s:
-                self._places = math.inf
+                self.places = math.inf
         self.release()
 
     def _first(self) -> Slot[_Item, _Result] | None:
@@ -298,7 +267,7 @@ class OrderedQueue(Generic[_Item, _Result]):
             number = (self._next_lane + step) % len(self._lanes)
             lane = self._lanes[number]
             while lane:
-                _, slot = heappop(lane)
+                *_, slot = heappop(lane)
                 if slot.state is SlotState.WAITING:
                     self._next_lane = number + 1
                     return slot

@@ -84,8 +84,8 @@ async def dispatch(
 def leaders(plans: Sequence[Plan]) -> list[int | None]:
     """Return for each plan the position of the earlier one with which it shares the longest prefix.
 
-    Of several the earliest leads. A prefix is a system text and leading blocks, or, for a later
-    turn, what the conversation's turn before it has sent. None shares nothing with any.
+    Of several the earliest leads. A prefix is a system text and leading blocks or, of a later turn,
+    what the turn before it has sent. None says that it shares nothing with an earlier one.
 
     Args:
         plans: In the order in which they are sent.
@@ -147,7 +147,7 @@ class _Node:
 
 
 class _Batch:
-    """The requests of one batch; each waits for its turn, and maybe for its leader."""
+    """The requests of one batch; each waits for those before it, and maybe for its leader."""
 
     def __init__(
         self,

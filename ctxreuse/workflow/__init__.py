@@ -13,9 +13,8 @@ from ctxreuse.workflow.errors import (
 )
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.found_documents import Documents
 from ctxreuse.workflow.graph.nodes import END, START
-from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.library.ready_made import hyde, irg, multistep, one_shot, recomp
 from ctxreuse.workflow.models.embedders import (
     LangChainEmbedder,
@@ -23,8 +22,7 @@ from ctxreuse.workflow.models.embedders import (
     TfidfEmbedder,
 )
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
-from ctxreuse.workflow.models.language_model import LanguageModel, Piece
-from ctxreuse.workflow.models.openai_llm import OpenAILLM
+from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece
 from ctxreuse.workflow.retrievers.atomic import CallableRetriever, Retriever
 from ctxreuse.workflow.retrievers.fusion import FusedRetriever
 from ctxreuse.workflow.retrievers.keyword import KeywordRetriever
@@ -34,14 +32,15 @@ from ctxreuse.workflow.runtime.events import (
     NodeFinished,
     NodeStarted,
     RunFinished,
+    SearchResult,
     TextDelta,
+    WorkflowResult,
 )
 from ctxreuse.workflow.runtime.options import WorkflowOptions
-from ctxreuse.workflow.runtime.workflow_result import SearchResult, WorkflowResult
-from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.memory_split import ThroughputTable, split_memory
-from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.tiers.gpu_tier import GpuTier, fastest_tier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
+from ctxreuse.workflow.vector_search.tiers.memory_split import ThroughputTable, split_memory
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 EngineOptions = WorkflowOptions

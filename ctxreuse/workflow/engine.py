@@ -12,43 +12,44 @@ from itertools import count
 from os import PathLike
 from typing import Any, TypeAlias
 
+from ctxreuse.context.checks import checked_kind, checked_string
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.concurrency import ConcurrencyLimiter, Execute
 from ctxreuse.serving.aio.gather import all_of
-from ctxreuse.serving.aio.limiter import ConcurrencyLimiter
-from ctxreuse.serving.aio.threads import Execute, Threads
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
-from ctxreuse.workflow.retrievers.atomic import Retriever, checked_retriever
-from ctxreuse.workflow.runtime.events import DocumentsFound, Emit, Event, RunFinished
-from ctxreuse.workflow.runtime.generations import Generations, Prompts
-from ctxreuse.workflow.runtime.options import WorkflowOptions, default_workers
-from ctxreuse.workflow.runtime.run_context import RunContext
-from ctxreuse.workflow.runtime.services import DEFAULT_RETRIEVER, Services, Statistics
+from ctxreuse.workflow.retrievers.atomic import checked_retriever
+from ctxreuse.workflow.runtime.events import (
+    DocumentsFound,
+    Emit,
+    Event,
+    RunFinished,
+    SearchResult,
+    WorkflowResult,
+)
+from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.services import (
+    DEFAULT_RETRIEVER,
+    AnyRetriever,
+    RunContext,
+    Services,
+)
 from ctxreuse.workflow.runtime.single_loop import SingleLoopRunner
-from ctxreuse.workflow.runtime.speculation import SpeculationCounters
-from ctxreuse.workflow.runtime.timeline import Timeline
-from ctxreuse.workflow.runtime.timeline_picture import draw_timeline
+from ctxreuse.workflow.runtime.timeline import Timeline, draw_timeline
 from ctxreuse.workflow.runtime.workflow_metrics import WorkflowMetrics
-from ctxreuse.workflow.runtime.workflow_result import SearchResult, WorkflowResult
 from ctxreuse.workflow.runtime.workflow_run import WorkflowRun
-from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
-from ctxreuse.workflow.vector_search.search_work import LaneCounters
-from ctxreuse.workflow.vector_search.sessions import Sessions
+from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
-AnyRetriever: TypeAlias = VectorRetriever | Retriever
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
-"""A graph, and what is put into it: its only input, or a dict of its inputs."""
-
-_OTHER_THREADS = 2
-"""For what is not a search: looking up vectors, filling the hot tier."""
+"""A graph, and its only input or a dict of its inputs."""
 
 
 class WorkflowEngine(AsyncClosing):
@@ -56,22 +57,22 @@ class WorkflowEngine(AsyncClosing):
 
     Every run gives what plain sequential execution would give. Searches of all runs share scans,
     sub-stage by sub-stage; a generation may begin before its retrieval has ended, and counts only
-    if it was asked the right thing. It works in one event loop at a time; what is asked for in
-    another one meanwhile is done there, too.
+    if it was asked the right thing. The engine works in one event loop at a time; calls from
+    another loop meanwhile are answered in that one, too.
 
     Args:
-        llm: The model; None is for graphs whose generations name their own, or have none.
+        llm: The model; None if the generations of all graphs name their own, or there are none.
         retriever: What retrieval nodes ask: a `VectorRetriever` is searched step by step, anything
             else is one atomic stage. A dict gives several, by name; nodes that name none ask
             "default". None is for graphs without retrievals.
-        planner: Orders the documents of each prompt so that the engine's prefix cache hits; None
-            leaves them as retrieved.
+        planner: Orders the documents of each prompt so that the LLM server's prefix cache hits;
+            None leaves them as retrieved.
         options: Limits and techniques.
         execute: Runs blocking work; None uses threads of the engine's own.
         clock: Seconds from any start; it must agree with the event loop's in pace.
 
     Raises:
-        InvalidRequestError: If an argument is of the wrong kind.
+        InvalidRequestError: wrong type or out of range.
     """
 
     def __init__(
@@ -84,54 +85,21 @@ class WorkflowEngine(AsyncClosing):
         execute: Execute | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if planner is not None and not isinstance(planner, ReusePlanner):
-            raise InvalidRequestError(
-                f"planner must be a ReusePlanner or None, not {describe(planner)}"
-            )
-        self._options = WorkflowOptions() if options is None else options
-        if not isinstance(self._options, WorkflowOptions):
-            raise InvalidRequestError(f"options must be WorkflowOptions, not {describe(options)}")
+        if planner is not None:
+            checked_kind("planner", planner, ReusePlanner, "a ReusePlanner or None")
+        options = WorkflowOptions() if options is None else options
+        checked_kind("options", options, WorkflowOptions, "WorkflowOptions")
         self._llm = None if llm is None else checked_llm(llm)
         self._retrievers = _by_name(retriever)
-        self._prompts = Prompts(planner)
-        self._clock = clock
-        self._workers = self._options.workers or default_workers()
-        self._threads = Threads(_OTHER_THREADS)
+        self._services = Services(self._llm, self._retrievers, planner, options, execute, clock)
         self._numbers = count(1)
         self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
         self._closing: set[object] = set()
         self._emptied = asyncio.Event()
-        self._home = SingleLoopRunner()
-        self._turns = ConcurrencyLimiter(self._options.max_in_flight)
+        self._loop = SingleLoopRunner()
+        self._limiter = ConcurrencyLimiter(options.max_in_flight)
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
-        self._services = Services(
-            generations=Generations(self._llm, self._prompts),
-            lanes={
-                name: SearchExecutor(
-                    one,
-                    self._threads if execute is None else execute,
-                    # a worker stays as long as there is work: not in the way of other retrievers
-                    threads=Threads(self._workers) if execute is None else None,
-                    workers=self._workers,
-                    reorder=self._options.reorder,
-                    clock=clock,
-                )
-                for name, one in self._retrievers.items()
-                if isinstance(one, VectorRetriever)
-            },
-            retrievers={
-                name: one
-                for name, one in self._retrievers.items()
-                if not isinstance(one, VectorRetriever)
-            },
-            options=self._options,
-            sessions=Sessions(),
-            statistics=Statistics(),
-            speculation=SpeculationCounters(),
-            timeline=Timeline(),
-            clock=clock,
-        )
 
     async def run(
         self,
@@ -148,19 +116,19 @@ class WorkflowEngine(AsyncClosing):
         Args:
             graph: The graph.
             input: The value of its first input.
-            deadline_s: Seconds after which the run fails, its wait for a turn included.
-            tenant: Whose run it is; None takes that of `request_context`.
-            session: What it has in common with other runs: their last searches tell its first one
-                where to look first. None takes the conversation of `request_context`.
+            deadline_s: Seconds after which the run fails, its wait for a slot included.
+            tenant: The tenant; None takes that of `request_context`.
+            session: Runs of one session tell each other where to search first. None takes the
+                conversation of `request_context`.
             **inputs: The values of other inputs, by key.
 
         Returns:
             The answer, and the state behind it.
 
         Raises:
-            WorkflowError: If the graph is none, an input is missing, or the run has failed.
+            WorkflowError: no graph, an input is missing, or the run has failed.
         """
-        return await self._run(graph, input, inputs, deadline_s, tenant, session, _silent)
+        return await self._run(graph, input, inputs, deadline_s, tenant, session, _discard)
 
     async def stream(
         self,
@@ -172,12 +140,12 @@ class WorkflowEngine(AsyncClosing):
         session: str | int | None = None,
         **inputs: Any,
     ) -> AsyncGenerator[Event, None]:
-        """Run a graph and yield what happens; arguments and errors as in `run`.
+        """Run a graph and yield its events; arguments and errors as in `run`.
 
-        Who stops reading early cancels the run; use `contextlib.aclosing` for it to end at once.
+        A reader that stops early cancels the run; with `contextlib.aclosing` it ends at once.
 
         Yields:
-            Nodes that begin and end, texts, documents, and at last the result.
+            Nodes that begin and end, texts, documents, and finally the result.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         run = asyncio.ensure_future(
@@ -202,10 +170,10 @@ class WorkflowEngine(AsyncClosing):
         tenant: str | None = None,
         session: str | int | None = None,
     ) -> SearchResult:
-        """Search without a graph; scans are shared with whatever else is searched for.
+        """Search without a graph; scans are shared with those of other searches.
 
         Args:
-            query: What is searched for.
+            query: The query.
             k: How many documents are wanted.
             retriever: Which of the engine's retrievers is asked; None takes the default one.
             deadline_s: As in `run`.
@@ -213,11 +181,10 @@ class WorkflowEngine(AsyncClosing):
             session: As in `run`.
 
         Raises:
-            InvalidRequestError: If the query is no string.
-            WorkflowError: If k or the retriever is none, or the search has failed.
+            InvalidRequestError: wrong type of query.
+            WorkflowError: no such k or retriever, or the search has failed.
         """
-        if not isinstance(query, str):
-            raise InvalidRequestError(f"query must be a string, not {describe(query)}")
+        checked_string("query", query)
         found: list[SearchResult] = []
 
         def keep(event: Event) -> None:
@@ -237,14 +204,14 @@ class WorkflowEngine(AsyncClosing):
         return_exceptions: bool = False,
         progress: bool = False,
     ) -> list[WorkflowResult | Exception]:
-        """Run many graphs, as many at a time as the engine takes.
+        """Run many graphs, as many at a time as the options allow.
 
         Args:
-            jobs: Pairs of a graph and what is put into it.
+            jobs: Pairs of a graph and its input.
             deadline_s: As in `run`, for each.
             tenant: As in `run`.
-            return_exceptions: Whether what fails is returned in its place; else the first failure
-                cancels the rest and is raised.
+            return_exceptions: Whether an exception is returned in the place of a result; else the
+                first failure cancels the rest and is raised.
             progress: Whether a bar shows how many have ended.
 
         Returns:
@@ -259,7 +226,9 @@ class WorkflowEngine(AsyncClosing):
             async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
                 single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
                 try:
-                    return await self._run(graph, single, inputs, deadline_s, tenant, None, _silent)
+                    return await self._run(
+                        graph, single, inputs, deadline_s, tenant, None, _discard
+                    )
                 except Exception as error:
                     if not return_exceptions:
                         raise
@@ -299,35 +268,35 @@ class WorkflowEngine(AsyncClosing):
         Raises:
             MissingExtraError: If matplotlib is not installed.
         """
-        timeline = self._services.timeline
         if path is not None:
-            draw_timeline(timeline, path)
-        return timeline
+            draw_timeline(self._services.timeline, path)
+        return self._services.timeline
 
     def metrics(self) -> WorkflowMetrics:
         """Return what the engine has done so far."""
-        lanes = [lane.counters for lane in self._services.lanes.values()]
+        services = self._services
+        searches = [executor.scheduler.counters for executor in services.executors.values()]
         totals = {
-            one.name: sum(getattr(counters, one.name) for counters in lanes)
-            for one in fields(LaneCounters)
+            one.name: sum(getattr(counters, one.name) for counters in searches)
+            for one in fields(SearchCounters)
         }
         return WorkflowMetrics(
             runs=self._runs,
             finished=self._finished,
             failed=self._failed,
             cancelled=self._cancelled,
-            waiting=self._turns.waiting,
-            in_flight=len(self._running) - self._turns.waiting,
-            generations=self._services.generations.started,
-            searches=LaneCounters(**totals),
-            speculation=replace(self._services.speculation),
-            planning_faults=self._prompts.faults,
+            waiting=self._limiter.waiting,
+            in_flight=len(self._running) - self._limiter.waiting,
+            generations=services.generations.started,
+            searches=SearchCounters(**totals),
+            speculation=replace(services.speculation),
+            planning_faults=services.generations.planning.faults,
         )
 
     async def aclose(self) -> None:
-        """End what runs (`EngineClosedError` tells who waits for it), and let the threads go."""
+        """Cancel the runs under way, which raise `EngineClosedError`, and end the threads."""
         self._is_closed = True
-        await self._home.run(lambda _: self._close())
+        await self._loop.run(lambda _: self._close())
 
     async def _close(self) -> None:
         self._closing |= self._running.keys()
@@ -336,9 +305,7 @@ class WorkflowEngine(AsyncClosing):
         if self._running:
             self._emptied.clear()
             await self._emptied.wait()  # a task may go on for long once its run has ended
-        for lane in self._services.lanes.values():
-            await lane.close()
-        self._threads.close()
+        await self._services.close()
 
     async def _run(
         self,
@@ -362,48 +329,47 @@ class WorkflowEngine(AsyncClosing):
             inputs = {compiled.inputs[0]: single, **inputs}
         here = asyncio.get_running_loop()
 
-        def tell(event: Event) -> None:
+        def emit_here(event: Event) -> None:
             here.call_soon_threadsafe(emit, event)
 
-        return await self._home.run(
-            lambda home: self._run_here(
-                compiled, inputs, deadline_s, tenant, session, emit if home is here else tell
+        scope = current_scope()
+        context = RunContext(
+            next(self._numbers),
+            compiled.name,
+            (scope.tenant or "") if tenant is None else tenant,
+            scope.conversation_id if session is None else session,
+        )
+        return await self._loop.run(
+            lambda loop: self._run_in_owner_loop(
+                compiled, inputs, deadline_s, context, emit if loop is here else emit_here
             )
         )
 
-    async def _run_here(
+    async def _run_in_owner_loop(
         self,
         compiled: Graph,
         inputs: Mapping[str, Any],
         deadline_s: float | None,
-        tenant: str | None,
-        session: str | int | None,
+        context: RunContext,
         emit: Emit,
     ) -> WorkflowResult:
-        began = self._clock()
-        async with self._accounted():
-            scope = current_scope()
-            context = RunContext(
-                next(self._numbers),
-                (scope.tenant or "") if tenant is None else tenant,
-                scope.conversation_id if session is None else session,
-            )
+        began = self._services.clock()
+        async with self._counted():
             run = WorkflowRun(self._services, compiled, inputs, context, emit)
             try:
-                async with asyncio.timeout(deadline_s), self._turns.turn():
+                async with asyncio.timeout(deadline_s), self._limiter.slot():
                     await run.execute()
             except TimeoutError as error:
                 raise DeadlineError(
                     f"workflow {quoted([compiled.name])} did not end within {deadline_s} s; "
                     f"it had been through {quoted(run.visited)}"
                 ) from error
+        seconds = self._services.clock() - began
         state = run.state
-        return WorkflowResult(
-            state.get(compiled.answer), state, tuple(run.visited), self._clock() - began
-        )
+        return WorkflowResult(state.get(compiled.answer), state, tuple(run.visited), seconds)
 
     @asynccontextmanager
-    async def _accounted(self) -> AsyncGenerator[None, None]:
+    async def _counted(self) -> AsyncGenerator[None, None]:
         """Count a run by how it ends; `aclose` cancels it, but not what its caller does then."""
         if self._is_closed:
             raise EngineClosedError("the engine is closed; make a new one")
@@ -459,8 +425,8 @@ def _search_graph(k: int, retriever: str | None) -> Graph:
     return graph.add_edge(START, "search").add_edge("search", END).compile()
 
 
-def _silent(event: Event) -> None:
-    """Tell nobody."""
+def _discard(event: Event) -> None:
+    """Show an event to no reader."""
 
 
 def _by_name(
@@ -470,12 +436,10 @@ def _by_name(
         return {}
     if not isinstance(retriever, Mapping):
         return {DEFAULT_RETRIEVER: _checked_retriever(retriever, "retriever")}
-    named = {}
-    for name, one in retriever.items():
+    for name in retriever:
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(f"a retriever's name must be a string, not {describe(name)}")
-        named[name] = _checked_retriever(one, f"retriever {name!r}")
-    return named
+    return {name: _checked_retriever(one, f"retriever {name!r}") for name, one in retriever.items()}
 
 
 def _checked_retriever(retriever: object, name: str) -> AnyRetriever:

@@ -1,13 +1,13 @@
 """The errors of workflows.
 
     WorkflowError
-    ├── GraphError          a graph that cannot be run, or a part of one; found before it runs
-    ├── StateKeyError       a key that the state lacks
-    ├── VisitLimitError     a run that went to a node more often than the graph allows
-    ├── RouterError         a router that failed, or named what it may not lead to
-    ├── StageError          a node that failed; its own error is the cause
-    ├── DeadlineError       a run that did not end in time
-    └── EngineClosedError   an engine that was asked to run something after it was closed
+    ├── GraphError          a graph, or a part of one, cannot be run; found before it runs
+    ├── StateKeyError       the state lacks a key
+    ├── VisitLimitError     a run reached a node more often than the graph allows
+    ├── RouterError         a router failed, or returned a target that it may not
+    ├── StageError          a node failed; its own error is the cause
+    ├── DeadlineError       a run did not end in time
+    └── EngineClosedError   the workflow engine was closed
 
 Each is a `CtxreuseError`. Every message names the node or key at fault and the remedy.
 """
@@ -22,7 +22,7 @@ _LONGEST_NAME = 60
 
 
 class WorkflowError(CtxreuseError):
-    """Base class of what can go wrong with a workflow."""
+    """Base class of the errors of workflows."""
 
 
 class GraphError(WorkflowError, ValueError):
@@ -30,7 +30,7 @@ class GraphError(WorkflowError, ValueError):
 
 
 class StateKeyError(WorkflowError, KeyError):
-    """A key was read that nothing has written, or an input is missing or unknown.
+    """A key was read that no node has written, or an input is missing or unknown.
 
     Attributes:
         key: The key.
@@ -56,11 +56,11 @@ class VisitLimitError(WorkflowError, RuntimeError):
 
 
 class RouterError(WorkflowError, RuntimeError):
-    """A router raised (its error is the cause), or returned what it may not.
+    """A router raised (its error is the cause), or returned a target that it may not.
 
     Attributes:
-        node: The name of the node that the router stands behind; empty where several led to what
-            cannot run side by side.
+        node: The name of the node before the router; empty if several led to nodes that cannot run
+            side by side.
     """
 
     def __init__(self, message: str, node: str = "") -> None:
@@ -87,11 +87,11 @@ class DeadlineError(WorkflowError, TimeoutError):
 
 
 class EngineClosedError(WorkflowError, RuntimeError):
-    """The engine was closed before the run, or while it was under way."""
+    """The workflow engine was closed before the run, or while it was under way."""
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Return names for an error message: quoted, short each, with commas between them."""
+    """Return names for an error message: quoted, shortened, with commas between them."""
     return ", ".join(map(_quoted, names)) or "none"
 
 

@@ -3,13 +3,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ctxreuse.adapters import micro_batch
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled, checked_window
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
 LONG_S = 30.0
 """A window that a test closes itself."""
@@ -97,8 +99,7 @@ def test_threads_are_released_in_the_planned_order() -> None:
     released: list[str] = []
     assert planner.window._open is not None
     for slot in planner.window._open.arrived:
-        waiter: Any = slot.waiter
-        waiter.wake = _noting(released, slot.item, waiter.wake)
+        slot.wake = _noting(released, slot.item, slot.wake)
     planner.close(3)
     for future in futures:
         future.result(10)
@@ -310,6 +311,50 @@ def test_many_threads_and_tasks_lose_nothing() -> None:
     assert sorted(planner.gone) == everything
     assert sorted(item for batch in planner.batches for item in batch) == everything
     assert planner.dropped == []
+
+
+callers = st.lists(
+    st.tuples(
+        st.integers(0, 40),  # comes, in milliseconds
+        st.none() | st.integers(0, 50),  # is cancelled
+        st.integers(0, 5),  # its place in the plan
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=60)
+@given(callers, st.sampled_from([0.0, 0.005, 0.02]))
+def test_each_caller_gets_its_result_in_the_planned_order_or_is_dropped_once(
+    arrivals: list[tuple[int, int | None, int]], window_s: float
+) -> None:
+    planner = Planner(window_s)
+
+    async def main() -> list[str | BaseException]:
+        loop = asyncio.get_running_loop()
+        tasks = []
+        for number, (comes, cancelled, rank) in enumerate(arrivals):
+
+            async def call(comes: int = comes, item: str = f"{rank} {number:02}") -> str:
+                await asyncio.sleep(comes / 1000)
+                return await planner.acall(item)
+
+            tasks.append(asyncio.create_task(call()))
+            if cancelled is not None:
+                loop.call_later(cancelled / 1000, tasks[-1].cancel)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert loop.time() < 1, "nobody waits longer than a window"
+        return ended
+
+    ended = run_in_virtual_time(main())
+    for number, ((_, cancelled, rank), end) in enumerate(zip(arrivals, ended, strict=True)):
+        is_cancelled = cancelled is not None and isinstance(end, asyncio.CancelledError)
+        assert is_cancelled or end == f"plan of {rank} {number:02}"
+    planned = sorted(item for batch in planner.batches for item in batch)
+    dropped = [result.removeprefix("plan of ") for result in planner.dropped]
+    assert sorted([*planner.gone, *dropped]) == planned
+    line = [item for batch in planner.batches for item in sorted(batch) if item in planner.gone]
+    assert planner.gone == line
 
 
 @pytest.mark.parametrize("seconds", [0, 0.005, 60, 1])

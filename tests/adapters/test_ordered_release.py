@@ -16,31 +16,27 @@ from ctxreuse.adapters.ordered_release import (
     Slot,
     SlotState,
     TaskWaiter,
-    ThreadWaiter,
-    Waiter,
     in_event_loop,
     planned_aside,
 )
 from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 
 
-class Noting(Waiter):
-    """A waiter that notes when it is woken; one that is gone cannot be."""
+def note(slot, name, woken, is_gone=False):
+    """Note when a slot is woken; one whose event loop is closed cannot be."""
 
-    def __init__(self, slot, name, woken, is_gone=False):
-        self.name, self.woken, self.is_gone = name, woken, is_gone
-        super().__init__(slot)
-
-    def wake(self):
-        if self.is_gone:
+    def wake():
+        if is_gone:
             raise RuntimeError("Event loop is closed")
-        self.woken.append(self.name)
+        woken.append(name)
+
+    slot.attach(wake)
 
 
 def lined_up(queue, names, woken, gone=(), **where):
     slots = [Slot(queue, name, f"plan of {name}") for name in names]
     for slot in slots:
-        Noting(slot, slot.item, woken, slot.item in gone)
+        note(slot, slot.item, woken, slot.item in gone)
     queue.line_up(slots, **where)
     return slots
 
@@ -86,11 +82,11 @@ def test_a_call_that_has_not_come_yet_holds_up_those_behind_it():
     lined_up(queue, "b", woken)
     assert late.state is SlotState.RUNNING
     assert woken == []
-    Noting(late, "late", woken)
+    note(late, "late", woken)
     assert woken == ["late"]
     late.leave()
     assert woken == ["late", "b"]
-    Noting(late, "again", woken)
+    note(late, "again", woken)
     assert woken == ["late", "b", "again"], "what has left waits for nobody"
 
 
@@ -118,7 +114,7 @@ def test_what_planning_raises_reaches_each_call():
     queue, woken = OrderedQueue(places=9), []
     slots = [Slot(queue, name) for name in "ab"]
     for slot in slots:
-        Noting(slot, slot.item, woken)
+        note(slot, slot.item, woken)
 
     def fails(slots):
         raise ValueError("no plan")
@@ -133,7 +129,7 @@ def test_what_planning_raises_reaches_each_call():
 def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it():
     queue, woken = OrderedQueue(places=9), []
     slot = Slot(queue, "a")
-    Noting(slot, "a", woken)
+    note(slot, "a", woken)
 
     def interrupted(slots):
         raise KeyboardInterrupt
@@ -156,18 +152,12 @@ def test_where_nobody_goes_on_all_are_released_after_the_timeout():
 
 
 async def test_a_waiting_task_says_whether_it_was_woken_in_time():
-    waiter = TaskWaiter(Slot(OrderedQueue(), "a"))
+    slot = Slot(OrderedQueue(), "a")
+    waiter = TaskWaiter(slot)
     assert not await waiter.wait(0)
-    threading.Timer(0.01, waiter.wake).start()
+    threading.Timer(0.01, slot.wake).start()
     assert await waiter.wait(10)
     assert await waiter.wait()
-
-
-def test_a_waiting_thread_says_whether_it_was_woken_in_time():
-    waiter = ThreadWaiter(Slot(OrderedQueue(), "a"))
-    assert not waiter.wait(0)
-    waiter.wake()
-    assert waiter.wait()
 
 
 async def test_large_batches_are_planned_off_the_event_loop():
@@ -269,12 +259,13 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
 
     def thread(name, what):
         slot = Slot(queue, name)
-        waiter = ThreadWaiter(slot)
+        woken = threading.Event()
+        slot.attach(woken.set)
         try:
             if what == "leave":
-                waiter.wait(0.001)
+                woken.wait(0.001)
             else:
-                waiter.wait()
+                woken.wait()
                 runs(slot)
         finally:
             slot.leave()

@@ -265,13 +265,13 @@ class Engines:
     def __init__(self, *names: str) -> None:
         self.names = names
         self.down: set[str] = set()
-        self.generations = dict.fromkeys(names, 0)
+        self.cache_epochs = dict.fromkeys(names, 0)
 
     def available(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.down)
 
-    def generation(self, engine: str) -> int:
-        return self.generations[engine]
+    def cache_epoch(self, engine: str) -> int:
+        return self.cache_epochs[engine]
 
 
 def some(*names: str) -> list[Document]:
@@ -312,7 +312,7 @@ class TestPlacement:
         engines = Engines("a", "b")
         placement = AgentPlacement(4, engines, Affinity)
         placement.assign(some("x"), "", {})
-        engines.generations["a"] += 1
+        engines.cache_epochs["a"] += 1
         placement.assign(some("y"), "", {})
         assert forgotten == [agent for agent in range(4) if placement.engine_of(agent) == "a"]
 

@@ -252,9 +252,8 @@ class TestOnAnEngine:
             )
             for word in ("abc", "cab", "bac", "cba"):
                 queries.query(f"{word} which?")
-            of_queries = engine.usage.hit_ratio
+            of_queries = engine.usage
             engine.reset_prefix_cache()
-            engine.usage = type(engine.usage)()
             chat: Any = ReuseChatEngine(retriever, llm, system_prompt="Be brief.")
             if not reuse:
                 chat = CondensePlusContextChatEngine.from_defaults(
@@ -266,7 +265,7 @@ class TestOnAnEngine:
                 )
             for word in ("abc", "bcd", "dab", "cde"):
                 chat.chat(f"{word} which?")
-            return of_queries, engine.usage.hit_ratio
+            return of_queries.hit_ratio, (engine.usage - of_queries).hit_ratio
 
         (queries_before, chat_before), (queries_after, chat_after) = served(False), served(True)
         assert queries_after > 2 * queries_before

@@ -89,7 +89,7 @@ class RecordingAgents:
     def available(self) -> tuple[str, ...]:
         return self.names
 
-    def generation(self, engine: str) -> int:
+    def cache_epoch(self, engine: str) -> int:
         return 0
 
     async def context_window(self) -> int | None:

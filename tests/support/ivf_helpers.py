@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.merging import Candidates, best_by_group
+from ctxreuse.workflow.vector_search.top_k import Candidates, best_by_group
 
 DIMENSION, NLIST, SIZE = 16, 32, 5000
 METRICS = {"L2": faiss.METRIC_L2, "inner product": faiss.METRIC_INNER_PRODUCT}

@@ -34,9 +34,9 @@ from ctxreuse.workflow.runtime.events import (
     NodeStarted,
     TextDelta,
 )
+from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.search_lane import SearchExecutor
-from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12
@@ -237,22 +237,22 @@ def in_virtual_time(main: Any) -> Any:
     return result
 
 
-def lanes_of(engine: WorkflowEngine) -> list[SearchExecutor]:
-    return list(engine._services.lanes.values())
+def executors_of(engine: WorkflowEngine) -> list[SearchExecutor]:
+    return list(engine._services.executors.values())
 
 
 async def assert_idle(engine: WorkflowEngine) -> None:
     """Check that nothing is left of runs that have ended, once the last scan has."""
-    for lane in lanes_of(engine):
-        await lane.drain()
-    for lane in lanes_of(engine):
-        queue = lane._work._queue
-        assert len(lane) == len(queue) == 0
-        assert not lane._at_work
+    for executor in executors_of(engine):
+        await executor.drain()
+    for executor in executors_of(engine):
+        queue = executor.scheduler._queue
+        assert len(executor.scheduler) == len(queue) == 0
+        assert not executor._workers
         assert not queue._needed.any()
         assert not queue._demand.any()
-        assert sorted(queue._free) == list(range(len(queue._scores)))
-    await asyncio.sleep(0)  # who has ended says so in the event loop's next round
+        assert sorted(queue._free) == list(range(len(queue._found)))
+    await asyncio.sleep(0)  # tasks that have ended are noted in the event loop's next round
     assert not len(engine._services.generations)
     assert engine.metrics().in_flight == engine.metrics().waiting == 0
 

@@ -10,9 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ctxreuse.workflow.graph.builder import WorkflowGraph
-from ctxreuse.workflow.graph.found_documents import Documents
 from ctxreuse.workflow.graph.nodes import END, START
-from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.state import Documents, State
 
 
 def chain(*names: str, **options: Any) -> WorkflowGraph:

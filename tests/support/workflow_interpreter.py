@@ -17,9 +17,8 @@ from typing import Any
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.found_documents import Documents
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.graph.text_templates import RenderedPrompt
 
 

@@ -14,9 +14,9 @@ from workflow_engines import (
     corpus_index,
     corpus_retriever,
     engine_over,
+    executors_of,
     guess_first,
     in_virtual_time,
-    lanes_of,
     plain_answer,
     plain_search,
     rag,
@@ -47,9 +47,8 @@ from ctxreuse.workflow.runtime.events import (
     TextDelta,
 )
 from ctxreuse.workflow.runtime.options import WorkflowOptions
-from ctxreuse.workflow.runtime.run_context import RunContext
 from ctxreuse.workflow.runtime.speculation import PreviewStability
-from ctxreuse.workflow.vector_search import search_lane, search_work
+from ctxreuse.workflow.vector_search import executor, scheduler
 
 EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 
@@ -57,8 +56,8 @@ EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
-    monkeypatch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-6)
-    monkeypatch.setattr(stages, "_GUESS_AT", (0.03, 0.1))
+    monkeypatch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-6)
+    monkeypatch.setattr(stages, "_SEARCH_AT", (0.03, 0.1))
     monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
     return iter(())
 
@@ -415,7 +414,7 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Any] = []
-    begin = search_lane.SearchExecutor.begin
+    begin = executor.SearchExecutor.begin
 
     def watched(
         self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
@@ -423,13 +422,13 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
         records.append(record)
         return begin(self, text, k, due, record, *rest, **more)
 
-    monkeypatch.setattr(search_lane.SearchExecutor, "begin", watched)
+    monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
 
     async def main() -> None:
         options = WorkflowOptions(speculative_retrieval=False)
         async with engine_over(options=options) as engine:
             await engine.run(rag(), "Why is it", session="s")
-            first = engine._services.sessions.get(RunContext(1, "", "s").session_key("default"))
+            first = engine._services.sessions.get(("", "s", "default"))
             assert first is not None
             assert [f"d{number}" for number in first.ids[:3]] == [
                 block.id for block in plain_search("Why is it", 3)
@@ -457,7 +456,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Any] = []
-    begin = search_lane.SearchExecutor.begin
+    begin = executor.SearchExecutor.begin
 
     def watched(
         self: Any, text: str, k: int, due: float, record: Any, *rest: Any, **more: Any
@@ -465,7 +464,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
         records.append(None if record is None else record.ids[:3].tolist())
         return begin(self, text, k, due, record, *rest, **more)
 
-    monkeypatch.setattr(search_lane.SearchExecutor, "begin", watched)
+    monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
     graph = WorkflowGraph()
     for name in ("first", "second"):
         graph.add_retrieval(name, query=f"{{input}} {name}", k=3, output=name)
@@ -474,7 +473,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
     async def main() -> None:
         async with engine_over() as engine:
             await engine.run(graph, "Why", session="s")
-            kept = engine._services.sessions.get(RunContext(1, "", "s").session_key("default"))
+            kept = engine._services.sessions.get(("", "s", "default"))
             assert kept is not None
             assert kept.vectors is not None
             for record, query in ((records[1], "Why first"), (kept.ids[:3], "Why second")):
@@ -535,7 +534,7 @@ def test_a_node_asks_the_retriever_that_it_names() -> None:
             result = await engine.run(graph, "Why")
             assert list(result.state["near"]) == plain_search("Why", 2)
             assert [block.text for block in result.state["words"]] == ["Why 0", "Why 1"]
-            assert len(lanes_of(engine)) == 1
+            assert len(executors_of(engine)) == 1
         async with engine_over(retrievers["default"]) as engine:
             with pytest.raises(GraphError) as caught:
                 await engine.run(graph, "Why")

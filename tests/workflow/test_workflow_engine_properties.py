@@ -42,8 +42,8 @@ from ctxreuse.workflow.runtime import stages
 from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
 from ctxreuse.workflow.runtime.options import WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import PreviewStability
-from ctxreuse.workflow.runtime.speculative_answers import SpeculativeAnswers, _Speculation
-from ctxreuse.workflow.vector_search import search_work
+from ctxreuse.workflow.runtime.speculative_stages import LaunchedGeneration, SpeculativeGeneration
+from ctxreuse.workflow.vector_search import scheduler
 
 QUESTIONS = ("Why is it so", "Why was it so", "Who was it", "Where is it", "It")
 
@@ -212,13 +212,13 @@ def interference(scenario: Scenario) -> Iterator[None]:
     draw = Random(scenario.seed + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            search_work, "sub_stage_s", lambda *_, **__: draw.choice((0.0, 1e-6, 2e-5, 1e-4, 1.0))
+            scheduler, "sub_stage_s", lambda *_, **__: draw.choice((0.0, 1e-6, 2e-5, 1e-4, 1.0))
         )
-        patch.setattr(stages, "_GUESS_AT", (0.03, 0.1, 0.2))  # answers are of few words here
+        patch.setattr(stages, "_SEARCH_AT", (0.03, 0.1, 0.2))  # answers are of few words here
         if scenario.forced:
             patch.setattr(PreviewStability, "launch_at", lambda self: 0.01)
             patch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
-            patch.setattr(PreviewStability, "is_guess_worth_it", lambda self: True)
+            patch.setattr(PreviewStability, "is_recalled_worth_it", lambda self: True)
         yield
 
 
@@ -268,11 +268,11 @@ def test_runs_that_are_given_up_at_any_time_leave_nothing_and_disturb_nobody(
 def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked(
     scenario: Scenario,
 ) -> None:
-    committed = SpeculativeAnswers.committed
+    commit = SpeculativeGeneration.commit
 
     def checked(self: Any, node: str, visit: int, request: Any) -> Any:
-        before: _Speculation | None = self._current
-        answer = committed(self, node, visit, request)
+        before: LaunchedGeneration | None = self._launched
+        answer = commit(self, node, visit, request)
         if answer is not None:
             assert before is not None
             assert answer is before.answer
@@ -287,7 +287,7 @@ def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SpeculativeAnswers, "committed", checked)
+        patch.setattr(SpeculativeGeneration, "commit", checked)
         outcomes, _ = run_all(scenario)
     assert outcomes == [expected(job, scenario) for job in scenario.jobs]
 
@@ -328,7 +328,7 @@ def test_nothing_is_shown_that_is_only_expected() -> None:
 def test_enough_random_scenarios_speculate_split_and_go_round() -> None:
     kinds: Counter[str] = Counter()
 
-    @settings(max_examples=60, database=None, derandomize=True)
+    @settings(max_examples=80, database=None, derandomize=True)
     @given(scenarios())
     def count(scenario: Scenario) -> None:
         outcomes, watched = run_all(scenario)
@@ -336,8 +336,8 @@ def test_enough_random_scenarios_speculate_split_and_go_round() -> None:
         speculation = metrics.speculation
         kinds["committed"] += speculation.committed > 0
         kinds["wasted"] += speculation.wasted_prompts > 0
-        kinds["guessed"] += speculation.searches > 0
-        kinds["guessed right"] += speculation.searches_committed > 0
+        kinds["searched ahead"] += speculation.searches > 0
+        kinds["searched ahead rightly"] += speculation.searches_committed > 0
         kinds["hinted"] += speculation.hints > 0
         kinds["split"] += metrics.searches.batches > metrics.searches.searches > 0
         kinds["shared"] += metrics.searches.pairs > metrics.searches.clusters

@@ -56,7 +56,7 @@ from ctxreuse.workflow.runtime import stages
 from ctxreuse.workflow.runtime.events import NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.options import WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import PreviewStability
-from ctxreuse.workflow.vector_search import search_work
+from ctxreuse.workflow.vector_search import scheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
@@ -65,8 +65,8 @@ EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
-    monkeypatch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-6)
-    monkeypatch.setattr(stages, "_GUESS_AT", (0.03, 0.1))
+    monkeypatch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-6)
+    monkeypatch.setattr(stages, "_SEARCH_AT", (0.03, 0.1))
     monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
 
 
@@ -349,7 +349,7 @@ def test_a_vector_that_is_not_finite_is_an_error_of_the_stage() -> None:
 
 
 def test_what_fails_between_scans_fails_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_work.ScanCosts, "observe", raising(RuntimeError("no fit")))
+    monkeypatch.setattr(scheduler.ScanCosts, "observe", raising(RuntimeError("no fit")))
 
     async def main() -> None:
         async with engine_over() as engine:
@@ -483,7 +483,7 @@ def test_a_model_that_cancels_itself_fails_its_run_instead_of_cancelling_it() ->
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("deadline_s", "been_through"),
-    [(0.001, "none"), (0.008, "none"), (0.02, "none"), (0.03, "none"), (0.05, "'search'")],
+    [(0.001, "none"), (0.008, "none"), (0.02, "none"), (0.03, "none"), (0.045, "'search'")],
 )
 def test_a_deadline_that_expires_at_any_time_leaves_nothing(
     deadline_s: float, been_through: str
@@ -610,7 +610,7 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
             await assert_idle(engine)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_work, "sub_stage_s", lambda *_, **__: 1e-5)
+        patch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-5)
         patch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
         in_virtual_time(main())
 

@@ -27,7 +27,7 @@ from ivf_helpers import (
 
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError
 from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
-from ctxreuse.workflow.vector_search.merging import Candidates, nothing_found
+from ctxreuse.workflow.vector_search.top_k import Candidates, nothing_found
 
 metrics = pytest.mark.parametrize("metric", METRICS)
 QUERIES = some_vectors(1)[:12]
@@ -357,7 +357,7 @@ def test_an_index_that_cannot_be_searched_in_steps_is_refused(index: object, mes
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
 def test_threads_must_be_a_positive_number(threads: object):
-    with pytest.raises(InvalidRequestError, match="threads must be a positive integer"):
+    with pytest.raises(InvalidRequestError, match="threads must be an integer from 1"):
         IVFIndex(shared_index("L2"), threads=threads)
 
 
@@ -375,8 +375,8 @@ def test_threads_must_be_a_positive_number(threads: object):
         ((QUERIES, [0, 1], [0], 1), "one length, not 2 and 1"),
         ((QUERIES, [[0]], [[0]], 1), "rows must be a row of integers"),
         ((QUERIES, [0.5], [0], 1), "rows must be a row of integers, not float64"),
-        ((QUERIES, [0], [0], 0), "k must be a positive integer, not 0"),
-        ((QUERIES, [0], [0], 2.0), "k must be a positive integer"),
+        ((QUERIES, [0], [0], 0), "k must be an integer from 1, not 0"),
+        ((QUERIES, [0], [0], 2.0), "k must be an integer from 1"),
     ],
 )
 def test_wrong_arguments_of_a_scan_are_named(arguments: tuple, message: str):
@@ -387,7 +387,7 @@ def test_wrong_arguments_of_a_scan_are_named(arguments: tuple, message: str):
 
 def test_wrong_arguments_of_the_other_calls_are_named():
     searched = IVFIndex(shared_index("L2"))
-    with pytest.raises(InvalidRequestError, match="nprobe must be a positive integer, not 0"):
+    with pytest.raises(InvalidRequestError, match="nprobe must be an integer from 1, not 0"):
         searched.nearest_clusters(QUERIES, 0)
     with pytest.raises(InvalidRequestError, match="ids and clusters must be of one length"):
         searched.vectors_of([1], [1, 2])

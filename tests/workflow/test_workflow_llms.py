@@ -15,8 +15,7 @@ from ctxreuse.serving.aio.virtual_time import run_in_virtual_time
 from ctxreuse.serving.emulation.rates import EngineRates
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
-from ctxreuse.workflow.models.language_model import LanguageModel, Piece, checked_llm
-from ctxreuse.workflow.models.openai_llm import OpenAILLM
+from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece, checked_llm
 
 # a token each in 1 s, whatever else goes on; prompts cost nothing
 RATES = EngineRates(prefill_tokens_per_s=1e12, decode_step_s=1.0, decode_step_per_request_s=0)

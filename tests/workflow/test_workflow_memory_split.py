@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.vector_search.memory_split import MemorySplit, ThroughputTable, split_memory
+from ctxreuse.workflow.vector_search.tiers.memory_split import (
+    MemorySplit,
+    ThroughputTable,
+    split_memory,
+)
 
 
 def over_memory(sizes: list[float], completed: list[float]) -> ThroughputTable:

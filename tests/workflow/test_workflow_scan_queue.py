@@ -12,13 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxreuse.workflow.vector_search.costs import ScanCosts
-from ctxreuse.workflow.vector_search.merging import worst_score
-from ctxreuse.workflow.vector_search.scan_queue import (
-    ClusterFindings,
-    ScanBatch,
-    ScanQueue,
-    VectorSearch,
-)
+from ctxreuse.workflow.vector_search.handle import SearchHandle
+from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue
+from ctxreuse.workflow.vector_search.top_k import ClusterFindings
 
 CLUSTERS, DIMENSION = 10, 4
 
@@ -50,7 +46,6 @@ class Corpus:
             sizes,
             ScanCosts(DIMENSION),
             dimension=DIMENSION,
-            worst=worst_score(self.higher_is_better),
             higher_is_better=self.higher_is_better,
             **options,
         )
@@ -90,14 +85,17 @@ class Corpus:
 
 def search_for(
     query: int, clusters: Any, k: int = 3, due: float = 0.0, kept: int = 0
-) -> VectorSearch:
+) -> SearchHandle:
     vector = np.full(DIMENSION, query, dtype=np.float32)
-    return VectorSearch(vector, np.array(clusters, dtype=np.int64), k, due, kept)
+    return SearchHandle(
+        "", k, due, kept, vector=vector, clusters=np.array(clusters, dtype=np.int64)
+    )
 
 
-def found_by(queue: ScanQueue, search: VectorSearch) -> list[tuple[float, int, int]]:
+def found_by(queue: ScanQueue, search: SearchHandle) -> list[tuple[float, int, int]]:
     best = queue.best(search)
-    return list(zip(best.scores.tolist(), best.ids.tolist(), best.found_in.tolist(), strict=True))
+    found = zip(best.scores.tolist(), best.ids.tolist(), best.found_in.tolist(), strict=True)
+    return list(found)[: search.k]
 
 
 def check_batch(batch: ScanBatch, shared_by: int) -> None:
@@ -132,8 +130,8 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
         for number, (clusters, k, due) in enumerate(given_)
     ]
     all_searches = list(coming)
-    there: list[VectorSearch] = []
-    scanned: dict[VectorSearch, set[int]] = {search: set() for search in coming}
+    there: list[SearchHandle] = []
+    scanned: dict[SearchHandle, set[int]] = {search: set() for search in coming}
     in_flight: list[tuple[ScanBatch, ClusterFindings]] = []
 
     def end_one() -> None:
@@ -156,7 +154,7 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
             query = int(search.vector[0])
             assert found_by(queue, search) == corpus.best(query, scanned[search], search.k)
             more = corpus.best(query, scanned[search], search.kept)
-            assert queue.best(search, 20).ids.tolist() == [number for _, number, _ in more[:20]]
+            assert queue.best(search).ids.tolist() == [number for _, number, _ in more]
             done = [one in scanned[search] | empty for one in search.clusters.tolist()]
             assert queue.prefix(search) == (done.index(False) if False in done else len(done))
             assert search.changed_at <= search.scanned
@@ -200,7 +198,7 @@ def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
     assert queue.work_s() == 0.0
     assert not queue._needed.any()
     assert not queue._demand.any()
-    assert sorted(queue._free) == list(range(len(queue._scores)))
+    assert sorted(queue._free) == list(range(len(queue._found)))
     assert all(search.slot == -1 for search in all_searches if search.is_gone)
 
 

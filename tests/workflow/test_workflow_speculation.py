@@ -8,74 +8,70 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workflow_engines import BLOCKS, SteadyLLM, in_virtual_time, rag
+from workflow_engines import BLOCKS, SteadyLLM, in_virtual_time
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.aio.background_tasks import BackgroundTasks
-from ctxreuse.workflow.graph.found_documents import Documents
+from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.graph.nodes import Generation
-from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.graph.text_templates import Template
-from ctxreuse.workflow.runtime.generations import GenerationRequest, Generations, Prompts
+from ctxreuse.workflow.runtime.generations import GenerationRequest
 from ctxreuse.workflow.runtime.options import WorkflowOptions
-from ctxreuse.workflow.runtime.run_context import RunContext
-from ctxreuse.workflow.runtime.services import Services, Statistics
-from ctxreuse.workflow.runtime.speculation import PreviewStability, SpeculationCounters, check_rule
-from ctxreuse.workflow.runtime.speculative_answers import SpeculativeAnswers
-from ctxreuse.workflow.runtime.timeline import Timeline
-from ctxreuse.workflow.vector_search.sessions import Sessions
+from ctxreuse.workflow.runtime.services import RunContext, Services
+from ctxreuse.workflow.runtime.speculation import PreviewStability, check_rule
+from ctxreuse.workflow.runtime.speculative_stages import SpeculativeGeneration
 
 parts = st.floats(0.0, 1.0)
 
 
 def after(changes: Any) -> PreviewStability:
-    finality = PreviewStability()
+    stability = PreviewStability()
     for changed_at in changes:
-        finality.observe(changed_at)
-    return finality
+        stability.observe(changed_at)
+    return stability
 
 
 @settings(max_examples=60)
 @given(st.lists(parts, max_size=60))
 def test_a_later_preview_is_never_less_likely_to_be_final(changes: list[float]) -> None:
-    finality = after(changes)
-    probabilities = [finality.probability(progress) for progress in np.linspace(0.0, 1.0, 50)]
+    stability = after(changes)
+    probabilities = [stability.probability(progress) for progress in np.linspace(0.0, 1.0, 50)]
     assert probabilities == sorted(probabilities)
     assert probabilities[0] >= 0.0
     assert probabilities[-1] == pytest.approx(1.0)
-    assert 0.0 < finality.launch_at() <= 1.0
+    assert 0.0 < stability.launch_at() <= 1.0
 
 
 @given(st.integers(2, 31))
 def test_what_always_happens_becomes_certain(part: int) -> None:
-    finality = after([part / 32] * 300)
-    assert finality.probability(part / 32) > 0.98
-    assert finality.probability((part - 1) / 32) < 0.02
-    assert finality.launch_at() == part / 32
-    assert finality.is_worth_it(part / 32)
-    assert not finality.is_worth_it((part - 0.5) / 32)
+    stability = after([part / 32] * 300)
+    assert stability.probability(part / 32) > 0.98
+    assert stability.probability((part - 1) / 32) < 0.02
+    assert stability.launch_at() == part / 32
+    assert stability.is_worth_it(part / 32)
+    assert not stability.is_worth_it((part - 0.5) / 32)
 
 
 def test_nothing_is_launched_where_previews_are_hardly_ever_final() -> None:
-    finality = after([1.0] * 300)
-    assert not any(finality.is_worth_it(progress) for progress in np.linspace(0.0, 0.99, 50))
+    stability = after([1.0] * 300)
+    assert not any(stability.is_worth_it(progress) for progress in np.linspace(0.0, 0.99, 50))
 
 
 def test_what_was_seen_long_ago_counts_no_more() -> None:
-    finality = after([1.0] * 300 + [0.1] * 300)
-    assert finality.probability(0.2) > 0.98
+    stability = after([1.0] * 300 + [0.1] * 300)
+    assert stability.probability(0.2) > 0.98
 
 
-def test_guesses_are_worth_it_once_they_were_right_more_often_than_waiting_gains() -> None:
-    finality = PreviewStability()
-    assert not finality.is_guess_worth_it()
+def test_recalled_results_are_worth_it_once_they_were_right_more_often_than_waiting_gains() -> None:
+    stability = PreviewStability()
+    assert not stability.is_recalled_worth_it()
     for _ in range(100):
-        finality.observe_guess(True)
-    assert finality.is_guess_worth_it()
+        stability.observe_recalled(True)
+    assert stability.is_recalled_worth_it()
     for _ in range(100):
-        finality.observe_guess(False)
-    assert not finality.is_guess_worth_it()
+        stability.observe_recalled(False)
+    assert not stability.is_recalled_worth_it()
 
 
 @pytest.mark.parametrize("rule", [None, "Always", 1, ["off"]])
@@ -99,33 +95,23 @@ NODE = Generation(
 
 
 def launched(
-    test: Callable[[SpeculativeAnswers, Services, SteadyLLM, GenerationRequest], Any],
+    test: Callable[[SpeculativeGeneration, Services, SteadyLLM, GenerationRequest], Any],
     **options: Any,
 ) -> None:
     """Have a test look at a speculation that was launched, or tried to be."""
 
     async def main() -> None:
         llm = SteadyLLM()
-        services = Services(
-            generations=Generations(llm, Prompts(None)),
-            lanes={},
-            retrievers={},
-            options=WorkflowOptions(**options),
-            sessions=Sessions(),
-            statistics=Statistics(),
-            speculation=SpeculationCounters(),
-            timeline=Timeline(),
-            clock=asyncio.get_running_loop().time,
-        )
-        chores = BackgroundTasks(FailOpen("tests"))
-        graph = rag().compile()
-        answers = SpeculativeAnswers(services, graph, RunContext(1), chores)
+        clock = asyncio.get_running_loop().time
+        services = Services(llm, {}, None, WorkflowOptions(**options), None, clock)
+        background = BackgroundTasks(FailOpen("tests"))
+        ahead = SpeculativeGeneration(services, RunContext(1, "rag"), background)
         state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
-        answers.launch(NODE, state, (0, 1))
+        ahead.launch(NODE, state, (0, 1))
         await asyncio.sleep(0.015)
-        test(answers, services, llm, GenerationRequest.of(NODE, state))
-        answers.drop()
-        await chores.wait()
+        test(ahead, services, llm, GenerationRequest.of(NODE, state))
+        ahead.drop()
+        await background.wait()
         for answer in list(services.generations._under_way):
             await answer.cancel()
         await asyncio.sleep(0)
@@ -135,12 +121,12 @@ def launched(
 
 
 def test_the_very_request_gets_the_speculative_answer() -> None:
-    def test(answers: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
-        assert (answers.ids, services.speculation.launched) == ((0, 1), 1)
-        answer = answers.committed("answer", 1, request)
+    def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
+        assert (ahead.ids, services.speculation.launched) == ((0, 1), 1)
+        answer = ahead.commit("answer", 1, request)
         assert answer.request == request
-        assert answers.ids is None
-        assert answers.committed("answer", 1, request) is None
+        assert ahead.ids is None
+        assert ahead.commit("answer", 1, request) is None
         assert services.speculation.committed == 1
 
     launched(test)
@@ -162,12 +148,12 @@ def test_the_very_request_gets_the_speculative_answer() -> None:
     ],
 )
 def test_any_other_request_gets_none(node: str, visit: int, changes: dict[str, Any]) -> None:
-    def test(answers: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
+    def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
         values = {name: getattr(request, name) for name in request.__slots__}
         other = GenerationRequest(**{**values, **changes})
         assert (other == request) == (not changes)
-        assert answers.committed(node, visit, other) is None
-        assert answers.ids is None
+        assert ahead.commit(node, visit, other) is None
+        assert ahead.ids is None
         assert services.speculation.committed == 0
 
     launched(test)
@@ -175,38 +161,13 @@ def test_any_other_request_gets_none(node: str, visit: int, changes: dict[str, A
 
 @pytest.mark.parametrize("options", [{"max_generations": 0}, {"max_wasted_share": 0.0}])
 def test_nothing_is_launched_beyond_the_limits(options: dict[str, Any]) -> None:
-    def test(answers: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
+    def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
         if "max_wasted_share" in options:
             assert services.speculation.launched == 1  # nothing has been wasted yet
-            answers.drop()
+            ahead.drop()
             services.speculation.wasted_tokens = 1
             state = State({"input": "Why"}).overlay({"docs": Documents(BLOCKS[:2])})
-            assert not answers.launch(NODE, state, (0, 1))
-        assert answers.ids is None
+            assert not ahead.launch(NODE, state, (0, 1))
+        assert ahead.ids is None
 
     launched(test, **options)
-
-
-def test_chores_end_before_their_owner_does_even_if_that_is_cancelled() -> None:
-    async def main() -> None:
-        failing = FailOpen("tests")
-        chores = BackgroundTasks(failing)
-        ended = []
-
-        async def work(number: int) -> None:
-            await asyncio.sleep(0.1 * number)
-            if number == 2:
-                raise OSError("no")
-            ended.append(number)
-
-        for number in range(4):
-            chores.do(work(number))
-        waiting = asyncio.ensure_future(chores.wait())
-        await asyncio.sleep(0.05)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert waiting.cancelled()
-        assert ended == [0, 1, 3]
-        assert failing.faults == 1
-
-    in_virtual_time(main())

@@ -22,7 +22,7 @@ from ivf_helpers import (
 
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers import HotTier
+from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 
 metrics = pytest.mark.parametrize("metric", METRICS)
 QUERIES = some_vectors(1)[:8]
@@ -213,7 +213,7 @@ def test_scans_in_other_threads_go_on_while_sets_are_swapped(files: Path):
     [
         ({"capacity_bytes": -1}, "capacity_bytes must be an integer from 0, not -1"),
         ({"capacity_bytes": 1.5}, "capacity_bytes must be an integer from 0"),
-        ({"capacity_bytes": 1, "every": 0}, "every must be a positive integer, not 0"),
+        ({"capacity_bytes": 1, "every": 0}, "every must be an integer from 1, not 0"),
         ({"capacity_bytes": 1, "decay": 1.1}, "decay must be from 0 to 1, not 1.1"),
         ({"capacity_bytes": 1, "decay": "half"}, "decay must be from 0 to 1, not 'half'"),
     ],

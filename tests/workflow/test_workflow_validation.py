@@ -11,9 +11,9 @@ from workflow_interpreter import Step, steps
 from ctxreuse.workflow.errors import GraphError, VisitLimitError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.flow import Flow
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.graph.validation import Flow
 
 
 def reading(variable, name="b", **options):

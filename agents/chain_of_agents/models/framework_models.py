@@ -40,7 +40,7 @@ class SingleEngineModel:
         """Return the one engine's name."""
         return self.names
 
-    def generation(self, engine: str) -> int:
+    def cache_epoch(self, engine: str) -> int:
         """Return 0: it is unknown when the engine's cache was emptied."""
         return 0
 

@@ -201,14 +201,14 @@ class BlockTree:
         assert block.start is not None  # a name is attached to what was reached
         return block.start + block.size
 
-    def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[_Step]:
+    def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[_PathStep]:
         """Return the blocks that a prompt goes through behind a block that ends at `end`."""
-        path: list[_Step] = []
+        path: list[_PathStep] = []
         while True:
             found = self._child(key, prompt, end)
             if found is None:
                 return path
-            path.append(_Step(found, end))
+            path.append(_PathStep(found, end))
             key, end = found, end + self._blocks[found].size
 
     def _child(self, key: _Key | None, prompt: PromptBlocks, end: int) -> _Key | None:
@@ -221,7 +221,7 @@ class BlockTree:
                         return found
         return None
 
-    def _end_of(self, path: Sequence[_Step]) -> int:
+    def _end_of(self, path: Sequence[_PathStep]) -> int:
         return path[-1].start + self._blocks[path[-1].key].size if path else 0
 
     def _put(self, key: _Key, parent: _Key | None, link: Link, size: int) -> None:
@@ -308,7 +308,7 @@ class BlockTree:
             if len(self._unknown_parents) > _UNKNOWN_PARENTS:
                 del self._unknown_parents[next(iter(self._unknown_parents))]
 
-    def _imply(self, prompt: PromptBlocks, path: Sequence[_Step]) -> bool:
+    def _imply(self, prompt: PromptBlocks, path: Sequence[_PathStep]) -> bool:
         """Find the unknown block on which a prompt's end is built; imply what is before it.
 
         Only if the prompt goes on from there to its last full block, and if there is one such place
@@ -359,7 +359,7 @@ class BlockTree:
         ]
 
 
-class _Step(NamedTuple):
+class _PathStep(NamedTuple):
     """A block that a prompt goes through, and where it starts in the prompt."""
 
     key: _Key

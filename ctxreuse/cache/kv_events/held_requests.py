@@ -45,7 +45,7 @@ class _Held:
     blocks: int
 
     def within(self, tokens: int) -> int:
-        """Return how many blocks are held if the engine holds so many tokens."""
+        """Return how many blocks are held if the engine holds a number of tokens."""
         return bisect_right(self.shared_ends, tokens) if tokens else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,12 +90,23 @@ class ChunkReader:
         ids = getattr(chunk, "prompt_token_ids", None)
         if isinstance(ids, list):
             self.prompt_token_ids = tuple(ids)
-        self._take_usage(getattr(chunk, "usage", None))
+        usage = getattr(chunk, "usage", None)
+        if usage is not None:
+            self.prompt_tokens = getattr(usage, "prompt_tokens", None)
+            self.completion_tokens = getattr(usage, "completion_tokens", None)
+            details = getattr(usage, "prompt_tokens_details", None)
+            self.cached_tokens = getattr(details, "cached_tokens", None)
         text, has_token = "", False
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
             text += getattr(delta, "content", None) or ""
-            called = list(self._take_calls(delta))
+            called = getattr(delta, "tool_calls", None) or ()
+            for piece in called:
+                call = self._calls.setdefault(piece.index, {"id": "", "name": "", "arguments": ""})
+                call["id"] = getattr(piece, "id", None) or call["id"]
+                function = getattr(piece, "function", None)
+                call["name"] += getattr(function, "name", None) or ""
+                call["arguments"] += getattr(function, "arguments", None) or ""
             thought = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
             finish = getattr(choice, "finish_reason", None)
             self.finish_reason = finish or self.finish_reason
@@ -104,23 +114,6 @@ class ChunkReader:
         if text:
             self._pieces.append(text)
         return ChunkContent(text, has_token)
-
-    def _take_usage(self, usage: Any) -> None:
-        if usage is None:
-            return
-        self.prompt_tokens = getattr(usage, "prompt_tokens", None)
-        self.completion_tokens = getattr(usage, "completion_tokens", None)
-        details = getattr(usage, "prompt_tokens_details", None)
-        self.cached_tokens = getattr(details, "cached_tokens", None)
-
-    def _take_calls(self, delta: Any) -> Iterator[int]:
-        for piece in getattr(delta, "tool_calls", None) or ():
-            call = self._calls.setdefault(piece.index, {"id": "", "name": "", "arguments": ""})
-            call["id"] = getattr(piece, "id", None) or call["id"]
-            function = getattr(piece, "function", None)
-            call["name"] += getattr(function, "name", None) or ""
-            call["arguments"] += getattr(function, "arguments", None) or ""
-            yield piece.index
 
 
 @dataclass(frozen=True, slots=True)

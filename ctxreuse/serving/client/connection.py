@@ -55,7 +55,7 @@ class EngineConnection:
         self.openai = _openai_client(f"{self._root}/v1", api_key, http_client, timeout_s)
         self._owns_http = http_client is None
         self._retries = checked_integer("retries", retries)
-        self._backoff_s = backoff_s
+        self._wait = waiting(backoff_s)
 
     def attempts(self) -> Any:
         """Return tenacity's attempts at one request."""
@@ -63,7 +63,7 @@ class EngineConnection:
 
         return AsyncRetrying(
             stop=stop_after_attempt(self._retries + 1),
-            wait=waiting(self._backoff_s),
+            wait=self._wait,
             retry=retry_if_exception(is_transient),
             reraise=True,
         )

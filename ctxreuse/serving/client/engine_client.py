@@ -157,7 +157,7 @@ class EngineClient(AsyncClosing):
         """
         call = self._call(prompt, cache_salt, session_id, params, on_first_token)
         with self._reporting(call):
-            model = await self.model()
+            model = await self._model.get()
             async for attempt in self._connection.attempts():
                 with attempt:
                     async for _ in self._pieces(call, model):
@@ -310,7 +310,7 @@ class EngineClient(AsyncClosing):
     async def _stream(self, call: EngineCall) -> AsyncGenerator[str]:
         """Yield the answer's pieces; send the request again only until the first one is there."""
         with self._reporting(call):
-            model = await self.model()
+            model = await self._model.get()
             async for attempt in self._connection.attempts():
                 with attempt:
                     pieces = self._pieces(call, model)

@@ -152,7 +152,7 @@ class BatchingEngine:
         self._max_step_tokens = checked_integer("max_step_tokens", max_step_tokens, 1)
         self._waiting: deque[BatchedRequest] = deque()
         self._without_room: BatchedRequest | None = None  # until a running request ends
-        self._prefilling: deque[BatchedRequest] = deque()
+        self._prefilling: BatchedRequest | None = None
         # a heap of (step that the reader hears of, order, request)
         self._decoding: list[tuple[int, int, BatchedRequest]] = []
         self._orders = count()
@@ -198,9 +198,10 @@ class BatchingEngine:
 
     def abort(self, request: BatchedRequest) -> None:
         """Stop a request, whose client has left; what was computed of it stays in the cache."""
-        for queue in (self._waiting, self._prefilling):
-            if request in queue:
-                queue.remove(request)
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if request is self._prefilling:
+            self._prefilling = None
         left = [entry for entry in self._decoding if entry[2] is not request]
         if len(left) < len(self._decoding):
             heapq.heapify(left)
@@ -210,20 +211,16 @@ class BatchingEngine:
     def step(self) -> BatchStep:
         """Run one step; without work it takes no time."""
         budget = self._max_step_tokens
-        while self._prefilling and budget:
-            budget -= self._prefill(self._prefilling[0], budget)
-            if self._prefilling[0].to_prefill:
-                break
-            self._decode(self._prefilling.popleft())
-        while self._waiting and budget and not self._prefilling:
-            if self._is_held_up() or not self._begin(self._waiting[0]):
-                break
-            request = self._waiting.popleft()
-            budget -= self._prefill(request, budget)
+        while budget and (request := self._prefilling or self._begin_next()) is not None:
+            tokens = min(budget, request.to_prefill)
+            budget -= tokens
+            request.to_prefill -= tokens
             if request.to_prefill:
-                self._prefilling.append(request)
-            else:
-                self._decode(request)
+                self._prefilling = request
+                break
+            self._prefilling = None
+            request.order, request.last_step = next(self._orders), self._step + len(request.answer)
+            self._await_news(request)
         duration_s = self._rates.step_s(self._max_step_tokens - budget, len(self._decoding))
         self._step += 1
         self.generated_tokens += len(self._decoding)
@@ -238,31 +235,29 @@ class BatchingEngine:
                 progressed.append(request)
         return BatchStep(duration_s, tuple(finished), tuple(progressed))
 
-    def _is_held_up(self) -> bool:
-        """Return whether the first in the queue must wait until a running request ends."""
-        return len(self._decoding) >= self._max_running or self._waiting[0] is self._without_room
+    def _nobody_begins(self) -> bool:
+        """Return whether no request can begin until another one comes or a running one ends."""
+        return (
+            not self._waiting
+            or len(self._decoding) >= self._max_running
+            or self._waiting[0] is self._without_room
+        )
 
-    def _begin(self, request: BatchedRequest) -> bool:
+    def _begin_next(self) -> BatchedRequest | None:
+        """Begin the first request of the queue; return None if none can begin."""
+        if self._nobody_begins():
+            return None
+        request = self._waiting[0]
         request.running = self.cache.start(
             request.tokens, request.salt, room_for=len(request.answer)
         )
         if request.running is None:
             self._without_room = request
-            return False
+            return None
         request.usage = request.running.usage
         request.to_prefill = request.usage.prefilled_tokens
         self.usage += request.usage
-        return True
-
-    def _prefill(self, request: BatchedRequest, budget: int) -> int:
-        tokens = min(budget, request.to_prefill)
-        request.to_prefill -= tokens
-        return tokens
-
-    def _decode(self, request: BatchedRequest) -> None:
-        request.order = next(self._orders)
-        request.last_step = self._step + len(request.answer)
-        self._await_news(request)
+        return self._waiting.popleft()
 
     def _await_news(self, request: BatchedRequest) -> None:
         """Have the step end the request's next chunk, or its answer, that does so."""
@@ -350,8 +345,7 @@ class BatchingEngine:
             self._loop = None
             return
         assert self._loop is not None
-        nobody_begins = not self._waiting or self._is_held_up()
-        if self._decoding and not self._prefilling and nobody_begins:
+        if self._decoding and not self._prefilling and self._nobody_begins():
             quiet = self._decoding[0][0] - self._step - 1
             if quiet:
                 duration_s = self._rates.step_s(0, len(self._decoding)) / self._speed

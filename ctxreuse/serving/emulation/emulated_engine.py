@@ -67,6 +67,7 @@ class EmulatedEngine:
         max_model_len: Tokens of the longest prompt that is not refused; None is unlimited.
 
     Attributes:
+        usage: The tokens of all prompts so far, and how many of them were cached.
         requests: The bodies of all completion requests, in order of arrival.
 
     Raises:
@@ -117,12 +118,8 @@ class EmulatedEngine:
         self._max_model_len = max_model_len
         self._lock = Lock()
         self._numbers = count()
+        self.usage = CacheUsage()
         self.requests: list[Json] = []
-
-    @property
-    def usage(self) -> CacheUsage:
-        """The tokens of all prompts so far, and how many of them were cached."""
-        return self._engine.usage
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a chat prompt."""
@@ -131,7 +128,7 @@ class EmulatedEngine:
     def metrics(self) -> str:
         """Return what `/metrics` shows."""
         engine = self._engine
-        return metrics_text(engine.usage, self._model, engine.block_size, engine.num_blocks)
+        return metrics_text(self.usage, self._model, engine.block_size, engine.num_blocks)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, as a restart does."""
@@ -209,7 +206,7 @@ class EmulatedEngine:
             return refusal(400, f"the model's context holds {self._max_model_len} tokens")
         with self._lock:
             usage = self._engine.cache.serve(tokens, salt or "")
-            self._engine.usage += usage
+            self.usage += usage
         return EmulatedReply(
             _APIS[path],
             number,

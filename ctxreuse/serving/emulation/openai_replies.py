@@ -111,7 +111,9 @@ class EmulatedReply:
         self._tokenize = tokenize
         self._register = register
         self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
+        self._returns_tokens = bool(body.get("return_token_ids"))
         self._has_begun = False
+        self._finish_reason = "stop"
         self._text = ""
         self._tokens: list[int] = []
         self._calls: list[ToolCall] = []
@@ -125,23 +127,24 @@ class EmulatedReply:
         self._text += part
         tokens = len(self._tokenize(self._text))
         self.is_full = self._limit is not None and tokens >= self._limit
-        return begin + self._chunk(self._said(part))
+        return begin + self._event(self._said(part))
 
     def end(self) -> bytes:
         """End the answer; return what a stream sends then."""
         self._tokens = list(self._tokenize(self._text))[: self._limit]
         self._register(self._tokens)
+        self._finish_reason = "tool_calls" if self._calls else "length" if self.is_full else "stop"
         sent = self._begin()
         if self._calls:
             numbered = [{"index": n} | _call_json(call) for n, call in enumerate(self._calls)]
-            sent += self._chunk({"delta": {"tool_calls": numbered}})
-        sent += self._chunk(self._said(""), self._finish_reason)
+            sent += self._event({"delta": {"tool_calls": numbered}})
+        sent += self._event(self._said(""), self._finish_reason)
         if (self.body.get("stream_options") or {}).get("include_usage"):
-            sent += _event(self._envelope("chat.completion.chunk", []) | self._usage_json())
+            sent += self._event(None, fields=self._usage_json())
         return sent + b"data: [DONE]\n\n"
 
     def page(self) -> HttpPage:
-        """Return the complete answer as one response."""
+        """Return the complete answer as one response, after `end`."""
         choice: Json = {"index": 0, "finish_reason": self._finish_reason, "logprobs": None}
         if self._is_chat:
             choice["message"] = {
@@ -158,14 +161,6 @@ class EmulatedReply:
             reply["prompt_token_ids"] = self._prompt
         return json_page(200, reply)
 
-    @property
-    def _returns_tokens(self) -> bool:
-        return bool(self.body.get("return_token_ids"))
-
-    @property
-    def _finish_reason(self) -> str:
-        return "tool_calls" if self._calls else "length" if self.is_full else "stop"
-
     def _begin(self) -> bytes:
         """Return the first chunk of a chat's stream, which comes with the first token."""
         if self._has_begun or not self._is_chat:
@@ -173,16 +168,19 @@ class EmulatedReply:
         self._has_begun = True
         opening = {"delta": {"role": "assistant", "content": ""}}
         tokens: Json = {"prompt_token_ids": self._prompt} if self._returns_tokens else {}
-        return self._chunk(opening, fields=tokens)
+        return self._event(opening, fields=tokens)
 
     def _said(self, text: str) -> Json:
         return {"delta": {"content": text}} if self._is_chat else {"text": text}
 
-    def _chunk(
-        self, said: Json, finish_reason: str | None = None, fields: Json | None = None
+    def _event(
+        self, said: Json | None, finish_reason: str | None = None, fields: Json | None = None
     ) -> bytes:
-        choice = {"index": 0, "logprobs": None, "finish_reason": finish_reason} | said
-        return _event(self._envelope("chat.completion.chunk", [choice]) | (fields or {}))
+        """Return a chunk of the stream as a server-sent event; None makes one without a choice."""
+        choice = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+        choices = [] if said is None else [choice | said]
+        chunk = self._envelope("chat.completion.chunk", choices) | (fields or {})
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -209,8 +207,3 @@ class EmulatedReply:
 def _call_json(call: ToolCall) -> Json:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _event(message: Json) -> bytes:
-    """Return a message as a server-sent event."""
-    return b"data: " + json.dumps(message).encode() + b"\n\n"

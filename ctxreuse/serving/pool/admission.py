@@ -106,26 +106,28 @@ class AdmissionQueue:
         """
         return AdmissionSlot(self, request)
 
-    def _arrive(self, request: Plannable) -> _Slot:
+    async def _enter(self, request: Plannable) -> tuple[_Slot, Plan]:
+        """Wait for others, then for a place; return the place and what to send."""
         is_plain = self._strategy != "none" and not request.blocks
         plan = self._planned_as_it_came(request) if is_plain else None
-        return Slot(self._queue, request, plan)
-
-    async def _wait(self, slot: _Slot) -> Plan:
-        """Wait for others, then for a place; return what to send."""
-        waiter = TaskWaiter(slot)
-        if slot.is_planned:
-            self._queue.line_up([slot], _PLAIN_LANE)
-        if slot.state is SlotState.ARRIVED:
-            await waiter.wait(self._window_s)
-        if slot.state is not SlotState.RUNNING:
-            with self._queue.lock:
-                self._window_elapsed |= slot in self._queue.arrived
-            await planned_aside(self._admit, len(self._queue.arrived))
-        await waiter.wait()
-        plan = slot.take()
-        assert plan is not None, "a request that is released is planned"
-        return plan
+        slot = Slot(self._queue, request, plan)
+        try:
+            waiter = TaskWaiter(slot)
+            if is_plain:
+                self._queue.line_up([slot], _PLAIN_LANE)
+            else:
+                await waiter.wait(self._window_s)
+            if slot.state is not SlotState.RUNNING:
+                with self._queue.lock:
+                    self._window_elapsed |= slot in self._queue.arrived
+                await planned_aside(self._admit, len(self._queue.arrived))
+            await waiter.wait()
+            plan = slot.take()
+            assert plan is not None, "a request that is released is planned"
+        except BaseException:
+            self._leave(slot)
+            raise
+        return slot, plan
 
     def _admit(self) -> None:
         """Release requests as long as there are places; plan those that have come, if due."""
@@ -142,10 +144,10 @@ class AdmissionQueue:
                 self._is_planning = False
 
     def _due(self) -> list[_Slot]:
-        """Take the requests that are next and that nobody plans yet; none if others are next."""
+        """Take the requests to plan now; none if others go first, or are being planned."""
         queue = self._queue
         with queue.lock:
-            is_next = queue.has_free_place and not queue.has_waiting(_PLANNED_LANE)
+            is_next = queue.running < queue.places and not queue.has_waiting(_PLANNED_LANE)
             if not (is_next and self._window_elapsed) or self._is_planning:
                 return []
             self._window_elapsed = False
@@ -195,7 +197,7 @@ class AdmissionQueue:
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:
-            spare = ReusePlanner(templates=self._planner.templates)  # counts nothing with ours
+            spare = ReusePlanner(templates=self._planner.templates)  # with counts of its own
             plan, given_id = spare.plan(request, "none"), request.request_id
         if given_id is None:  # an id of another planner may be another request's here
             given_id = f"unplanned-{next(self._unplanned_number)}"
@@ -228,12 +230,8 @@ class AdmissionSlot:
     async def __aenter__(self) -> Plan:
         """Wait for a place; return what to send."""
         assert self._slot is None, "an admission slot is for one request"
-        slot = self._slot = self._queue._arrive(self._request)
-        try:
-            return await self._queue._wait(slot)
-        except BaseException:
-            self._queue._leave(slot)
-            raise
+        self._slot, plan = await self._queue._enter(self._request)
+        return plan
 
     async def __aexit__(
         self,

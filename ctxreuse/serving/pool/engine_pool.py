@@ -140,7 +140,7 @@ class EnginePool(AsyncClosing):
         return sum(replica.faults for replica in self._replicas.values())
 
     def statistics(self) -> tuple[ReplicaStatus, ...]:
-        """Return how each replica is."""
+        """Return the status of each replica."""
         return tuple(replica.status() for replica in self._replicas.values())
 
     def available(self) -> tuple[str, ...]:
@@ -254,7 +254,7 @@ class EnginePool(AsyncClosing):
 
         It is the one with most expected cached tokens, less `queue_weight` times the tokens that it
         has still to compute. Among equals the request's first block decides, by rendezvous hashing,
-        so that what nobody has read goes to the same replica in every process.
+        so that blocks that no engine has read go to the same replica in every process.
 
         Args:
             prompt: A request, or a plan whose order stands.

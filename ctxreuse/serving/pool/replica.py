@@ -64,7 +64,7 @@ class Client(Protocol):
         """Raise EngineError if the engine is not ready."""
 
     async def context_window(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer; None if nobody says."""
+        """Return the tokens of the longest prompt with its answer; None if unknown."""
 
     async def metrics(self) -> PrefixCacheMetrics:
         """Return what the engine says about its prefix cache."""

@@ -103,7 +103,7 @@ class RequestRouter:
         return max(0, tokens - self._cached_tokens(replica, prompt)) + self._answer_cost
 
     def note(self, request: ContextRequest, replica: Replica) -> None:
-        """Remember who has served a conversation: its history is cached there."""
+        """Remember which replica has served a conversation: it has cached the history."""
         if request.conversation_id is not None:
             with self._lock:
                 served_by = _ServedBy(ref(replica), replica.cache_epoch)

@@ -1,4 +1,4 @@
-"""Writing a workflow down: nodes, edges, routers, visit limits (HedraRAG, Listing 1)."""
+"""Building a workflow: nodes, edges, routers, visit limits (HedraRAG, Listing 1)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ctxreuse.workflow.models.language_model import LanguageModel
 class WorkflowGraph:
     """A workflow in the making: stages as nodes, joined by edges.
 
-    Every method that adds something returns the graph. What is wrong on its face is refused at
-    once, what only the whole graph shows when it is compiled.
+    Every method that adds something returns the graph, and refuses wrong arguments at once. Errors
+    that only the whole graph shows are raised by `compile`.
 
     Args:
-        inputs: The keys that a run is given; the first is what a bare text is taken for.
-        defaults: What keys hold before any node has written them; an input that has one may be left
+        inputs: The keys of a run's inputs; a bare text is the value of the first.
+        defaults: The values of keys that no node has written yet; an input that has one may be left
             out. Copied for each run.
-        answer: The key that holds the answer. None takes what the generations before END write, or
-            the generation (or else the node) that was added last where that is not one key.
+        answer: The key that holds the answer. None takes the key that the generations before END
+            write, or, if that is not a single one, the key of the last generation (or else node).
         name: The workflow's name, for metrics and errors.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
 
     Example:
         >>> graph = WorkflowGraph(name="hyde")
@@ -89,12 +89,12 @@ class WorkflowGraph:
             output: The key that the answer is written to; None takes the node's name.
             system: The system message, with variables too.
             params: What else the engine is given, such as `{"max_tokens": 100}`.
-            llm: Another model than the engine's; None asks that.
+            llm: The model; None asks the workflow engine's.
             max_visits: How often the node runs in one run at most.
-            otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
+            otherwise: The node, or END, to go to after the last visit. None fails the run then.
 
         Raises:
-            GraphError: If an argument is of the wrong kind, or the name is taken.
+            GraphError: wrong type or out of range, or the name is taken.
         """
         place = f"of node {quoted([name])}"
         return self._add(
@@ -125,15 +125,15 @@ class WorkflowGraph:
 
         Args:
             name: The node's name.
-            query: What is searched for, with `{key}` for values of the state.
+            query: The query, with `{key}` for values of the state.
             k: How many documents are wanted.
             output: The key that the documents are written to.
-            retriever: Which of the engine's retrievers is asked; None takes the default one.
-            max_visits: How often the node runs in one run at most.
-            otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
+            retriever: Which of the workflow engine's retrievers is asked; None takes the default.
+            max_visits: As in `add_generation`.
+            otherwise: As in `add_generation`.
 
         Raises:
-            GraphError: If an argument is of the wrong kind, or the name is taken.
+            GraphError: wrong type or out of range, or the name is taken.
         """
         return self._add(
             Retrieval(
@@ -156,17 +156,17 @@ class WorkflowGraph:
         max_visits: int | None = None,
         otherwise: str | None = None,
     ) -> WorkflowGraph:
-        """Add a function of your own on the state, such as one that collects notes.
+        """Add a function of the state, such as one that collects notes.
 
         Args:
             name: The node's name.
-            function: Sync or async; what it returns is written. It must not change what it reads.
-            output: The key that it is written to; None takes the node's name.
-            max_visits: How often the node runs in one run at most.
-            otherwise: Where to go instead, once it may not: a node, or END. None fails the run.
+            function: Sync or async; its result is written. It must not change values of the state.
+            output: The key that the result is written to; None takes the node's name.
+            max_visits: As in `add_generation`.
+            otherwise: As in `add_generation`.
 
         Raises:
-            GraphError: If an argument is of the wrong kind, or the name is taken.
+            GraphError: wrong type or out of range, or the name is taken.
         """
         return self._add(
             Function(
@@ -184,7 +184,7 @@ class WorkflowGraph:
         target: str | RouteFunction,
         targets: Iterable[str] | None = None,
     ) -> WorkflowGraph:
-        """Say what comes after a node. All edges of a node are followed, side by side.
+        """Add what comes after a node. All edges of a node are followed, side by side.
 
         Args:
             source: A node's name, or START. The node may be added later.
@@ -194,8 +194,7 @@ class WorkflowGraph:
                 so makes a cycle of every node: give `targets`, or some `max_visits`.
 
         Raises:
-            GraphError: If an argument is of the wrong kind, or the edge goes into START or out of
-                END.
+            GraphError: wrong type, or the edge goes into START or out of END.
         """
         if not isinstance(source, str):
             raise GraphError(f"an edge comes from a node's name or START, not {describe(source)}")
@@ -226,7 +225,7 @@ class WorkflowGraph:
         """Return the graph, validated. It is kept until something is added.
 
         Raises:
-            GraphError: If the graph cannot be run; the message names node, key and remedy.
+            GraphError: The graph cannot be run; the message names node, key and remedy.
         """
         if self._compiled is None:
             graph = self._assembled()
@@ -235,10 +234,10 @@ class WorkflowGraph:
         return self._compiled
 
     def draw(self) -> str:
-        """Return the graph as a Mermaid flowchart, also where it does not compile yet.
+        """Return the graph as a Mermaid flowchart, even if it does not compile yet.
 
         Raises:
-            GraphError: If it has no nodes, or an edge leads to none.
+            GraphError: The graph has no nodes, or an edge leads to a missing one.
         """
         return drawn(self._assembled())
 
@@ -316,7 +315,7 @@ def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
         _check_key("defaults", key)
         try:
             copies[key] = deepcopy(value)
-        except Exception as error:  # whatever a foreign __deepcopy__ raises
+        except Exception as error:  # a foreign __deepcopy__ may raise anything
             raise GraphError(
                 f"the default of {quoted([key])} cannot be copied for each run "
                 f"({type(error).__name__}); let a function write it instead"

@@ -32,7 +32,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What leads on from a node; all of it is followed.
+    """What leads on from a node; all edges are followed.
 
     Args:
         static: The targets that are always gone to.
@@ -45,21 +45,19 @@ class Edges:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph:
-    """A workflow that can be run.
+    """A workflow that can be run; made by `WorkflowGraph.compile`.
 
     A run goes in wavefronts, as in Pregel. The nodes of a wavefront run side by side and read the
     same state. When all have ended, what they wrote is committed in the order of `nodes`; then
     their edges give the next wavefront, in which a node that is reached twice runs once. A run ends
-    when everything has led to END. So what a run gives does not depend on how long anything takes.
-
-    `WorkflowGraph.compile` makes graphs, and nothing else should.
+    when all branches have led to END. So its result does not depend on how long anything takes.
 
     Args:
         name: The workflow's name.
         nodes: The nodes by name, in the order in which they were added.
         edges: What leads on from each node, and from START.
-        inputs: The keys that a run is given; the first is what a bare text is taken for.
-        defaults: What keys hold before any node has written them.
+        inputs: The keys of a run's inputs; a bare text is the value of the first.
+        defaults: The values of keys that no node has written yet.
         answer: The key that holds the answer.
     """
 
@@ -88,14 +86,8 @@ class Graph:
         targets = set(edges.static)
         for router in edges.routers:
             targets.update(self.nodes if router.targets is None else router.targets)
-        targets.update(
-            [
-                node.otherwise
-                for node in self.nodes.values()
-                if node.name in targets and node.otherwise
-            ]
-        )
-        return targets & self.nodes.keys()
+        limited = [self.nodes[name].otherwise for name in targets & self.nodes.keys()]
+        return {*targets, *filter(None, limited)} & self.nodes.keys()
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -107,7 +99,7 @@ class Graph:
         """Return the state in which a run begins; defaults are copied for it.
 
         Raises:
-            StateKeyError: If an input is missing, or is none of the workflow's.
+            StateKeyError: An input is missing or unknown.
         """
         for key in inputs:
             if key not in self.inputs:
@@ -126,15 +118,15 @@ class Graph:
         return State({**deepcopy(dict(self.defaults)), **inputs})
 
     def routed(self, source: str, router: Router, returned: object) -> tuple[str, ...]:
-        """Return what a router has chosen.
+        """Return the targets that a router has chosen.
 
         Args:
-            source: The node behind which the router stands, or START.
+            source: The node before the router, or START.
             router: The router.
-            returned: What its function has returned, awaited.
+            returned: The result of its function, awaited.
 
         Raises:
-            RouterError: If it is not a name, or a list of at least one, that it may lead to.
+            RouterError: not one or several names that the router may lead to.
         """
         names = (returned,) if isinstance(returned, str) else returned
         if not isinstance(names, Sequence) or not names:
@@ -154,16 +146,16 @@ class Graph:
         return tuple(names)
 
     def wavefront(self, targets: Iterable[str], state: State) -> tuple[str, ...]:
-        """Return the nodes that run next, in the order of `nodes`; none ends the run.
+        """Return the nodes that run next, in the order of `nodes`; an empty result ends the run.
 
         Args:
             targets: Where the edges of the last wavefront lead: node names and END.
             state: The committed state, whose visits count the last wavefront.
 
         Raises:
-            VisitLimitError: If a node is reached once too often and has no `otherwise`.
-            RouterError: If two of the nodes write the same key; a router that returns several
-                targets can lead there.
+            VisitLimitError: A node is reached once too often and has no `otherwise`.
+            RouterError: Two of the nodes write the same key; a router that returns several targets
+                can lead there.
         """
         reached = {self._within_limit(target, state) for target in targets}
         writer_of: dict[str, str] = {}
@@ -182,13 +174,12 @@ class Graph:
     def next_generation(self, name: str, state: State | None = None) -> Generation | None:
         """Return the generation that certainly comes next, and alone, when a node has ended.
 
-        Nothing else may lead on from the node. Whether other nodes run beside it is the caller's to
-        know.
+        Nothing else may lead on from the node. The caller knows whether other nodes run beside it.
 
         Args:
             name: The node.
             state: The state before the node's visit is committed: a node that may not be visited
-                again is replaced by its `otherwise`. None leaves visit limits out of account.
+                again is replaced by its `otherwise`. None ignores visit limits.
         """
         node = self._only_successor(name, state)
         return node if isinstance(node, Generation) else None

@@ -1,7 +1,4 @@
-"""The nodes of a workflow: generations, retrievals, and functions of the user's.
-
-HedraRAG section 4.1; functions are added for what is neither, such as collecting notes.
-"""
+"""The nodes of a workflow: generations, retrievals (HedraRAG, section 4.1) and users' functions."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.workflow.errors import GraphError, quoted
@@ -28,17 +26,17 @@ RESERVED_NAMES = (START, END)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What every node has.
+    """A node: what all kinds have.
 
     Args:
         name: The node's name.
         output: The key of the state that it writes.
         max_visits: How often it runs in one run at most; None sets no bound.
-        otherwise: Where an edge that leads to it once more leads instead: a node, or END. None
-            makes that a `VisitLimitError`.
+        otherwise: The node, or END, to go to instead after the last visit. None raises
+            `VisitLimitError` then.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
 
     name: str
@@ -80,10 +78,10 @@ class Generation(Stage):
         prompt: The user's message; its documents are shown before its text.
         system: The system message; None sends none.
         params: What else the engine is given, such as `max_tokens`. Copied.
-        llm: Another model than the engine's; None asks that.
+        llm: The model; None asks the workflow engine's.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
 
     prompt: Template
@@ -122,12 +120,12 @@ class Retrieval(Stage):
     """A search.
 
     Args:
-        query: What is searched for.
+        query: The query.
         k: How many documents are wanted.
-        retriever: Which of the engine's retrievers is asked; None takes the default one.
+        retriever: Which of the workflow engine's retrievers is asked; None takes the default one.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
 
     query: Template
@@ -151,13 +149,13 @@ class Retrieval(Stage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function(Stage):
-    """A function of the user's on the state, sync or async, whose result is written.
+    """A user's function of the state, sync or async, whose result is written.
 
     Args:
-        function: The function. It gets the state and must not change values in it.
+        function: The function. It must not change values in the state.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
 
     function: Callable[[State], Any]
@@ -175,7 +173,6 @@ def check_count(what: str, count: object) -> None:
     """Check an argument that counts something.
 
     Raises:
-        GraphError: If it is no integer from 1.
+        GraphError: not an integer from 1.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise GraphError(f"{what} must be an integer from 1, not {describe(count)}")
+    checked_integer(what, count, 1, error=GraphError)

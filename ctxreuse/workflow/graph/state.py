@@ -1,19 +1,21 @@
-"""What a run knows: values by key, never changed in place."""
+"""What a run knows: values by key, never changed in place, and documents among them."""
 
 from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.errors import StateKeyError, quoted
 
 
 class State(Mapping[str, Any]):
-    """The values of a run, with how often nodes have written them and were visited.
+    """The values of a run; how often nodes have written them, and how often nodes have run.
 
-    Users read it as a mapping. What nodes write gives a new state: whoever holds an old one, such
-    as a stage under way, sees no change. Values are shared between states, so do not change them.
+    Users read it as a mapping. What nodes write gives a new state: a stage under way that holds an
+    old one sees no change. Values are shared between states, so do not change them.
 
     Args:
         values: The values that the run begins with. Their version is 0.
@@ -24,7 +26,7 @@ class State(Mapping[str, Any]):
     __slots__ = ("_values", "_versions", "_visits")
 
     speculative = False
-    """Whether some values are only expected so far."""
+    """Whether some values are only expected."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class State(Mapping[str, Any]):
         return self._visits[node]
 
     def version(self, key: str) -> int:
-        """Return how often nodes have written a key; 0 for what only the run began with."""
+        """Return how often nodes have written a key; 0 for a value that the run began with."""
         return self._versions[key]
 
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
@@ -86,11 +88,11 @@ class State(Mapping[str, Any]):
 
 
 class Overlay(State):
-    """A state with values that are only expected so far. It is read, and never committed on.
+    """A state with values that are only expected. It is read, and never committed on.
 
     Args:
-        state: What is known. It is no overlay: speculation goes one stage deep.
-        writes: What is expected to be written.
+        state: The known state; not an overlay, because speculation goes one stage deep.
+        writes: The values that are expected to be written.
     """
 
     __slots__ = ()
@@ -104,5 +106,77 @@ class Overlay(State):
         self._visits = state._visits
 
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
-        """Fail: what is only expected is not committed on."""
+        """Fail: nothing is committed on expected values."""
         raise AssertionError("a commit on a speculative state")
+
+
+class Documents(tuple[ContextBlock, ...]):
+    """Retrieved documents, best first: a tuple whose slices and sums are documents, too.
+
+    A prompt shows them before all that changes with each request, where a prefix cache finds them
+    again. A user's function that ranks or selects documents should return `Documents`, too.
+
+    Args:
+        blocks: The documents. Plain strings become blocks with derived ids.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> documents = Documents(["Paris is in France.", "Rome is in Italy."])
+        >>> documents[:1], [block.text for block in documents[:1]]
+        (Documents(1), ['Paris is in France.'])
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, blocks: Iterable[ContextBlock | str] = ()) -> Documents:
+        """Return the documents."""
+        if isinstance(blocks, (str, bytes, ContextBlock)) or not isinstance(blocks, Iterable):
+            raise InvalidRequestError(
+                f"documents must be a list of ContextBlock or str, not {_kind(blocks)}; "
+                "a single one goes into a list of one"
+            )
+        return super().__new__(
+            cls, (one if isinstance(one, ContextBlock) else _as_block(one) for one in blocks)
+        )
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> ContextBlock: ...
+    @overload
+    def __getitem__(self, index: slice) -> Documents: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> ContextBlock | Documents:
+        if isinstance(index, slice):
+            return Documents(super().__getitem__(index))
+        return super().__getitem__(index)
+
+    def __add__(self, others: Iterable[ContextBlock | str]) -> Documents:  # type: ignore[override]
+        return Documents((*self, *Documents(others)))
+
+    def __repr__(self) -> str:
+        return f"Documents({len(self)})"  # no texts: a state may end up in a log
+
+
+def documents_in(value: object) -> Documents | None:
+    """Return a value of the state as documents; None if it is something else.
+
+    A single block counts as documents, and so does a list of blocks, which `sorted` returns.
+    """
+    if isinstance(value, Documents):
+        return value
+    if isinstance(value, ContextBlock):
+        return Documents([value])
+    if isinstance(value, (list, tuple)) and value:
+        only_blocks = all(isinstance(item, ContextBlock) for item in value)
+        return Documents(value) if only_blocks else None
+    return None
+
+
+def _as_block(document: object) -> ContextBlock:
+    if isinstance(document, str):
+        return ContextBlock(text=document)
+    raise InvalidRequestError(f"a document must be a ContextBlock or str, not {describe(document)}")
+
+
+def _kind(value: object) -> str:
+    return f"a value of type {type(value).__name__}"  # it may be a document's text

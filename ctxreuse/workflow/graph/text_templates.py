@@ -1,4 +1,4 @@
-"""Texts with variables: what a prompt or a query becomes once the state is known."""
+"""Texts with variables: prompts and queries, filled in from the state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
-from ctxreuse.workflow.graph.found_documents import documents_in
+from ctxreuse.workflow.graph.state import documents_in
 
 DOCUMENTS_ABOVE = "the documents above"
 NO_DOCUMENTS = "no documents"
@@ -22,7 +22,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class RenderedPrompt:
     """A prompt that is ready to be planned.
 
-    Args:
+    Attributes:
         query: The text, in which documents are only referred to.
         blocks: The documents, each once, best first.
     """
@@ -35,13 +35,13 @@ class RenderedPrompt:
 class Template:
     """A text with `{name}` variables; `{{` and `}}` are braces.
 
-    There are no attributes, indexes, conversions or formats, so that a template from elsewhere
+    A variable has no attributes, indexes, conversions or formats, so that a template from elsewhere
     shows nothing but values of the state. Values are never read as templates.
 
     Args:
         literals: The texts around the variables, one more than there are variables.
-        names: The variables as they come.
-        where: Where the template stands, for error messages.
+        names: The variables, in the text's order.
+        where: The template's place, for error messages.
 
     Example:
         >>> Template.parse("Answer {input} in {{one}} line.").render_text({"input": "Why?"})
@@ -54,14 +54,14 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, where: str = "a template") -> Template:
-        """Return the template that a text writes down.
+        """Return the template that a text describes.
 
         Args:
             text: The text.
-            where: Where it stands, such as "the prompt of node 'answer'".
+            where: Its place, such as "the prompt of node 'answer'".
 
         Raises:
-            GraphError: If it is no string, has a lone brace, or a variable that is no identifier.
+            GraphError: wrong type, a lone brace, or a variable that is not an identifier.
         """
         if not isinstance(text, str):
             raise GraphError(f"{where} must be a string, not {describe(text)}")
@@ -89,22 +89,36 @@ class Template:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The names of its variables, each once, as they come first."""
+        """The names of its variables, each once."""
         return tuple(dict.fromkeys(self.names))
 
-    def render_text(self, state: Mapping[str, Any]) -> str:
+    def render_text(
+        self, state: Mapping[str, Any], shown: Callable[[object], str] | None = None
+    ) -> str:
         """Return the text with the state's values: a query or a system text.
 
-        Documents are shown as their texts with blank lines between them, other lists and tuples
-        as one item a line, everything else as `str` makes it.
+        Args:
+            state: The state.
+            shown: Returns the text of a value. None shows documents as their texts with blank lines
+                between them, other lists and tuples as one item a line, everything else as `str`
+                makes it.
 
         Raises:
             StateKeyError: If the state lacks a variable.
         """
-        return self._filled(state, _as_text)
+        text = [self.literals[0]]
+        for name, literal in zip(self.names, self.literals[1:], strict=True):
+            if name not in state:
+                raise StateKeyError(
+                    f"{self.where} reads {{{name}}}, which nothing has written yet; give it a "
+                    "value with defaults={...}, or go to a node that writes it first",
+                    key=name,
+                )
+            text += ((shown or _as_text)(state[name]), literal)
+        return "".join(text)
 
     def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
-        """Return the text with the state's values, and the documents on their own.
+        """Return the text with the state's values, and the documents apart.
 
         Documents must stand before all that changes from request to request for a prefix cache to
         hit, so the text refers to them as "the documents above", or as "no documents" where there
@@ -123,20 +137,8 @@ class Template:
                 blocks.setdefault(block.key, block)
             return DOCUMENTS_ABOVE if documents else NO_DOCUMENTS
 
-        query = self._filled(state, referring)
+        query = self.render_text(state, referring)
         return RenderedPrompt(query, tuple(blocks.values()))
-
-    def _filled(self, state: Mapping[str, Any], shown: Callable[[object], str]) -> str:
-        text = [self.literals[0]]
-        for name, literal in zip(self.names, self.literals[1:], strict=True):
-            if name not in state:
-                raise StateKeyError(
-                    f"{self.where} reads {{{name}}}, which nothing has written yet; give it a "
-                    "value with defaults={...}, or go to a node that writes it first",
-                    key=name,
-                )
-            text += (shown(state[name]), literal)
-        return "".join(text)
 
 
 def _as_text(value: object) -> str:

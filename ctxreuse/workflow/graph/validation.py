@@ -1,18 +1,19 @@
-"""What must hold before a graph is run; each error names node, key and remedy.
+"""The checks of a graph before it is run; each error names node, key and remedy.
 
-A graph that passes ends in every run, at END or with a `VisitLimitError`, and no two nodes of a
-wavefront write the same key unless a router chooses several targets at once (which is found when
-it does). A variable may still be missing at run time: where it is written on some ways only.
+Every run of a graph that passes ends, at END or with a `VisitLimitError`, and no two nodes of a
+wavefront write the same key unless a router chooses several targets at once (which raises an error
+then). A variable may still be missing at run time: if only some paths write it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from functools import cached_property
+from itertools import combinations, product
 
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.compiled import Edges, Graph
-from ctxreuse.workflow.graph.flow import Flow
 from ctxreuse.workflow.graph.nodes import END, START
 
 
@@ -20,7 +21,7 @@ def check_names(graph: Graph) -> None:
     """Check that edges and limits lead to nodes that exist.
 
     Raises:
-        GraphError: If one does not, or if there is no node or no edge from START.
+        GraphError: One does not, or there is no node or no edge from START.
     """
     if not graph.nodes:
         raise GraphError(
@@ -48,7 +49,7 @@ def check_flow(graph: Graph) -> None:
     """Check that every run ends, and that what it reads and writes is well-defined.
 
     Raises:
-        GraphError: If a node cannot be reached or cannot reach END, a cycle has no visit limit, a
+        GraphError: A node cannot be reached or cannot reach END, a cycle has no visit limit, a
             variable cannot have been written, two nodes side by side write one key, or an output
             is an input.
     """
@@ -158,3 +159,109 @@ def _why_unknown(graph: Graph, key: str) -> str:
 def _suggestion(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {quoted(close)}?)" if close else ""
+
+
+class Flow:
+    """Where the runs of a graph can go: answers all questions about paths.
+
+    An edge may lead to its target, or to where visit limits send it on instead. From that alone
+    follows which nodes can run before, behind or beside each other, over single nodes and pairs of
+    them. Whole wavefronts, of which there are exponentially many, are never enumerated.
+
+    Args:
+        graph: The graph, whose names are known to be right.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._after: dict[str, frozenset[str]] = {}
+        self.successors: dict[str, frozenset[str]] = {
+            source: frozenset[str]().union(*self._edges_from(source)) for source in graph.edges
+        }
+        """What each node, and START, can lead to: nodes and END."""
+
+    def after(self, source: str) -> frozenset[str]:
+        """Return what can be reached from a node, or START, over at least one edge."""
+        if source not in self._after:
+            seen: set[str] = set()
+            ahead = [source]
+            while ahead:
+                new = self.successors.get(ahead.pop(), frozenset()) - seen
+                seen |= new
+                ahead += new
+            self._after[source] = frozenset(seen)
+        return self._after[source]
+
+    def before(self, name: str) -> frozenset[str]:
+        """Return the nodes that can have run before a node does, itself on an earlier visit too.
+
+        Every wavefront before the node's holds a node that leads to it; so the result is those,
+        and the nodes that can run beside them.
+        """
+        leading = {node for node in self._graph.nodes if name in self.after(node)}
+        beside = {two for pair in self.side_by_side if pair & leading for two in pair}
+        return frozenset(leading | beside)
+
+    @cached_property
+    def side_by_side(self) -> frozenset[frozenset[str]]:
+        """The pairs of nodes that can be on one wavefront, if each router chooses one target."""
+        pairs = {
+            pair
+            for source in self.successors
+            if source == START or source in self.after(START)
+            for one, other in combinations(self._edges_from(source), 2)
+            for pair in _pairs(one, other)
+        }
+        ahead = list(pairs)
+        while ahead:
+            one, other = ahead.pop()
+            new = set(_pairs(self.successors[one], self.successors[other])) - pairs
+            pairs |= new
+            ahead += new
+        return frozenset(pairs)
+
+    def endless_cycle(self) -> list[str] | None:
+        """Return the nodes of a cycle on which no node has a visit limit, if there is one."""
+        unlimited = [name for name, node in self._graph.nodes.items() if node.max_visits is None]
+        finished: set[str] = set()
+        for start in unlimited:
+            path = [start]
+            branches = [self._unlimited_successors(start)]
+            while path:
+                following = next(branches[-1], None)
+                if following is None:
+                    finished.add(path.pop())
+                    branches.pop()
+                elif following in path:
+                    return path[path.index(following) :]
+                elif following not in finished:
+                    path.append(following)
+                    branches.append(self._unlimited_successors(following))
+        return None
+
+    def _unlimited_successors(self, name: str) -> Iterator[str]:
+        nodes = self._graph.nodes
+        follows = self.successors[name]
+        return (other for other in nodes if other in follows and nodes[other].max_visits is None)
+
+    def _edges_from(self, source: str) -> list[frozenset[str]]:
+        """Return, for each edge, where it can lead; the first wavefront meets no visit limit."""
+        edges = self._graph.edges[source]
+        anywhere = (*self._graph.nodes, END)
+        targets: list[tuple[str, ...]] = [(target,) for target in edges.static]
+        targets += [anywhere if one.targets is None else one.targets for one in edges.routers]
+        if source == START:
+            return [frozenset(names) for names in targets]
+        return [
+            frozenset(end for name in names for end in self._landings(name)) for names in targets
+        ]
+
+    def _landings(self, target: str | None) -> Iterator[str]:
+        """Yield a target and where visit limits can send an edge to it instead."""
+        while target is not None:
+            yield target
+            target = None if target == END else self._graph.nodes[target].otherwise
+
+
+def _pairs(one: frozenset[str], other: frozenset[str]) -> Iterator[frozenset[str]]:
+    return (frozenset(pair) for pair in product(one - {END}, other - {END}) if pair[0] != pair[1])

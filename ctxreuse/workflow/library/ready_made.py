@@ -1,12 +1,13 @@
-"""Five workflows of the literature, ready to run (HedraRAG section 6.1).
+"""Five workflows of the literature, ready to run (HedraRAG, section 6.1).
 
 The words suit small models: short, the task last. What never changes comes first (system text, then
-documents), so that an engine's prefix cache hits. Each function returns a graph of its own, to
-which more can be added.
+documents), so that an engine's prefix cache hits. Each function returns a new graph, to which more
+can be added.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START, check_count
 from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.library.subquestions import asks_nothing
 
 ANSWERER = (
     "You answer questions. Use what you are given, and write nothing that it does not say. "
@@ -34,6 +34,17 @@ PLANNER = (
 
 _NO_NOTES = "(none)"
 
+_LABEL = re.compile(r"\W*(?:(?:next|new|final)\s+)?sub[\s-]?question\s*\d*\s*[:.\-]\W*", re.I)
+_FINISHED = re.compile(
+    r"\W*(?:"
+    r"(?:none|no|nothing|n/?a|done|finished)\W*"
+    r"|(?:none|done|finished)\s*[.,;:!(-].*"
+    r"|(?:no|none|nothing)\s+(?:are\s+|is\s+)?"
+    r"(?:more|further|other|additional|else|needed|required|necessary|left|remaining)\b.*"
+    r")",
+    re.I,
+)
+
 Params = Mapping[str, Any]
 
 
@@ -42,11 +53,11 @@ def one_shot(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 
     Args:
         k: How many documents are read.
-        params: What the engine is given with each generation, over `temperature` 0 and a
-            `max_tokens` that suits the generation.
+        params: Parameters of each generation; they override `temperature` 0 and a `max_tokens`
+            that suits the generation.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     graph = WorkflowGraph(name="one_shot")
     graph.add_retrieval("search", query="{input}", k=k)
@@ -64,7 +75,7 @@ def hyde(k: int = 5, params: Params | None = None) -> WorkflowGraph:
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     graph = WorkflowGraph(name="hyde")
     graph.add_generation(
@@ -89,7 +100,7 @@ def recomp(k: int = 5, params: Params | None = None) -> WorkflowGraph:
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     graph = WorkflowGraph(name="recomp")
     graph.add_retrieval("search", query="{input}", k=k)
@@ -118,11 +129,11 @@ def irg(k: int = 5, rounds: int = 3, params: Params | None = None) -> WorkflowGr
 
     Args:
         k: How many documents each round reads.
-        rounds: How often it searches and answers.
+        rounds: Number of searches and answers.
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     check_count("rounds", rounds)
     graph = WorkflowGraph(name="irg")
@@ -146,11 +157,11 @@ def multistep(k: int = 2, max_steps: int = 3, params: Params | None = None) -> W
 
     Args:
         k: How many documents are read for a sub-question.
-        max_steps: How many sub-questions are asked at most.
+        max_steps: The most sub-questions that are asked.
         params: As for `one_shot`.
 
     Raises:
-        GraphError: If an argument is of the wrong kind.
+        GraphError: wrong type or out of range.
     """
     check_count("max_steps", max_steps)
     graph = WorkflowGraph(name="multistep", defaults={"notes": _NO_NOTES})
@@ -221,3 +232,21 @@ def _params(max_tokens: int, params: Params | None) -> dict[str, Any]:
             f"params must be a dict such as {{'max_tokens': 100}}, not {describe(params)}"
         )
     return {"temperature": 0.0, "max_tokens": max_tokens, **(params or {})}
+
+
+def asks_nothing(text: str) -> bool:
+    """Return whether a model's answer says that no more sub-questions are needed.
+
+    Small models say "none" in many ways. Only the first line counts, behind a label such as
+    "Sub-question:" if there is one. True for no text, "none", "done", "no further questions" and
+    the like; never for a line with a question mark.
+
+    Example:
+        >>> [asks_nothing(text) for text in ("None.", "", "Who wrote it?", "None of them won?")]
+        [True, True, False, False]
+    """
+    unlabelled = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+    line = unlabelled.strip().partition("\n")[0]
+    if not any(letter.isalnum() for letter in line):
+        return True
+    return "?" not in line and _FINISHED.fullmatch(line) is not None

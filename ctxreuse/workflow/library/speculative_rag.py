@@ -1,7 +1,7 @@
-"""A search and the answer from what it finds, where somebody else's template makes the prompt.
+"""A search and the answer from its documents, for frameworks whose own template makes the prompt.
 
-The plain workflow for frameworks: the model is one of a single run, which is handed the documents,
-in their planned order and as text, and puts them where its template wants them.
+The model belongs to a single run. It is given the documents, in their planned order and as text,
+and puts them into its template.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def speculative_rag_graph(
     """Return a graph that searches for its `input` and has the model answer.
 
     Args:
-        name: The graph's; what is learned of graphs of one name is kept for the next.
-        llm: Is asked with documents alone, of which `context_of` makes a text.
+        name: The graph's name; what is learned of graphs of one name is kept for the next.
+        llm: The model; its prompts are documents alone, of which `context_of` makes a text.
         k: How many documents are wanted.
-        retriever: Which of the engine's retrievers is asked; None takes the default one.
+        retriever: Which of the workflow engine's retrievers is asked; None takes the default one.
 
     Raises:
-        GraphError: If k or the retriever is none.
+        GraphError: wrong k or retriever.
     """
     graph = WorkflowGraph(name=name)
     graph.add_retrieval(SEARCH, query="{input}", k=k, retriever=retriever, output="docs")
@@ -44,10 +44,10 @@ def context_of(prompt: Prompt) -> str:
     """Return the documents of a `speculative_rag_graph`: labels, texts, the order annotation.
 
     Args:
-        prompt: What its model is given.
+        prompt: The prompt of its model.
 
     Returns:
-        The text; an empty one where nothing was found.
+        The text; an empty one if nothing was found.
     """
     if isinstance(prompt, Plan):
         return render_turn(prompt.parts, prompt.order_annotation, "", prompt.templates)

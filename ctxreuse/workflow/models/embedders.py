@@ -1,4 +1,4 @@
-"""What turns texts into vectors: a model, TF-IDF with SVD, or a framework's embeddings."""
+"""Embedders turn texts into vectors: a model, TF-IDF with SVD, or a framework's embeddings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 
 Vectors: TypeAlias = NDArray[np.float32]
@@ -34,7 +35,7 @@ class Embedder(Protocol):
 
 
 class TfidfEmbedder:
-    """TF-IDF vectors brought to few dimensions by a truncated SVD: latent semantic analysis.
+    """TF-IDF vectors reduced to few dimensions by a truncated SVD: latent semantic analysis.
 
     Fast, local and deterministic; made by `fit` or `load`. A text without a known word gets the
     zero vector, all others have length 1.
@@ -66,22 +67,18 @@ class TfidfEmbedder:
 
         Args:
             texts: The corpus, or a sample of it.
-            dimensions: Length of a vector; where there are fewer words or texts, it is their
-                number.
+            dimensions: Length of a vector; at most the number of words, and of texts.
 
         Raises:
-            InvalidRequestError: If the texts have fewer than 2 different words that count.
-            MissingExtraError: If scikit-learn is not installed.
+            InvalidRequestError: The texts have fewer than 2 different words that count.
+            MissingExtraError: scikit-learn is not installed.
         """
         try:
             from sklearn.decomposition import TruncatedSVD
             from sklearn.feature_extraction.text import TfidfVectorizer
         except ImportError as error:
             raise MissingExtraError("TF-IDF embeddings", _EXTRA) from error
-        if not isinstance(dimensions, int) or dimensions < 1:
-            raise InvalidRequestError(
-                f"dimensions must be an integer from 1, not {describe(dimensions)}"
-            )
+        checked_integer("dimensions", dimensions, 1)
         known = _checked_texts(texts)
         tfidf = TfidfVectorizer(sublinear_tf=True, stop_words="english")
         try:
@@ -113,7 +110,7 @@ class TfidfEmbedder:
         return self.embed(texts)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file (npz), from which `load` reads it."""
+        """Write the embedder to a file (npz), which `load` reads."""
         words = np.frombuffer("\n".join(self._words).encode(), dtype=np.uint8)
         with Path(path).open("wb") as file:
             np.savez_compressed(
@@ -122,11 +119,11 @@ class TfidfEmbedder:
 
     @classmethod
     def load(cls, path: str | Path) -> TfidfEmbedder:
-        """Read what `save` has written; nothing in the file is run.
+        """Read a file that `save` has written; nothing in the file is run.
 
         Raises:
-            InputFileError: If the file is none of these.
-            MissingExtraError: If scikit-learn is not installed.
+            InputFileError: not such a file.
+            MissingExtraError: scikit-learn is not installed.
         """
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -146,18 +143,18 @@ class SentenceTransformerEmbedder:
     """A model of sentence-transformers.
 
     Args:
-        model: Its name, a folder that holds it, or the `SentenceTransformer` itself.
-        query_prefix: What the model wants in front of a query, such as "query: " for E5.
-        passage_prefix: What it wants in front of a passage.
-        batch_size: Texts that it computes at a time.
+        model: Its name, its folder, or the `SentenceTransformer` itself.
+        query_prefix: The text that the model expects before a query, such as "query: " for E5.
+        passage_prefix: The text that it expects before a passage.
+        batch_size: Texts of one batch.
         normalize: Whether vectors get length 1, as for inner products and cosine.
 
     Attributes:
         dimension: Length of a vector.
 
     Raises:
-        InvalidRequestError: If the model is none, or gives something else than vectors.
-        MissingExtraError: If sentence-transformers is not installed.
+        InvalidRequestError: wrong type of model, or its results are not vectors.
+        MissingExtraError: sentence-transformers is not installed.
     """
 
     def __init__(
@@ -181,7 +178,7 @@ class SentenceTransformerEmbedder:
         self._batch_size = batch_size
         self._normalize = normalize
         self.dimension = 0
-        # its own methods that tell it have changed their names
+        # the model's own methods for this have changed their names
         self.dimension = len(self._encoded(["dimension"])[0])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -206,17 +203,17 @@ class SentenceTransformerEmbedder:
 
 
 class LangChainEmbedder:
-    """Any LangChain `Embeddings`, or what has its two methods.
+    """Any LangChain `Embeddings`, or an object with its two methods.
 
     Args:
-        embeddings: What embeds.
-        dimension: Length of a vector; None embeds a word to see it.
+        embeddings: The embeddings.
+        dimension: Length of a vector; None embeds a word to find out.
 
     Attributes:
         dimension: Length of a vector.
 
     Raises:
-        InvalidRequestError: If it has not the two methods, or gives something else than vectors.
+        InvalidRequestError: A method is missing, or its results are not vectors.
     """
 
     def __init__(self, embeddings: Any, *, dimension: int | None = None) -> None:
@@ -243,10 +240,10 @@ class LangChainEmbedder:
 
 
 def checked_embedder(embedder: object) -> Embedder:
-    """Return the embedder if it is one.
+    """Return the argument if it is an embedder.
 
     Raises:
-        InvalidRequestError: If it is none.
+        InvalidRequestError: wrong type.
     """
     if isinstance(embedder, type) or not isinstance(embedder, Embedder):
         raise InvalidRequestError(
@@ -271,7 +268,7 @@ def _checked_texts(texts: Sequence[str]) -> list[str]:
 
 
 def _checked_vectors(vectors: Any, count: int, dimension: int, giver: str) -> Vectors:
-    """Return vectors as an array if they are what was asked for; dimension 0 is any."""
+    """Return vectors as an array, checked; dimension 0 allows any."""
     if not count:
         return np.zeros((0, dimension), np.float32)
     try:

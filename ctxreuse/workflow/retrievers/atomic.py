@@ -1,4 +1,4 @@
-"""What an atomic retrieval stage needs: something that finds blocks for a query, in one go."""
+"""Atomic retrieval stages: the blocks of a query, found in one call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
 
 Found: TypeAlias = Sequence[ContextBlock | str]
-"""What a user's search returns, best first."""
+"""The result of a user's search, best first."""
 
 
 @runtime_checkable
 class Retriever(Protocol):
-    """A search that is one stage: nothing of it is known before all of it is."""
+    """A search that is one stage, without partial results."""
 
     async def retrieve(self, query: str, k: int) -> Sequence[ContextBlock]:
         """Return the k blocks that fit a query best, best first; fewer where there are no more."""
@@ -26,12 +26,12 @@ class CallableRetriever:
     """A retriever made of a function.
 
     Args:
-        search: From a query and k to blocks or texts, best first. An async one runs in the event
-            loop, any other one in a thread, where it has to bear being called several times at
-            once; a thread cannot be stopped, so a cancelled stage leaves its search to end unheard.
+        search: From a query and k to blocks or texts, best first. An async function runs in the
+            event loop, any other one in threads, several calls at a time; a thread cannot be
+            stopped, so the search of a cancelled stage runs to its end.
 
     Raises:
-        InvalidRequestError: If it cannot be called.
+        InvalidRequestError: wrong type.
 
     Example:
         >>> retriever = CallableRetriever(lambda query, k: ["one text", "another"][:k])
@@ -48,10 +48,10 @@ class CallableRetriever:
         self._is_async = _is_async(search)
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
-        """Return what the function finds; what is more than k is left out.
+        """Return the first k blocks that the function finds.
 
         Raises:
-            InvalidRequestError: If it returns something else than blocks or texts.
+            InvalidRequestError: The function does not return blocks or texts.
         """
         if self._is_async:
             found = await self._search(query, k)
@@ -63,14 +63,14 @@ class CallableRetriever:
 
 
 def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
-    """Return the retriever if it is one.
+    """Return the argument if it is a retriever.
 
     Args:
-        retriever: What should be one.
+        retriever: The argument.
         name: Its name, for the error.
 
     Raises:
-        InvalidRequestError: If it is none.
+        InvalidRequestError: wrong type.
     """
     if isinstance(retriever, type) or not isinstance(retriever, Retriever):
         raise InvalidRequestError(
@@ -86,15 +86,15 @@ def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
 
 
 def found_blocks(found: object, k: int, finder: str) -> tuple[ContextBlock, ...]:
-    """Return the first k of what was found, as blocks.
+    """Return the first k findings, as blocks.
 
     Args:
         found: Blocks or texts.
         k: How many are wanted.
-        finder: Who found them, for the error.
+        finder: The name of the search, for the error.
 
     Raises:
-        InvalidRequestError: If something else was found; the message holds no text of it.
+        InvalidRequestError: neither blocks nor texts; the message holds no text of the findings.
     """
     if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
         raise InvalidRequestError(

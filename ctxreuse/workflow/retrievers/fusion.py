@@ -1,4 +1,4 @@
-"""Several retrievers as one: what they find, fused by rank (such as dense + keyword)."""
+"""Several retrievers as one, their results fused by rank (such as dense + keyword)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.checks import checked_number, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.errors import WorkflowError
 from ctxreuse.workflow.retrievers.atomic import Retriever, checked_retriever, found_blocks
@@ -19,22 +20,22 @@ class RetrieverError(WorkflowError, RuntimeError):
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
 ) -> tuple[ContextBlock, ...]:
-    """Return what some rankings hold as one ranking, each block once.
+    """Return one ranking of all blocks of several rankings, each block once.
 
     A block scores the sum of 1 / (constant + rank) over the rankings that hold it, ranks counted
-    from 1. Of blocks with the same score the one comes first whose best rank is better, then the
-    one that stands in the earlier ranking.
+    from 1. Blocks with the same score are ordered by their best rank, then by the order of the
+    rankings.
 
     Args:
-        rankings: Blocks, best first; of a block that a ranking holds twice the first place counts.
-        constant: How little the first ranks stand out, from 0.
+        rankings: Blocks, best first; if a ranking holds a block twice, its first place counts.
+        constant: From 0; the larger, the less the first ranks stand out.
         limit: How many blocks are returned; None is all.
 
     Returns:
         The blocks, best first.
 
     Raises:
-        InvalidRequestError: If the constant or the limit is less than 0.
+        InvalidRequestError: wrong type or out of range.
 
     Source: Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and
     individual Rank Learning Methods, 2009.
@@ -44,10 +45,8 @@ def reciprocal_rank_fusion(
         >>> [block.text for block in reciprocal_rank_fusion([[a, b], [b, c]])]
         ['b', 'a', 'c']
     """
-    if not isinstance(constant, (int, float)) or not 0 <= constant < math.inf:
-        raise InvalidRequestError(f"constant must be a number from 0, not {describe(constant)}")
-    if limit is not None and (not isinstance(limit, int) or limit < 0):
-        raise InvalidRequestError(f"limit must be an integer from 0 or None, not {describe(limit)}")
+    checked_number("constant", constant)
+    checked_optional_integer("limit", limit)
     blocks: dict[BlockKey, ContextBlock] = {}
     ranks: dict[BlockKey, list[int]] = {}
     for ranking in rankings:
@@ -57,25 +56,25 @@ def reciprocal_rank_fusion(
             ranks.setdefault(key, []).append(rank)
 
     def goodness(key: BlockKey) -> tuple[float, int]:
-        # fsum: the same ranks are worth the same in any order
+        # fsum: the sum of the same ranks is the same in any order
         return -math.fsum(1 / (constant + rank) for rank in ranks[key]), min(ranks[key])
 
     return tuple(blocks[key] for key in sorted(blocks, key=goodness)[:limit])
 
 
 class FusedRetriever:
-    """Asks several retrievers side by side and fuses what they find; one atomic stage.
+    """Asks several retrievers side by side and fuses their results; one atomic stage.
 
-    A block is the same in two of them if its id and its text are.
+    Blocks with the same id and text are the same.
 
     Args:
         retrievers: The retrievers, by name: `{"dense": ..., "keyword": ...}`.
-        candidates: How many blocks each is asked for, if that is more than are wanted; None is
-            twice as many as are wanted.
+        candidates: How many blocks each is asked for, at least as many as are wanted; None is twice
+            as many as are wanted.
         constant: That of `reciprocal_rank_fusion`.
 
     Raises:
-        InvalidRequestError: If there are no retrievers, or an argument is of the wrong kind.
+        InvalidRequestError: no retrievers, wrong type or out of range.
     """
 
     def __init__(
@@ -90,11 +89,8 @@ class FusedRetriever:
                 "retrievers must be a dict from names to retrievers, not "
                 f"{describe(retrievers)}; pass {{'dense': ..., 'keyword': ...}}"
             )
-        if candidates is not None and (not isinstance(candidates, int) or candidates < 1):
-            raise InvalidRequestError(
-                f"candidates must be an integer from 1 or None, not {describe(candidates)}"
-            )
-        reciprocal_rank_fusion([], constant=constant)  # which checks it
+        checked_optional_integer("candidates", candidates, 1)
+        checked_number("constant", constant)
         self._retrievers = {
             name: checked_retriever(one, f"retriever {name!r}") for name, one in retrievers.items()
         }
@@ -105,7 +101,7 @@ class FusedRetriever:
         """Return the k blocks that all the retrievers together find best.
 
         Raises:
-            RetrieverError: If one of them fails; the others are then cancelled.
+            RetrieverError: One of them fails; the others are then cancelled.
         """
         wanted = max(k, 2 * k if self._candidates is None else self._candidates)
         failed: list[RetrieverError] = []

@@ -15,21 +15,21 @@ from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 class KeywordRetriever:
     """Finds the blocks whose words fit a query best, with bm25s; it searches in a thread.
 
-    Blocks that share no word with the query are not found; of equally good ones those come first
-    that were given first.
+    Blocks that share no word with the query are not found; equally good ones stay in the order of
+    the corpus.
 
     Args:
-        blocks: The corpus: blocks or texts; a block that is given twice counts once.
-        stopwords: Words that do not count: a language that bm25s knows, or a list of them; None
+        blocks: The corpus: blocks or texts; a block that occurs twice counts once.
+        stopwords: Words that do not count: a language that bm25s knows, or a list of words; None
             counts all.
-        stemmer: What makes one word of its forms, as bm25s takes it, such as PyStemmer's
+        stemmer: Reduces words to their stems, as bm25s takes it, such as PyStemmer's
             `Stemmer.Stemmer("english")`; None leaves words as they are.
-        k1: How soon more mentions of a word stop counting.
-        b: How much a long text's words count less, from 0 to 1.
+        k1: BM25's saturation of repeated words.
+        b: BM25's length normalisation, from 0 to 1.
 
     Raises:
-        InvalidRequestError: If there are no blocks, or none has a word that counts.
-        MissingExtraError: If bm25s is not installed.
+        InvalidRequestError: no blocks, or no block with a word that counts.
+        MissingExtraError: bm25s is not installed.
 
     Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond, 2009;
     Lucene's variant, as in bm25s (Lù, 2024).
@@ -76,7 +76,7 @@ class KeywordRetriever:
             return ()
         scores: np.ndarray[Any, Any] = self._index.get_scores(words)
         found = np.flatnonzero(scores > 0)
-        if len(found) > k:  # all that are as good as the kth, so that the order decides
+        if len(found) > k:  # all as good as the kth, so that their order decides
             kth = np.partition(scores[found], len(found) - k)[len(found) - k]
             found = found[scores[found] >= kth]
         best = found[np.lexsort((found, -scores[found]))][:k]

@@ -1,4 +1,4 @@
-"""What happens in a run, as it happens. Nothing speculative is ever shown."""
+"""What a run shows, as it happens, and its result. Nothing speculative is ever shown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,41 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ctxreuse.workflow.graph.found_documents import Documents
-from ctxreuse.workflow.runtime.workflow_result import WorkflowResult
+from ctxreuse.workflow.graph.state import Documents, State
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """The result of a run.
+
+    Attributes:
+        answer: The value of the workflow's answer key; None if no node has written it.
+        state: All values, by key.
+        visited: The nodes in the order in which they ended, wavefront by wavefront.
+        seconds: How long the run took, its wait for a slot included.
+    """
+
+    answer: Any
+    state: State
+    visited: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        return str(self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The result of a search.
+
+    Attributes:
+        documents: The documents, best first.
+        scores: How near each of them is, the higher the nearer: inner products, or negated squared
+            distances. None if the retriever gives no scores.
+    """
+
+    documents: Documents
+    scores: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +58,7 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A generation has said something more.
+    """A generation has a new piece of text.
 
     Attributes:
         node: The node's name.
@@ -45,9 +78,8 @@ class DocumentsFound:
     Attributes:
         node: The node's name.
         visit: Which visit of it.
-        documents: What it has found, best first.
-        scores: How near each of them is, the higher the nearer: inner products, or squared
-            distances with a minus sign. None where the retriever does not say.
+        documents: The documents, best first.
+        scores: As in `SearchResult`.
     """
 
     node: str
@@ -63,7 +95,7 @@ class NodeFinished:
     Attributes:
         node: Its name.
         visit: Which visit of it.
-        value: What it has written.
+        value: The value that it has written.
     """
 
     node: str
@@ -73,10 +105,10 @@ class NodeFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The run has ended; nothing comes after this.
+    """The run has ended; this is the last event.
 
     Attributes:
-        result: What it has brought.
+        result: Its result.
     """
 
     result: WorkflowResult

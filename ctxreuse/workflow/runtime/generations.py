@@ -1,9 +1,9 @@
-"""Generations under way: what is asked of the model, and the answer as it comes."""
+"""Generations under way: the request to the model, and the answer as it comes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ class GenerationRequest:
         blocks: The documents, best first.
         system: The system message.
         params: What else the engine is given.
-        llm: Who is asked; None is the engine's model.
+        llm: The model; None is the workflow engine's.
     """
 
     query: str
@@ -49,46 +49,8 @@ class GenerationRequest:
         return cls(prompt.query, prompt.blocks, system, node.params, node.llm)
 
 
-class Prompts:
-    """Puts requests into words: documents first, in the order that the prefix cache likes.
-
-    Args:
-        planner: Orders the documents; None leaves them as retrieved.
-    """
-
-    def __init__(self, planner: ReusePlanner | None) -> None:
-        self._planner = planner
-        self._templates = Templates()
-        self._planning = FailOpen("WorkflowEngine")
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed; the documents went through as retrieved."""
-        return self._planning.faults
-
-    def prompt(self, request: GenerationRequest, tenant: str) -> Prompt:
-        """Return what is sent for a request."""
-        planner = self._planner
-        if planner is None or not request.blocks:
-            return self._as_retrieved(request)
-        context = ContextRequest(
-            request.blocks, request.query, system=request.system, tenant=tenant
-        )
-        return self._planning.attempt(
-            lambda: planner.plan(context), lambda: self._as_retrieved(request)
-        )
-
-    def _as_retrieved(self, request: GenerationRequest) -> Prompt:
-        parts = [
-            SentBlock(self._templates.block_label(number), block)
-            for number, block in enumerate(request.blocks, start=1)
-        ]
-        content = render_turn(parts, None, request.query, self._templates)
-        return render_messages(request.system, None, content)
-
-
 class GenerationAnswer:
-    """An answer that comes whether or not anybody reads it yet.
+    """An answer that is received whether or not a node reads it yet.
 
     Args:
         request: What was asked.
@@ -97,25 +59,21 @@ class GenerationAnswer:
     Attributes:
         request: What was asked.
         tokens: Tokens that have come.
+        receiving: Ends with the answer.
     """
 
     def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
         self.request = request
         self.tokens = 0
         self._pieces: list[Piece] = []
-        self._news = asyncio.Event()
-        self._reading = asyncio.ensure_future(self._read(stream))
-        self._reading.add_done_callback(self._note_end)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more comes."""
-        return self._reading.done()
+        self._received = asyncio.Event()
+        self.receiving = asyncio.ensure_future(self._receive(stream))
+        self.receiving.add_done_callback(self._note_end)
 
     @property
     def has_failed(self) -> bool:
         """Whether it ended before its time."""
-        ended = self._reading
+        ended = self.receiving
         return ended.done() and (ended.cancelled() or ended.exception() is not None)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -129,51 +87,50 @@ class GenerationAnswer:
             while given < len(self._pieces):
                 given += 1
                 yield self._pieces[given - 1]
-            if self._reading.done():
-                if self._reading.cancelled():  # nobody reads an answer that was cancelled here
+            if self.receiving.done():
+                if self.receiving.cancelled():  # no node reads an answer that was cancelled here
                     raise RuntimeError("the model's stream was cancelled from elsewhere")
-                self._reading.result()
+                self.receiving.result()
                 return
-            self._news.clear()
-            await self._news.wait()
+            self._received.clear()
+            await self._received.wait()
 
     async def cancel(self) -> None:
-        """Close the stream, and wait until it is closed; whatever that raises is of no interest."""
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        """Close the stream, and wait until it is closed; ignore what that raises."""
+        self.receiving.cancel()
+        await asyncio.wait([self.receiving])
 
-    def on_end(self, callback: Callable[[], object]) -> None:
-        """Have something called once nothing more comes."""
-        self._reading.add_done_callback(lambda _: callback())
+    def _note_end(self, receiving: asyncio.Task[None]) -> None:
+        if not receiving.cancelled():
+            receiving.exception()  # seen, even if no node reads the answer to its end
+        self._received.set()
 
-    def _note_end(self, reading: asyncio.Task[None]) -> None:
-        if not reading.cancelled():
-            reading.exception()  # seen, even where nobody reads the answer to its end
-        self._news.set()
-
-    async def _read(self, stream: AsyncGenerator[Piece, None]) -> None:
+    async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:
         async with aclosing(stream):
             async for piece in stream:
                 self._pieces.append(piece)
                 self.tokens += piece.tokens
-                self._news.set()
+                self._received.set()
 
 
 class Generations:
-    """The generations of an engine. For one event loop.
+    """The generations of a workflow engine. For one event loop.
 
     Args:
         llm: The model that is asked where a generation names none.
-        prompts: Puts requests into words.
+        planner: Orders the documents for the prefix cache; None leaves them as retrieved.
 
     Attributes:
         started: How many were started.
+        planning: Counts the prompts that went through with the documents as retrieved.
     """
 
-    def __init__(self, llm: LanguageModel | None, prompts: Prompts) -> None:
+    def __init__(self, llm: LanguageModel | None, planner: ReusePlanner | None) -> None:
         self.started = 0
+        self.planning = FailOpen("WorkflowEngine")
         self._llm = llm
-        self._prompts = prompts
+        self._planner = planner
+        self._templates = Templates()
         self._under_way: set[GenerationAnswer] = set()
 
     def __len__(self) -> int:
@@ -184,9 +141,30 @@ class Generations:
         """Ask the model."""
         llm = self._llm if request.llm is None else request.llm
         assert llm is not None, "the engine has checked that there is one"
-        stream = llm.stream(self._prompts.prompt(request, tenant), request.params)
-        answer = GenerationAnswer(request, stream)
+        answer = GenerationAnswer(
+            request, llm.stream(self._prompt(request, tenant), request.params)
+        )
         self.started += 1
         self._under_way.add(answer)
-        answer.on_end(lambda: self._under_way.discard(answer))
+        answer.receiving.add_done_callback(lambda _: self._under_way.discard(answer))
         return answer
+
+    def _prompt(self, request: GenerationRequest, tenant: str) -> Prompt:
+        """Return the prompt: documents first, in the order that the prefix cache likes."""
+        planner = self._planner
+        if planner is None or not request.blocks:
+            return self._as_retrieved(request)
+        context = ContextRequest(
+            request.blocks, request.query, system=request.system, tenant=tenant
+        )
+        return self.planning.attempt(
+            lambda: planner.plan(context), lambda: self._as_retrieved(request)
+        )
+
+    def _as_retrieved(self, request: GenerationRequest) -> Prompt:
+        parts = [
+            SentBlock(self._templates.block_label(number), block)
+            for number, block in enumerate(request.blocks, start=1)
+        ]
+        content = render_turn(parts, None, request.query, self._templates)
+        return render_messages(request.system, None, content)

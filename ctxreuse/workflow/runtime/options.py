@@ -1,10 +1,11 @@
-"""How an engine works: limits and techniques."""
+"""How a workflow engine works: limits and techniques."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.runtime.speculation import Rule, check_rule
 
@@ -17,24 +18,24 @@ def default_workers() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowOptions:
-    """How an engine works. Nothing of this changes what a run returns.
+    """How a workflow engine works. No option changes what a run returns.
 
     Args:
-        max_in_flight: Runs at a time; others wait for their turn, in the order of arrival.
+        max_in_flight: Runs at a time; others wait in the order of arrival.
         reorder: Whether a search begins where the last one of its run or session has found
             something.
         speculation: When to start a generation before its retrieval has ended.
         speculative_retrieval: Whether a search begins with a part of the text that will be its
             query, to tell the real one where to look first.
-        max_generations: No speculation while so many generations are under way; the 16 of HedraRAG,
-            section 4.3, unless measured otherwise.
-        max_retrievals: No speculative retrieval while so many searches are under way; its 32.
-        max_wasted_share: Of all generated tokens, the part that wrong speculations may have cost;
+        max_generations: No speculation while this many generations are under way; the 16 of
+            HedraRAG, section 4.3, unless measured otherwise.
+        max_retrievals: No speculative retrieval while this many searches are under way; its 32.
+        max_wasted_share: The part of all generated tokens that wrong speculations may have cost;
             beyond it none is launched.
         workers: Scans at a time, each in a thread; None takes one for each CPU.
 
     Raises:
-        InvalidRequestError: If a value is out of range.
+        InvalidRequestError: wrong type or out of range.
     """
 
     max_in_flight: int = 256
@@ -48,21 +49,13 @@ class WorkflowOptions:
 
     def __post_init__(self) -> None:
         check_rule(self.speculation)
-        for name, least in (
-            ("max_in_flight", 1),
-            ("max_generations", 0),
-            ("max_retrievals", 0),
-        ):
-            _check_count(name, getattr(self, name), least)
+        checked_integer("max_in_flight", self.max_in_flight, 1)
+        checked_integer("max_generations", self.max_generations)
+        checked_integer("max_retrievals", self.max_retrievals)
         if self.workers is not None:
-            _check_count("workers", self.workers, 1)
+            checked_integer("workers", self.workers, 1)
         share = self.max_wasted_share
         if not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise InvalidRequestError(
                 f"max_wasted_share must be a number from 0 to 1, not {describe(share)}"
             )
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidRequestError(f"{name} must be an integer from {least}, not {describe(value)}")

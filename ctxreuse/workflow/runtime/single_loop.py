@@ -1,4 +1,4 @@
-"""One event loop at a time: whoever calls from another one is served where the work goes on."""
+"""One event loop at a time: calls from other loops and threads are answered in the first one."""
 
 from __future__ import annotations
 
@@ -18,86 +18,78 @@ _Loop = asyncio.AbstractEventLoop
 
 
 @dataclass(slots=True, eq=False)
-class _Home:
+class _OwnerLoop:
     loop: _Loop
-    guests: int = 0
+    users: int = 0
 
 
 class SingleLoopRunner:
-    """Runs coroutines in one event loop, whatever loops and threads they are asked for in.
+    """Runs coroutines in one event loop, from whichever loops and threads they are called.
 
-    The first caller's loop is home, as long as anything runs there; frameworks call the same object
-    from coroutines, and, for code that is not asynchronous, from threads.
+    The first caller's loop is the owner loop, as long as anything runs there. Frameworks call the
+    same object from coroutines and, for synchronous code, from threads.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._home: _Home | None = None
+        self._owner: _OwnerLoop | None = None
 
     async def run(self, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Return what a coroutine returns; it runs at home, with the caller's context variables.
+        """Return what a coroutine returns; it has the caller's context variables.
 
         Args:
-            work: Makes the coroutine, given the loop that it will run in.
+            work: Makes the coroutine, given the owner loop.
 
         Raises:
-            InvalidRequestError: If home waits for this very call.
-            EngineClosedError: If home ends before the coroutine does.
+            InvalidRequestError: If the owner loop waits for this very call.
+            EngineClosedError: If the owner loop ends before the coroutine does.
         """
         here = asyncio.get_running_loop()
-        with self._visiting(here) as home:
-            if home.loop is here:
+        with self._used(None) as owner:
+            if owner.loop is here:
                 return await work(here)
-            if home.loop in sync_bridge.waiting_loops():
+            if owner.loop in sync_bridge.waiting_loops():
                 raise InvalidRequestError(
                     "a call that is not asynchronous waits in the event loop that would have to "
                     "answer it; await the method that is: ainvoke, aretrieve, arun_batch, ..."
                 )
-            running = self._work_at(home, work)
+            running = self._run_in(owner, work)
             try:
-                answer = asyncio.run_coroutine_threadsafe(running, home.loop)
+                answer = asyncio.run_coroutine_threadsafe(running, owner.loop)
             except RuntimeError as error:  # closed in this moment
                 running.close()
-                raise _gone() from error
+                raise _loop_ended() from error
             try:
                 return await asyncio.wrap_future(answer)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and not task.cancelling():
-                    raise _gone() from None
+                    raise _loop_ended() from None
                 raise
 
-    async def _work_at(
-        self, home: _Home, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]
+    async def _run_in(
+        self, owner: _OwnerLoop, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]
     ) -> _Result:
-        with self._counted(home):  # a caller that is cancelled leaves before the work has ended
-            return await work(home.loop)
+        with self._used(owner):  # a caller that is cancelled leaves before the work has ended
+            return await work(owner.loop)
 
     @contextmanager
-    def _visiting(self, here: _Loop) -> Iterator[_Home]:
+    def _used(self, owner: _OwnerLoop | None) -> Iterator[_OwnerLoop]:
+        """Count a user of the owner loop; None takes the present one, or makes this loop it."""
         with self._lock:
-            home = self._home
-            if home is None or not home.guests or home.loop.is_closed():
-                home = self._home = _Home(here)
-            home.guests += 1
+            if owner is None:
+                owner = self._owner
+                if owner is None or not owner.users or owner.loop.is_closed():
+                    owner = self._owner = _OwnerLoop(asyncio.get_running_loop())
+            owner.users += 1
         try:
-            yield home
+            yield owner
         finally:
             with self._lock:
-                home.guests -= 1
-
-    @contextmanager
-    def _counted(self, home: _Home) -> Iterator[None]:
-        with self._lock:
-            home.guests += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                home.guests -= 1
+                owner.users -= 1
 
 
-def _gone() -> EngineClosedError:
+def _loop_ended() -> EngineClosedError:
     return EngineClosedError(
         "the event loop that the engine was at work in has ended, and this run with it; run it "
         "again, or use the engine in one event loop only"

@@ -1,17 +1,33 @@
-"""What happened when: the stages of an engine over time, and a picture of them."""
+"""What happened when: the stages of a workflow engine over time, and a picture of them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
+from os import PathLike
 from typing import Literal, TypeAlias
+
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
 
 Kind: TypeAlias = Literal["generation", "retrieval", "function"]
 Outcome: TypeAlias = Literal["done", "committed", "wasted", "failed", "cancelled"]
 """How a stage ended; "committed" and "wasted" are what became of a speculation."""
 
-_MOST_SPANS = 20_000
+_COLOURS: dict[Kind, str] = {
+    "generation": "#4c72b0",
+    "retrieval": "#dd8452",
+    "function": "#8c8c8c",
+}
+_HATCHES: dict[Outcome, str] = {"committed": "////", "wasted": "xxxx"}
+_LABELS: dict[Outcome, str] = {
+    "committed": "launched before its retrieval had ended, and right",
+    "wasted": "launched, and wrong",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+_EDGES: dict[Outcome, str] = {"wasted": "#c44e52", "failed": "#c44e52", "cancelled": "#c44e52"}
+_MOST_RUNS = 60
+_ROW_INCHES = 0.28
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +55,74 @@ class Span:
     outcome: Outcome
 
 
-class Timeline:
-    """The latest stages of an engine.
+Timeline: TypeAlias = deque[Span]
+"""The latest stages of a workflow engine."""
+
+
+def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
+    """Draw the latest stages of a workflow engine.
 
     Args:
-        most: How many are kept.
+        timeline: The stages; of many runs, the latest sixty are drawn.
+        path: A picture's name, ending in .png, .svg or .pdf.
+
+    Raises:
+        InvalidRequestError: If nothing has run yet.
+        MissingExtraError: If matplotlib is not installed.
     """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise MissingExtraError("drawing a timeline", "workflow") from error
+    spans = _latest(timeline)
+    if not spans:
+        raise InvalidRequestError("the engine has run nothing yet: there is no timeline to draw")
+    runs = sorted({span.run for span in spans})
+    row_of = {run: row for row, run in enumerate(runs)}
+    began = min(span.began_s for span in spans)
+    figure = Figure(figsize=(11, 1.6 + _ROW_INCHES * len(runs)), layout="constrained")
+    axes = figure.subplots()
+    for span in spans:
+        is_speculative = span.outcome in _HATCHES
+        axes.barh(
+            row_of[span.run] + (0.22 if is_speculative else -0.11),
+            span.ended_s - span.began_s,
+            left=span.began_s - began,
+            height=0.22 if is_speculative else 0.44,
+            color="white" if is_speculative else _COLOURS[span.kind],
+            edgecolor=_edge(span),
+            hatch=_HATCHES.get(span.outcome),
+            linewidth=0.6,
+        )
+    name_of = {span.run: span.workflow for span in spans}
+    axes.set_yticks(range(len(runs)), [f"{name_of[run]} {run}" for run in runs], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+    kinds = [kind for kind in _COLOURS if any(span.kind == kind for span in spans)]
+    handles = [Patch(facecolor=_COLOURS[kind], edgecolor="black", label=kind) for kind in kinds]
+    handles += [
+        Patch(
+            facecolor="white",
+            edgecolor=_EDGES.get(outcome, _COLOURS["generation"]),
+            hatch=_HATCHES.get(outcome),
+            label=label,
+        )
+        for outcome, label in _LABELS.items()
+        if any(span.outcome == outcome for span in spans)
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
 
-    def __init__(self, most: int = _MOST_SPANS) -> None:
-        self._spans: deque[Span] = deque(maxlen=most)
 
-    def __len__(self) -> int:
-        return len(self._spans)
+def _edge(span: Span) -> str:
+    return _EDGES.get(span.outcome, _COLOURS[span.kind] if span.outcome in _HATCHES else "black")
 
-    def __iter__(self) -> Iterator[Span]:
-        return iter(self._spans)
 
-    def add(self, span: Span) -> None:
-        """Note a stage that has ended."""
-        self._spans.append(span)
+def _latest(spans: Timeline) -> list[Span]:
+    """Return the spans of the latest runs."""
+    known = list(spans)
+    runs = sorted({span.run for span in known})[-_MOST_RUNS:]
+    first = runs[0] if runs else 0
+    return [span for span in known if span.run >= first]

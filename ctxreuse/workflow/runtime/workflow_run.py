@@ -11,10 +11,15 @@ from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quo
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.runtime.events import Emit, NodeFinished, NodeStarted
-from ctxreuse.workflow.runtime.run_context import RunContext
-from ctxreuse.workflow.runtime.services import Services
+from ctxreuse.workflow.runtime.services import RunContext, Services
 from ctxreuse.workflow.runtime.stages import Stages
 from ctxreuse.workflow.runtime.timeline import Kind, Outcome, Span
+
+_KINDS: dict[type[Node], Kind] = {
+    Generation: "generation",
+    Retrieval: "retrieval",
+    Function: "function",
+}
 
 
 class WorkflowRun:
@@ -24,15 +29,15 @@ class WorkflowRun:
         services: What all runs share.
         graph: The graph.
         inputs: The values of its inputs.
-        context: Whose run it is.
-        emit: Is told what happens.
+        context: The run.
+        emit: Receives the events.
 
     Attributes:
-        state: What is known now; nothing speculative.
+        state: The values that are known; nothing speculative.
         visited: The nodes that have ended, wavefront by wavefront.
 
     Raises:
-        StateKeyError: If an input is missing or unknown.
+        StateKeyError: an input is missing or unknown.
     """
 
     def __init__(
@@ -52,10 +57,10 @@ class WorkflowRun:
         self._stages = Stages(services, graph, context, emit)
 
     async def execute(self) -> None:
-        """Run until everything has led to END.
+        """Run until all branches have led to END.
 
         Raises:
-            WorkflowError: If a node, a router or a limit has failed the run.
+            WorkflowError: A node, a router or a limit has failed the run.
         """
         try:
             wavefront = await self._next([START])
@@ -86,14 +91,20 @@ class WorkflowRun:
         began = self._services.clock()
         outcome: Outcome = "failed"
         try:
-            value = await self._run(node, visit, is_alone)
+            if isinstance(node, Generation):
+                value: Any = await self._stages.generation(node, self.state, visit, is_alone)
+            elif isinstance(node, Retrieval):
+                value = await self._stages.retrieval(node, self.state, visit, is_alone)
+            else:
+                value = node.function(self.state)
+                value = await value if inspect.isawaitable(value) else value
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         except Exception as error:
             if isinstance(error, StateKeyError) and not isinstance(node, Function):
-                raise  # a template's, which names the node
+                raise  # a template's error, which names the node
             raise StageError(
                 f"node {quoted([node.name])} of workflow {quoted([self._graph.name])} failed on "
                 f"visit {visit} with {type(error).__name__}: {error}",
@@ -101,28 +112,20 @@ class WorkflowRun:
                 visit,
             ) from error
         finally:
-            self._services.timeline.add(
+            self._services.timeline.append(
                 Span(
-                    self._context.number,
-                    self._graph.name,
-                    node.name,
-                    visit,
-                    _kind(node),
-                    began,
-                    self._services.clock(),
-                    outcome,
+                    run=self._context.number,
+                    workflow=self._graph.name,
+                    node=node.name,
+                    visit=visit,
+                    kind=_KINDS[type(node)],
+                    began_s=began,
+                    ended_s=self._services.clock(),
+                    outcome=outcome,
                 )
             )
         self._emit(NodeFinished(node.name, visit, value))
         return value
-
-    async def _run(self, node: Node, visit: int, is_alone: bool) -> Any:
-        if isinstance(node, Generation):
-            return await self._stages.generation(node, self.state, visit, is_alone)
-        if isinstance(node, Retrieval):
-            return await self._stages.retrieval(node, self.state, visit, is_alone)
-        value = node.function(self.state)
-        return await value if inspect.isawaitable(value) else value
 
     async def _next(self, ended: tuple[str, ...] | list[str]) -> tuple[str, ...]:
         """Return the wavefront that follows."""
@@ -143,9 +146,3 @@ class WorkflowRun:
                     ) from error
                 targets += self._graph.routed(name, router, returned)
         return self._graph.wavefront(targets, self.state)
-
-
-def _kind(node: Node) -> Kind:
-    if isinstance(node, Generation):
-        return "generation"
-    return "function" if isinstance(node, Function) else "retrieval"

@@ -1,4 +1,4 @@
-"""What a scan of clusters will take, learned as scans run; how long a sub-stage should be."""
+"""How long a scan of clusters will take, learned as scans run; how long a sub-stage should be."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_FACTOR = 20.0
 
 
 class ScanLoad(NamedTuple):
-    """How much a scan is.
+    """The size of a scan.
 
     Attributes:
         clusters: Pairs of a query and a cluster.
@@ -66,11 +66,11 @@ class ScanCosts:
         self._unfitted = 0
 
     def seconds(self, load: ScanLoad) -> float:
-        """Return what a scan will take."""
+        """Return the expected seconds of a scan."""
         return float(self._rates @ np.asarray(load, dtype=np.float64))
 
     def seconds_of_clusters(self, sizes: NDArray[np.int64], shared_by: NDArray[np.int64]) -> Floats:
-        """Return what each of some clusters will take.
+        """Return the expected seconds of each of some clusters.
 
         Args:
             sizes: Codes in each cluster.
@@ -81,9 +81,9 @@ class ScanCosts:
         return seconds
 
     def observe(self, load: ScanLoad, seconds: float) -> None:
-        """Learn what a scan has taken."""
+        """Learn from the seconds that a scan took."""
         expected = self.seconds(load)
-        seconds = min(seconds, _LONGEST_FACTOR * expected)  # the machine was busy with other things
+        seconds = min(seconds, _LONGEST_FACTOR * expected)  # the machine was busy otherwise
         a, b, c = (value / scale for value, scale in zip(load, _SCALE, strict=True))
         weight = 1.0 / max(a * a + b * b + c * c, 1e-12)  # errors count relatively
         for number, product in enumerate((a * a, a * b, a * c, b * b, b * c, c * c)):
@@ -124,7 +124,7 @@ class MovingMean:
 
 
 class ArrivalRate:
-    """How many things arrive in a second, of late.
+    """How many searches arrive in a second; the latest seconds count most.
 
     Args:
         window_s: About how many seconds count.
@@ -132,20 +132,17 @@ class ArrivalRate:
 
     def __init__(self, window_s: float = 1.0) -> None:
         self._window_s = window_s
-        self._arrived = 0.0
+        self._per_s = 0.0
         self._last_s = 0.0
 
     def note(self, now_s: float) -> None:
         """Note an arrival."""
-        self._arrived = self._faded(now_s) + 1.0
+        self._per_s = self.per_s(now_s) + 1.0 / self._window_s
         self._last_s = now_s
 
     def per_s(self, now_s: float) -> float:
         """Return how many arrive in a second."""
-        return self._faded(now_s) / self._window_s
-
-    def _faded(self, now_s: float) -> float:
-        return self._arrived * math.exp(-max(0.0, now_s - self._last_s) / self._window_s)
+        return self._per_s * math.exp(-max(0.0, now_s - self._last_s) / self._window_s)
 
 
 def sub_stage_s(
@@ -165,12 +162,12 @@ def sub_stage_s(
     sqrt(2 b t), once its overhead term has the right sign.
 
     Args:
-        overhead_s: What a sub-stage takes beside its scan, in seconds.
-        searches: How many are under way.
+        overhead_s: Seconds of a sub-stage beside its scan.
+        searches: How many searches are under way.
         arriving_per_s: How many begin in a second.
         workers: How many sub-stages go on at a time.
-        shortest_s: No sub-stage is shorter.
-        longest_s: None is longer.
+        shortest_s: The least to return.
+        longest_s: The most to return.
     """
     overhead_of_all_s = max(searches, 1) * overhead_s
     best = math.sqrt((workers + 1) * overhead_of_all_s / max(arriving_per_s, 1e-6))

@@ -9,8 +9,7 @@ CPU's cache, where queries share clusters (3 times faster, measured with 64 quer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -18,24 +17,30 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
-from ctxreuse.workflow.vector_search.merging import Candidates, Ids, nothing_found, worst_score
-
-Vectors = npt.NDArray[np.float32]
-
-_OTHER_INDEXES = (
-    "other indexes serve a workflow as one atomic stage: "
-    "CallableRetriever(a function that searches it)"
+from ctxreuse.context.checks import checked_integer
+from ctxreuse.errors import InputFileError, InvalidRequestError
+from ctxreuse.workflow.vector_search.faiss_views import (
+    checked_faiss_index,
+    openmp_threads,
+    require_faiss,
+    view_of,
+)
+from ctxreuse.workflow.vector_search.top_k import (
+    Candidates,
+    Ids,
+    Vectors,
+    nothing_found,
+    worst_score,
 )
 
 
 class ScannedPairs(NamedTuple):
-    """What a `ClusterScanner` found.
+    """The findings of a `ClusterScanner`.
 
     Attributes:
         found: As `IVFIndex.scan` returns it.
-        is_certain: (r,) whether the pair's candidates are exactly those that faiss would find; the
-            others are scanned again by faiss.
+        is_certain: (r,) whether the pair's candidates are exactly those that faiss would find;
+            faiss scans the others again.
     """
 
     found: Candidates
@@ -43,7 +48,7 @@ class ScannedPairs(NamedTuple):
 
 
 class ClusterScanner(Protocol):
-    """Something that searches some of the clusters faster, on another device."""
+    """Searches some of the clusters faster, on another device."""
 
     def holds(self, clusters: Ids) -> npt.NDArray[np.bool_]:
         """Return for each cluster whether the scanner has it."""
@@ -55,49 +60,20 @@ class ClusterScanner(Protocol):
         """Begin what `IVFIndex.scan` does, for clusters that it holds.
 
         Returns:
-            A function that waits for the end and returns what was found. Until it is called the
-            other clusters are searched.
+            A function that waits for the end and returns the findings. The other clusters are
+            searched before it is called.
         """
         ...
 
 
-def require_faiss() -> Any:
-    """Return the module faiss.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingExtraError("step-wise vector search", "workflow") from error
-    return faiss
-
-
-@contextmanager
-def openmp_threads(threads: int | None) -> Iterator[None]:
-    """Set how many OpenMP threads faiss uses for the calling thread, which has its own number.
-
-    Args:
-        threads: None leaves it as it is.
-    """
-    faiss = require_faiss()
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(before if threads is None else threads)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What scans use; a scan holds on to the one that it began with.
+    """What scans use; a scan keeps the one that it began with.
 
     Attributes:
         view: A faiss index that shares the quantizer and searches `lists`.
-        lists: Kept alive, as faiss has a bare pointer to them.
-        scanner: Searches some of the clusters; None where nothing does.
+        lists: Kept alive here, because faiss has a bare pointer to them.
+        scanner: Searches some of the clusters; None for none.
     """
 
     view: Any
@@ -108,45 +84,42 @@ class _Serving:
 class IVFIndex:
     """A faiss `IndexIVFFlat` or `IndexIVFScalarQuantizer` that is searched cluster by cluster.
 
-    Any threads may scan at a time; faiss releases the GIL. The index's own settings (`nprobe`,
-    `parallel_mode`, its lists) are neither used nor changed. The index is kept alive here and must
-    not be changed (add, remove, replace_invlists) while it is searched; after a change build a new
-    `IVFIndex`.
+    Several threads may scan at a time; faiss releases the GIL. The index's own settings (`nprobe`,
+    `parallel_mode`, its lists) are neither used nor changed. The index must not be changed (add,
+    remove, replace_invlists) while it is searched; after a change build a new `IVFIndex`.
 
     Args:
         index: A trained faiss index with metric L2 or inner product. A scalar quantizer must not
             encode residuals together with inner products, as their scores would need the
             distances to the centroids.
-        threads: OpenMP threads of a scan: 1 where an engine scans in threads of its own, which
-            would get in each other's way; None leaves what faiss has in the calling thread.
+        threads: OpenMP threads of a scan: 1 for a workflow engine, which scans in threads of its
+            own; None leaves what faiss has in the calling thread.
 
     Attributes:
         dimension: Length of a vector.
         size: Number of vectors.
         nlist: Number of clusters.
         higher_is_better: True for inner products, False for L2 (squared distances).
-        worst: Score of what was not found.
-        cluster_sizes: (nlist,) int64: how many vectors each cluster holds.
+        worst: The score that stands where nothing was found.
+        cluster_sizes: (nlist,) int64: number of vectors in each cluster.
         code_size: Bytes of one stored vector.
         nprobe: The faiss index's own setting, as a default for callers.
 
     Raises:
-        InvalidRequestError: If the index is of another kind.
-        MissingExtraError: If faiss is not installed.
+        InvalidRequestError: wrong kind of index, or wrong threads.
+        MissingExtraError: faiss is not installed.
     """
 
     def __init__(self, index: Any, *, threads: int | None = 1) -> None:
         faiss = require_faiss()
-        if threads is not None and (type(threads) is not int or threads < 1):
-            raise InvalidRequestError(
-                f"threads must be a positive integer, not {describe(threads)}"
-            )
+        if threads is not None:
+            checked_integer("threads", threads, 1)
         self._faiss = faiss
         self._threads = threads
         self._owner = index  # the downcast index is a second handle that does not keep it alive
-        self._index = _checked_index(faiss, index)
+        self._index = checked_faiss_index(faiss, index)
         self._serving = _Serving(
-            _view_of(faiss, self._index, self._index.invlists), self._index.invlists, None
+            view_of(faiss, self._index, self._index.invlists), self._index.invlists, None
         )
         self.dimension = int(self._index.d)
         self.size = int(self._index.ntotal)
@@ -164,16 +137,15 @@ class IVFIndex:
         """Return the index in a file that `faiss.write_index(index, path)` wrote.
 
         Args:
-            path: The file. It needs no special form: a plain `IndexIVFFlat` that was built in
-                memory will do.
+            path: The file; a plain `IndexIVFFlat` that was built in memory will do.
             memory_map: True leaves the clusters in the file, and the system reads what is
-                searched; they may be larger than the memory. The file must not change then.
-                False reads all of it.
+                searched; they may be larger than the memory, and the file must not change. False
+                reads all of it.
             threads: As in the constructor.
 
         Raises:
-            InputFileError: If faiss cannot read the file.
-            InvalidRequestError: If it holds another kind of index.
+            InputFileError: faiss cannot read the file.
+            InvalidRequestError: wrong kind of index.
         """
         faiss = require_faiss()
         try:
@@ -191,22 +163,22 @@ class IVFIndex:
 
     @property
     def faiss_lists(self) -> Any:
-        """The index's own inverted lists, whatever is served now."""
+        """The index's own inverted lists, even while others are served."""
         return self._index.invlists
 
     def nearest_clusters(self, vectors: npt.ArrayLike, nprobe: int) -> Ids:
         """Return the clusters to search for each vector, nearest first.
 
         A vector's clusters do not depend on the others of the batch. For several vectors at once
-        faiss may compute otherwise (BLAS), and round otherwise, so each is asked for alone, and in
-        one thread, since starting more takes longer than a vector.
+        faiss may use BLAS, which rounds differently, so each is asked for alone, and in one thread,
+        since starting more takes longer than a vector.
 
         Args:
             vectors: (n, dimension) numbers.
-            nprobe: How many clusters; more than nlist are nlist, as in faiss.
+            nprobe: Number of clusters; at most nlist, as in faiss.
 
         Returns:
-            (n, min(nprobe, nlist)) clusters; -1 where the quantizer names none (as for NaN).
+            (n, min(nprobe, nlist)) clusters; -1 if the quantizer names none (as for NaN).
         """
         queries = self._checked_vectors(vectors)
         width = min(_positive(nprobe, "nprobe"), self.nlist)
@@ -224,14 +196,14 @@ class IVFIndex:
         Args:
             vectors: (n, dimension) queries.
             rows: (r,) integers: the query of each pair.
-            clusters: (r,) integers: its cluster; -1 is an empty one. Sorted by cluster the scan is
-                fastest.
-            k: How many are wanted of each pair.
+            clusters: (r,) integers: its cluster; -1 is an empty one. A scan is fastest if they are
+                sorted.
+            k: Number of results of each pair.
 
         Returns:
             Arrays of shape (r, k), best first, padded with (`worst`, -1). Merging all pairs of a
-            query with `best_by_group` gives what faiss finds in these clusters in one search;
-            where more than k vectors of one cluster tie, those that faiss keeps.
+            query with `best_by_group` gives what faiss finds in these clusters in one search; if
+            more than k vectors of one cluster tie, those that faiss keeps.
         """
         queries = self._checked_vectors(vectors)
         which = _integers(rows, "rows", 0, len(queries) - 1)
@@ -265,7 +237,7 @@ class IVFIndex:
             (m, dimension) float32.
 
         Raises:
-            InvalidRequestError: If an id is not in its cluster.
+            InvalidRequestError: An id is not in its cluster.
         """
         wanted = _integers(ids, "ids", None, None)
         where = _integers(clusters, "clusters", 0, self.nlist - 1)
@@ -290,22 +262,11 @@ class IVFIndex:
         return vectors
 
     def ids_of(self, cluster: int) -> Ids:
-        """Return the ids of a cluster's vectors, in the order in which they are stored.
-
-        Args:
-            cluster: From 0 to nlist - 1.
-        """
+        """Return the ids of a cluster's vectors, in the order in which they are stored."""
         return self._ids_in(self._serving.lists, cluster)
 
     def codes_of(self, cluster: int) -> npt.NDArray[np.uint8]:
-        """Return a cluster's stored vectors as the bytes that faiss keeps.
-
-        Args:
-            cluster: From 0 to nlist - 1.
-
-        Returns:
-            (vectors in the cluster, code_size) uint8, a copy.
-        """
+        """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8."""
         lists = self._serving.lists
         size = lists.list_size(cluster)
         if not size:
@@ -318,22 +279,18 @@ class IVFIndex:
         return codes.reshape(size, self.code_size)
 
     def serve_from(self, lists: Any | None) -> None:
-        """Search in other lists from now on; scans that run end in those that they began with.
+        """Search in other lists from now on; a scan under way ends in those that it began with.
 
         Args:
-            lists: faiss inverted lists with the same vectors in the same order, which need not be
-                kept by the caller; None for the index's own.
+            lists: faiss inverted lists with the same vectors in the same order; None for the
+                index's own.
         """
         chosen = self._index.invlists if lists is None else lists
-        view = _view_of(self._faiss, self._index, chosen)
+        view = view_of(self._faiss, self._index, chosen)
         self._serving = _Serving(view, chosen, self._serving.scanner)
 
     def accelerate(self, scanner: ClusterScanner | None) -> None:
-        """Have a scanner search the clusters that it holds from now on.
-
-        Args:
-            scanner: None to do without.
-        """
+        """Have a scanner search the clusters that it holds from now on; None is none."""
         self._serving = replace(self._serving, scanner=scanner)
 
     def _ids_in(self, lists: Any, cluster: int) -> Ids:
@@ -393,74 +350,8 @@ class IVFIndex:
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _checked_index(faiss: Any, index: Any) -> Any:
-    if not isinstance(index, faiss.Index):
-        raise InvalidRequestError(
-            f"an IVFIndex is built over a faiss index, not over {describe(type(index).__name__)}"
-        )
-    index = faiss.downcast_index(index)
-    kind = type(index)
-    if kind not in (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer):
-        raise InvalidRequestError(
-            f"{kind.__name__} cannot be searched cluster by cluster, IndexIVFFlat and "
-            f"IndexIVFScalarQuantizer can; {_remedy(faiss, index)}"
-        )
-    if index.metric_type not in (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT):
-        raise InvalidRequestError(
-            f"the index's metric must be L2 or inner product, not {index.metric_type}"
-        )
-    inner = index.metric_type == faiss.METRIC_INNER_PRODUCT
-    if kind is faiss.IndexIVFScalarQuantizer and index.by_residual and inner:
-        raise InvalidRequestError(
-            "a scalar quantizer with inner products must be built with by_residual=False"
-        )
-    if not index.is_trained:
-        raise InvalidRequestError("the index must be trained before it can be searched")
-    return index
-
-
-def _remedy(faiss: Any, index: Any) -> str:
-    if isinstance(index, faiss.IndexPreTransform):
-        return "transform the vectors first (apply_chain) and give the inner index"
-    if isinstance(index, faiss.IndexIDMap):
-        return "build the inner index with add_with_ids, which an IVF index can do itself"
-    return _OTHER_INDEXES
-
-
-def _view_of(faiss: Any, index: Any, lists: Any) -> Any:
-    """Return an index of the same kind that shares the quantizer and searches the lists.
-
-    The user's index stays as it is, whatever lists the view is given and whatever it is set to.
-    """
-    if type(index) is faiss.IndexIVFFlat:
-        view = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, index.metric_type)
-    else:
-        view = faiss.IndexIVFScalarQuantizer(
-            index.quantizer,
-            index.d,
-            index.nlist,
-            index.sq.qtype,
-            index.metric_type,
-            index.by_residual,
-        )
-        view.sq = index.sq
-    view.replace_invlists(lists, False)
-    view.parallel_mode = _BY_PAIR
-    view.is_trained = True
-    view.ntotal = index.ntotal
-    return view
-
-
-_BY_PAIR = 2
-"""faiss's mode that spreads pairs of query and cluster over its threads. It finds the same, and is
-not the default, in which faiss asks Python after each row whether somebody has pressed Ctrl-C: for
-that it waits for the GIL, as long as another thread computes (5 ms a row, for a hundred rows)."""
-
-
-def _positive(number: int, name: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise InvalidRequestError(f"{name} must be a positive integer, not {describe(number)}")
-    return int(number)
+def _positive(number: Any, name: str) -> int:
+    return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
 def _integers(values: npt.ArrayLike, name: str, low: int | None, high: int | None) -> Ids:

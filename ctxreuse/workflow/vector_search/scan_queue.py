@@ -1,18 +1,18 @@
-"""Which clusters to scan next, and for which queries: searches, cluster by cluster.
+"""Which clusters to scan next, and for which queries.
 
 A search is a query and the clusters that it has to scan. Its nodes are split (HedraRAG, section
-4.2): what one call to the index scans is a batch of (query, cluster) pairs that fits a time budget,
-and searches join and leave between batches. Four rules make up a batch:
+4.2): one call to the index scans a batch of (query, cluster) pairs that fits a time budget, and
+searches join and leave between batches. Four rules make up a batch:
 
-- who is due first chooses: its next clusters, in its own order, as far as the budget goes. What
-  ends it is a batch of its own, for results come with whole batches: with equal searches that is
-  first come, first served, which has the least mean wait. Only where so many wait that the overhead
-  of a batch costs all of them more, it ends several;
-- whoever needs a chosen cluster, too, scans it now: a cluster is read from memory once and then
-  compared with all of them, at a third of the cost. Beyond some queries that gains nothing more, so
-  only the most urgent ones join;
-- searches that nobody waits for yet take part only where there are no others;
-- pairs of one cluster stand together.
+- The search that is due first chooses: its next clusters, in its own order, as far as the budget
+  goes. What ends it is a batch of its own, because results come with whole batches: with equal
+  searches that is first come, first served, which has the least mean wait. A batch ends several
+  searches only if so many wait that the overhead of one more batch costs all of them more.
+- Other searches that need a chosen cluster scan it now, too: the cluster is read from memory once
+  and then compared with all of them, at a third of the cost. Beyond some queries that gains nothing
+  more, so only the most urgent ones join.
+- Searches whose result no run waits for yet take part only if there are no others.
+- Pairs of one cluster stand together.
 
 The result does not depend on any of this: it is the best k over all clusters of a search, by score
 and then by id.
@@ -22,75 +22,32 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxreuse.workflow.vector_search.costs import Floats, ScanCosts, ScanLoad
-from ctxreuse.workflow.vector_search.sessions import Integers, Vectors
+from ctxreuse.workflow.vector_search.handle import SearchHandle
+from ctxreuse.workflow.vector_search.top_k import (
+    ClusterFindings,
+    Ids,
+    Scores,
+    TopK,
+    TopKTable,
+    Vectors,
+)
 
 SHARED_BY = 16
-"""Queries that share a scan of a cluster: with so many the comparing, not the reading, takes the
+"""Queries that share a scan of a cluster: with more, the comparing, not the reading, takes the
 time."""
 
-_UNAWAITED_SCANS = 2.0
-"""How long a scan for a search that nobody waits for yet takes, compared with its overhead."""
+_SPECULATIVE_SCANS = 2.0
+"""How long a scan for a search that no run waits for yet takes, compared with its overhead."""
 
 _STRETCH = 1.3
 """How far a budget may be exceeded for a search to end: better than a batch for what is left."""
-
-
-@dataclass(slots=True, eq=False)
-class VectorSearch:
-    """A search on its way through its clusters.
-
-    Args:
-        vector: The query, shape (d,).
-        clusters: What to scan, in this order, each once.
-        k: How many results are asked for.
-        due: When its result is needed, on any scale; the least is served first.
-        kept: How many of the best are kept; k if that is more.
-
-    Attributes:
-        scanned: How many clusters have been scanned.
-        changed_at: How many had been when the best k changed last.
-        looked_at: How many had been when its owner was told last.
-        pause_at: After how many of its clusters a batch should end, so that its owner can look;
-            0 for none.
-        pause_every: After how many more each later one should; 0 lets them take what fits.
-        is_done: Whether all have been.
-    """
-
-    vector: Vectors
-    clusters: Integers
-    k: int
-    due: float
-    kept: int = 0
-    scanned: int = field(default=0, init=False)
-    changed_at: int = field(default=0, init=False)
-    looked_at: int = field(default=-1, init=False)
-    pause_at: int = field(default=0, init=False)
-    pause_every: int = field(default=0, init=False)
-    is_done: bool = field(default=False, init=False)
-    slot: int = field(default=-1, init=False)
-    in_flight: int = field(default=0, init=False)
-    is_gone: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self.kept = max(self.kept, self.k)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether anybody waits for it: else it is never due."""
-        return not math.isinf(self.due)
-
-    @property
-    def is_all_begun(self) -> bool:
-        """Whether each of its clusters has been scanned, or is being scanned."""
-        return self.scanned + self.in_flight == len(self.clusters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,48 +61,21 @@ class ScanBatch:
         rows: Which search each pair is of, shape (r,).
         clusters: The cluster of each pair, equal ones together, shape (r,).
         k: Results that each pair may bring.
-        load: How much it is.
+        load: The size of the scan.
     """
 
-    searches: tuple[VectorSearch, ...]
+    searches: tuple[SearchHandle, ...]
     vectors: Vectors
-    thresholds: NDArray[np.float32]
+    thresholds: Scores
     rows: NDArray[np.intp]
-    clusters: Integers
+    clusters: Ids
     k: int
     load: ScanLoad
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClusterFindings:
-    """What a batch has found that may count, all of shape (m,).
-
-    Attributes:
-        rows: Which of the batch's searches it is for.
-        scores: How near it is.
-        ids: What was found.
-        clusters: Where.
-    """
-
-    rows: NDArray[np.intp]
-    scores: NDArray[np.float32]
-    ids: Integers
-    clusters: Integers
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TopK:
-    """The best results of a search so far, best first; all of shape (n,).
-
-    Attributes:
-        scores: How near they are.
-        ids: What they are.
-        found_in: The cluster of each.
-    """
-
-    scores: NDArray[np.float32]
-    ids: Integers
-    found_in: Integers
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a run waits for any of its searches."""
+        return any(_is_awaited(search) for search in self.searches)
 
 
 class ScanQueue:
@@ -155,91 +85,69 @@ class ScanQueue:
         cluster_sizes: Codes in each cluster of the index, shape (nlist,).
         costs: What scans take.
         dimension: Components of a query.
-        worst: The score that everything is better than.
         higher_is_better: Whether scores are similarities, not distances.
         shared_by: Queries that share a scan of a cluster.
     """
 
     def __init__(
         self,
-        cluster_sizes: Integers,
+        cluster_sizes: Ids,
         costs: ScanCosts,
         *,
         dimension: int,
-        worst: float,
         higher_is_better: bool,
         shared_by: int = SHARED_BY,
     ) -> None:
+        nlist = len(cluster_sizes)
         self._sizes = cluster_sizes
         self._costs = costs
-        self._worst = worst
-        self._sign = -1.0 if higher_is_better else 1.0
-        self._width = width = 1
         self._shared_by = shared_by
-        self._waiting: dict[VectorSearch, None] = {}
+        self._waiting: dict[SearchHandle, None] = {}
         self._free: list[int] = []
-        slots = 0
-        self._needed = np.zeros((len(cluster_sizes), slots), dtype=bool)
-        self._lacking = np.zeros((slots, len(cluster_sizes)), dtype=bool)
-        self._vectors = np.zeros((slots, dimension), dtype=np.float32)
-        self._scores = np.full((slots, width), worst, dtype=np.float32)
-        self._ids = np.full((slots, width), -1, dtype=np.int64)
-        self._found_in = np.full((slots, width), -1, dtype=np.int64)
-        self._demand = np.zeros(len(cluster_sizes), dtype=np.int64)
+        self._found = TopKTable(higher_is_better)
+        self._vectors = np.zeros((0, dimension), dtype=np.float32)
+        self._needed = np.zeros((nlist, 0), dtype=bool)  # not begun, by cluster and slot
+        self._lacking = np.zeros((0, nlist), dtype=bool)  # not ended, by slot and cluster
+        self._demand = np.zeros(nlist, dtype=np.int64)
 
     def __len__(self) -> int:
         """Return how many searches are not done."""
         return len(self._waiting)
 
-    def add(self, search: VectorSearch) -> None:
+    def add(self, search: SearchHandle) -> None:
         """Let a search take part from the next batch on.
 
         Clusters without codes count as scanned; a search without any others is done at once.
         """
-        if search.kept > self._width:
-            self._widen(search.kept)
-        if not self._free:
-            self._grow()
+        if not self._free or search.kept > self._found.width:
+            self._enlarge(search.kept)
         search.slot = slot = self._free.pop()
         self._vectors[slot] = search.vector
         clusters = search.clusters[self._sizes[search.clusters] > 0]
         self._needed[clusters, slot] = self._lacking[slot, clusters] = True
         self._demand[clusters] += 1
-        self._scores[slot] = self._worst
-        self._ids[slot] = self._found_in[slot] = -1
+        self._found.clear(slot)
         search.scanned = len(search.clusters) - len(clusters)
         search.is_done = not len(clusters)
         if not search.is_done:
             self._waiting[search] = None
 
-    def remove(self, search: VectorSearch) -> None:
+    def remove(self, search: SearchHandle) -> None:
         """Take a search out, done or not; what is being scanned for it is dropped."""
         if search.is_gone:
             return
         search.is_gone = True
         self._waiting.pop(search, None)
-        if not search.is_done:
+        if search.slot >= 0 and not search.is_done:
             self._demand -= self._needed[:, search.slot]
             self._needed[:, search.slot] = self._lacking[search.slot] = False
         self._free_if_unused(search)
 
-    def best(self, search: VectorSearch, most: int | None = None) -> TopK:
-        """Return the best results of a search so far.
+    def best(self, search: SearchHandle) -> TopK:
+        """Return the best results so far of a search that has not been removed: all kept ones."""
+        return self._found.best(search.slot, search.kept)
 
-        Args:
-            search: One that has not been removed.
-            most: How many at most, of those that are kept; None is its k.
-        """
-        slot = search.slot
-        n = search.k if most is None else min(most, search.kept)
-        n = min(n, int((self._ids[slot] >= 0).sum()))
-        return TopK(
-            self._scores[slot, :n].copy(),
-            self._ids[slot, :n].copy(),
-            self._found_in[slot, :n].copy(),
-        )
-
-    def prefix(self, search: VectorSearch) -> int:
+    def prefix(self, search: SearchHandle) -> int:
         """Return how many clusters, from a search's first on, have been scanned without a gap."""
         lacking = self._lacking[search.slot, search.clusters]
         return int(lacking.argmax()) if lacking.any() else len(lacking)
@@ -247,7 +155,7 @@ class ScanQueue:
     def next_batch(
         self, budget_s: float, overhead_s: float = 0.0, *, only_awaited: bool = False
     ) -> ScanBatch | None:
-        """Return what to scan next, or None if there is nothing that is not being scanned.
+        """Return what to scan next, or None if everything is being scanned.
 
         Args:
             budget_s: How long it should take, in seconds; one cluster, and what ends a search, may
@@ -259,14 +167,16 @@ class ScanQueue:
             return None
         searches = sorted(self._waiting, key=_due)
         awaited = bisect_left(searches, math.inf, key=_due)
-        searches, others = searches[:awaited], searches[awaited:]
+        searches, speculative = searches[:awaited], searches[awaited:]
         chosen = self._chosen_clusters(searches, budget_s, overhead_s)
         if not len(chosen) and not only_awaited:
-            searches = others
-            budget_s = min(budget_s, _UNAWAITED_SCANS * overhead_s)  # somebody may come any moment
+            searches = speculative
+            budget_s = min(budget_s, _SPECULATIVE_SCANS * overhead_s)  # a run may come any moment
             chosen = self._chosen_clusters(searches, budget_s, overhead_s)
-        if not len(chosen):
-            return None
+        return self._batch_of(searches, chosen) if len(chosen) else None
+
+    def _batch_of(self, searches: list[SearchHandle], chosen: Ids) -> ScanBatch:
+        """Return the batch that scans clusters for all searches that need and may share them."""
         slots = np.array([search.slot for search in searches])
         needs = self._needed[chosen].take(slots, axis=1)
         if self._demand[chosen].max() > self._shared_by:
@@ -282,18 +192,19 @@ class ScanQueue:
         taking_part = tuple(searches[number] for number in used.tolist())
         for search, number in zip(taking_part, scans.tolist(), strict=True):
             search.in_flight += number
+        kept = np.array([search.kept for search in taking_part])
         sizes = self._sizes[chosen]
         return ScanBatch(
             searches=taking_part,
             vectors=self._vectors[slots],
-            thresholds=self._scores[slots, np.array([search.kept for search in taking_part]) - 1],
+            thresholds=self._found.thresholds(slots, kept),
             rows=rows,
             clusters=clusters,
-            k=max(search.kept for search in taking_part),
+            k=int(kept.max()),
             load=ScanLoad(len(rows), int(sizes.sum()), int((sizes * counts).sum())),
         )
 
-    def take_in(self, batch: ScanBatch, found: ClusterFindings) -> list[VectorSearch]:
+    def take_in(self, batch: ScanBatch, found: ClusterFindings) -> list[SearchHandle]:
         """Take in what a batch has found.
 
         Returns:
@@ -310,7 +221,7 @@ class ScanQueue:
             present.append(search)
         self._merge(batch.searches, found)
         slots = np.array([search.slot for search in batch.searches])[batch.rows]
-        kept = slots >= 0  # the slot of who has gone may be another's
+        kept = slots >= 0  # the slot of a search that is gone may be another's
         self._lacking[slots[kept], batch.clusters[kept]] = False
         for search in present:
             if search.scanned == len(search.clusters):
@@ -319,7 +230,7 @@ class ScanQueue:
         return present
 
     def return_unscanned(self, batch: ScanBatch) -> None:
-        """Put back a batch whose scan has failed."""
+        """Put back a batch that was not scanned."""
         for row, cluster in zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True):
             search = batch.searches[row]
             search.in_flight -= 1
@@ -335,7 +246,7 @@ class ScanQueue:
         Args:
             only_awaited: Whether searches that are never due do not count.
         """
-        if only_awaited and not any(search.is_awaited for search in self._waiting):
+        if only_awaited and not any(map(_is_awaited, self._waiting)):
             return False
         return bool(self._demand.any())
 
@@ -345,14 +256,14 @@ class ScanQueue:
         return self._costs.seconds(ScanLoad(pairs, compared, compared))
 
     def _chosen_clusters(
-        self, searches: list[VectorSearch], budget_s: float, overhead_s: float
-    ) -> Integers:
-        """Return the clusters that fit the budget, of whoever is due first."""
-        chosen: list[Integers] = []
+        self, searches: list[SearchHandle], budget_s: float, overhead_s: float
+    ) -> Ids:
+        """Return the clusters that fit the budget, of the searches that are due first."""
+        chosen: list[Ids] = []
         is_chosen = np.zeros(len(self._sizes), dtype=bool)
         ended = 0
         for search in searches:
-            if search.is_all_begun:
+            if search.scanned + search.in_flight == len(search.clusters):
                 continue
             rest = search.clusters[self._needed[search.clusters, search.slot]]
             rest = rest[~is_chosen[rest]]
@@ -361,7 +272,7 @@ class ScanQueue:
             sharing = np.minimum(self._demand[rest], self._shared_by)
             seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
             if not chosen:
-                fitting = self._fitting(search, seconds, budget_s)
+                fitting = _fitting(search, seconds, budget_s)
             elif self._is_worth_ending(ended, float(seconds[-1]), overhead_s):
                 fitting = len(rest)
             else:
@@ -373,22 +284,6 @@ class ScanQueue:
             ended += 1
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
-    @staticmethod
-    def _fitting(search: VectorSearch, seconds: Floats, budget_s: float) -> int:
-        """Return how many of the next clusters of a search fit a budget.
-
-        Args:
-            search: The search.
-            seconds: What its next clusters take, added up.
-            budget_s: How long they should take.
-        """
-        fitting = max(int(np.searchsorted(seconds, budget_s, side="right")), 1)
-        if seconds[-1] <= _STRETCH * budget_s:
-            fitting = len(seconds)
-        begun = len(search.clusters) - len(seconds)
-        until_pause = search.pause_at - begun if begun < search.pause_at else search.pause_every
-        return min(fitting, until_pause or fitting)
-
     def _is_worth_ending(self, ended: int, seconds: float, overhead_s: float) -> bool:
         """Return whether a batch that ends m searches should end one more, which takes w seconds.
 
@@ -397,7 +292,7 @@ class ScanQueue:
         """
         return ended * (ended + 1) * seconds < len(self._waiting) * overhead_s
 
-    def _merge(self, searches: tuple[VectorSearch, ...], found: ClusterFindings) -> None:
+    def _merge(self, searches: tuple[SearchHandle, ...], found: ClusterFindings) -> None:
         """Merge what was found into the best results of the searches."""
         gone = np.array([search.is_gone for search in searches])
         counts = ~gone[found.rows]
@@ -406,53 +301,46 @@ class ScanQueue:
         rows = found.rows[counts]
         is_touched = np.zeros(len(searches), dtype=bool)
         is_touched[rows] = True
-        touched = np.flatnonzero(is_touched)
-        groups = np.cumsum(is_touched)[rows] - 1
-        slots = np.array([searches[number].slot for number in touched.tolist()])
-        kept = self._width
-        group = np.concatenate([np.repeat(np.arange(len(slots)), kept), groups])
-        scores = np.concatenate([self._scores[slots].ravel(), found.scores[counts]])
-        ids = np.concatenate([self._ids[slots].ravel(), found.ids[counts]])
-        found_in = np.concatenate([self._found_in[slots].ravel(), found.clusters[counts]])
-        order = np.lexsort((ids, self._sign * scores, group))
-        # every group has at least `kept` entries: its own best ones so far, or what fills them up
-        first = np.searchsorted(group[order], np.arange(len(slots)))
-        places = order[first[:, None] + np.arange(kept)]
-        before, after = self._ids[slots], ids[places]
-        self._scores[slots], self._ids[slots] = scores[places], after
-        self._found_in[slots] = found_in[places]
-        differs = before != after
-        for number, row in zip(touched.tolist(), differs, strict=True):
-            search = searches[number]
+        touched = [searches[number] for number in np.flatnonzero(is_touched).tolist()]
+        slots = np.array([search.slot for search in touched])
+        differs = self._found.merge(slots, np.cumsum(is_touched)[rows] - 1, found, counts)
+        for search, row in zip(touched, differs, strict=True):
             if row[: search.k].any():
                 search.changed_at = search.scanned
 
-    def _free_if_unused(self, search: VectorSearch) -> None:
+    def _free_if_unused(self, search: SearchHandle) -> None:
         if search.slot >= 0 and not search.in_flight:
             self._free.append(search.slot)
             search.slot = -1
 
-    def _grow(self) -> None:
-        old = len(self._scores)
-        new = max(16, old)
-
-        def more(array: NDArray[Any], fill: float) -> NDArray[Any]:
-            return np.concatenate([array, np.full((new, array.shape[1]), fill, dtype=array.dtype)])
-
-        self._needed = np.pad(self._needed, ((0, 0), (0, new)))
-        self._lacking = more(self._lacking, False)
-        self._vectors = more(self._vectors, 0)
-        self._scores = more(self._scores, self._worst)
-        self._ids, self._found_in = more(self._ids, -1), more(self._found_in, -1)
-        self._free += range(old + new - 1, old - 1, -1)
-
-    def _widen(self, kept: int) -> None:
-        """Keep more results of each search from now on."""
-        add = ((0, 0), (0, kept - self._width))
-        self._scores = np.pad(self._scores, add, constant_values=self._worst)
-        self._ids = np.pad(self._ids, add, constant_values=-1)
-        self._found_in = np.pad(self._found_in, add, constant_values=-1)
-        self._width = kept
+    def _enlarge(self, kept: int) -> None:
+        """Make room for one more search that keeps some results."""
+        old, more = len(self._found), 0 if self._free else max(16, len(self._found))
+        self._found.resize(old + more, max(kept, self._found.width))
+        self._vectors = np.pad(self._vectors, ((0, more), (0, 0)))
+        self._lacking = np.pad(self._lacking, ((0, more), (0, 0)))
+        self._needed = np.pad(self._needed, ((0, 0), (0, more)))
+        self._free += range(old + more - 1, old - 1, -1)
 
 
 _due = attrgetter("due")
+
+
+def _is_awaited(search: SearchHandle) -> bool:
+    return not math.isinf(search.due)
+
+
+def _fitting(search: SearchHandle, seconds: Floats, budget_s: float) -> int:
+    """Return how many of the next clusters of a search fit a budget.
+
+    Args:
+        search: The search.
+        seconds: What its next clusters take, added up.
+        budget_s: How long they should take.
+    """
+    fitting = max(int(np.searchsorted(seconds, budget_s, side="right")), 1)
+    if seconds[-1] <= _STRETCH * budget_s:
+        fitting = len(seconds)
+    begun = len(search.clusters) - len(seconds)
+    until_pause = search.pause_at - begun if begun < search.pause_at else search.pause_every
+    return min(fitting, until_pause or fitting)

@@ -1,31 +1,31 @@
-"""Dense retrieval in steps: an index, the blocks it stands for, and an embedder."""
+"""Dense retrieval in steps: an index, its blocks, and an embedder."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.workflow.models.embedders import Embedder
+from ctxreuse.context.checks import checked_integer
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.workflow.models.embedders import Embedder, checked_embedder
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.merging import best
-from ctxreuse.workflow.vector_search.sessions import Integers, Vectors
+from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best_by_group
 
 if TYPE_CHECKING:
-    from ctxreuse.workflow.vector_search.tiers import ClusterTier
+    from ctxreuse.workflow.vector_search.tiers.hot_tier import ClusterTier
 
 Blocks: TypeAlias = Sequence[ContextBlock | str] | Callable[[int], ContextBlock]
-"""What each id of an index stands for."""
+"""The block of each id of an index."""
 
 
 class VectorRetriever:
     """A vector index whose searches a workflow engine runs step by step.
 
-    It is an ordinary retriever, too: `retrieve` searches in one go.
+    It is an atomic retriever, too: `retrieve` searches in one call.
 
     Args:
         index: A stock faiss IVF index, or an `IVFIndex`.
@@ -36,7 +36,7 @@ class VectorRetriever:
             the same `IVFIndex`.
 
     Raises:
-        InvalidRequestError: If the parts do not fit each other.
+        InvalidRequestError: wrong nprobe, or the parts do not fit each other.
     """
 
     def __init__(
@@ -51,9 +51,8 @@ class VectorRetriever:
         self.index = index if isinstance(index, IVFIndex) else IVFIndex(index)
         if nprobe is None:
             nprobe = self.index.nprobe
-        if not isinstance(nprobe, int) or nprobe < 1:
-            raise InvalidRequestError(f"nprobe must be an integer from 1, not {describe(nprobe)}")
-        if embedder.dimension != self.index.dimension:
+        checked_integer("nprobe", nprobe, 1)
+        if checked_embedder(embedder).dimension != self.index.dimension:
             raise InvalidRequestError(
                 f"the embedder makes vectors of {embedder.dimension} dimensions, the index holds "
                 f"vectors of {self.index.dimension}; use the embedder that the index was made with"
@@ -72,11 +71,11 @@ class VectorRetriever:
         self._blocks = blocks
         self._embedder = embedder
 
-    def prepare(self, queries: Sequence[str]) -> tuple[Vectors, Integers]:
+    def prepare(self, queries: Sequence[str]) -> tuple[Vectors, Ids]:
         """Return the queries' vectors and the clusters to probe for each, nearest first.
 
         Raises:
-            ValueError: If the embedder returns something else than one finite vector for each.
+            ValueError: The embedder does not return one finite vector for each query.
         """
         vectors = np.ascontiguousarray(self._embedder.embed(queries), dtype=np.float32)
         if vectors.shape != (len(queries), self.index.dimension):
@@ -89,7 +88,7 @@ class VectorRetriever:
         return vectors, self.index.nearest_clusters(vectors, self.nprobe)
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
-        """Return the k blocks nearest to a query, searched in one go in a thread."""
+        """Return the k blocks nearest to a query, searched in one call in a thread."""
         return await asyncio.to_thread(self._search, query, k)
 
     def _search(self, query: str, k: int) -> tuple[ContextBlock, ...]:
@@ -98,14 +97,15 @@ class VectorRetriever:
         rows = np.zeros(len(clusters), dtype=np.int64)
         k = min(k, self.index.size)
         found = self.index.scan(vectors, rows, clusters, k)
+        group = np.zeros(found.ids.size, dtype=np.int64)
         higher = self.index.higher_is_better
-        _, ids = best(found.scores.ravel(), found.ids.ravel(), k, higher)
-        return self.blocks_of(ids[ids >= 0])
+        best = best_by_group(group, found.scores.ravel(), found.ids.ravel(), 1, k, higher)
+        return self.blocks_of(best.ids[best.ids >= 0].tolist())
 
-    def blocks_of(self, ids: Integers) -> tuple[ContextBlock, ...]:
-        """Return the blocks that ids stand for, in their order."""
+    def blocks_of(self, ids: Iterable[int]) -> tuple[ContextBlock, ...]:
+        """Return the blocks of ids, in their order."""
         blocks = self._blocks
-        found = [blocks(i) if callable(blocks) else blocks[i] for i in ids.tolist()]
+        found = [blocks(i) if callable(blocks) else blocks[i] for i in ids]
         return tuple(
             block if isinstance(block, ContextBlock) else ContextBlock(text=block)
             for block in found

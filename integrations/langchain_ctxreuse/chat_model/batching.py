@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
+from threading import Event
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -27,7 +28,6 @@ from ctxreuse.adapters.ordered_release import (
     OrderedQueue,
     Slot,
     TaskWaiter,
-    ThreadWaiter,
     in_event_loop,
 )
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
@@ -84,7 +84,9 @@ def taken_plan(slot: BatchSlot, prompt: PromptTexts) -> PlannedPrompt | None:
     if slot.item.texts is None or not slot.item.texts.says_the_same_as(prompt):
         return None
     if not in_event_loop():  # else those before it could not run while it waits
-        ThreadWaiter(slot).wait()
+        woken = Event()
+        slot.attach(woken.set)
+        woken.wait()
     planned = slot.take()
     slot.leave()
     return planned

@@ -10,7 +10,7 @@ from langchain_core.documents import Document
 from ctxreuse.adapters.plan_metadata import copied
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.workflow.graph.found_documents import Documents, documents_in
+from ctxreuse.workflow.graph.state import Documents, documents_in
 
 DocumentOf: TypeAlias = Callable[[BlockId], Document]
 """From a block's id to the document that it was made from."""

@@ -22,8 +22,8 @@ from ctxreuse.workflow.runtime.events import (
     NodeStarted,
     RunFinished,
     TextDelta,
+    WorkflowResult,
 )
-from ctxreuse.workflow.runtime.workflow_result import WorkflowResult
 from langchain_ctxreuse.scope import scope_from_config
 from langchain_ctxreuse.workflow.engine_runnable import EngineRunnable
 from langchain_ctxreuse.workflow.langchain_documents import (

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, planned_aside
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.serving.aio.gather import all_in_order
 
 
@@ -33,7 +33,11 @@ async def send_in_order(
         progress: What the progress bar says; None shows none.
         return_exceptions: Whether a failed prompt's exception becomes its answer. Else the first
             one is raised, running calls are cancelled, and the others never start.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
     """
+    checked_integer("workers", workers, 1)
     planned = await planned_aside(lambda: gateway.plan_batch(prompts), len(prompts))
     queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=gateway.evict)
     slots = [Slot(queue, one.position, one) for one in planned]
@@ -56,14 +60,3 @@ async def send_in_order(
         answers = await all_in_order(slots, answer)
     by_position = {slot.item: one for slot, one in zip(slots, answers, strict=True)}
     return [by_position[position] for position in range(len(prompts))]
-
-
-def checked_workers(workers: object) -> int:
-    """Return the number of workers if it is valid.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InvalidRequestError(f"workers must be an integer from 1, not {describe(workers)}")
-    return workers

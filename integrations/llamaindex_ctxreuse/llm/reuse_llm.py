@@ -28,7 +28,7 @@ from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPart, 
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
-from llamaindex_ctxreuse.llm.ordered_jobs import checked_workers, send_in_order
+from llamaindex_ctxreuse.llm.ordered_jobs import send_in_order
 from llamaindex_ctxreuse.llm.planned_prompts import (
     filled_in,
     messages_with,
@@ -381,7 +381,7 @@ class ReuseLLM(DelegatingLLM):
             self._gateway,
             [call.prompt for call in calls],
             lambda planned: calls[planned.position].send(planned),
-            workers=checked_workers(workers),
+            workers=workers,
             progress=progress,
             return_exceptions=return_exceptions,
         )

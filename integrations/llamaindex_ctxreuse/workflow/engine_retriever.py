@@ -16,7 +16,7 @@ from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.engine import WorkflowEngine
-from ctxreuse.workflow.graph.found_documents import Documents
+from ctxreuse.workflow.graph.state import Documents
 
 NodeOf: TypeAlias = Callable[[BlockId], BaseNode]
 """From a block's id to the node that it was made from."""

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ivf_helpers import assert_same
 
-from ctxreuse.workflow.vector_search.merging import (
+from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,
-    best,
     best_by_group,
     nothing_found,
     worst_score,
@@ -33,6 +32,15 @@ def scores_of(*values: float) -> np.ndarray:
 
 def ids_of(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
+
+
+def best(scores: np.ndarray, ids: np.ndarray, k: int, higher_is_better: bool) -> Candidates:
+    """Return the best of a single group, without padding."""
+    group = np.zeros(len(ids), dtype=np.int64)
+    found = best_by_group(group, scores, ids, 1, k, higher_is_better)
+    count = int((found.ids[0] != MISSING).sum())
+    assert (found.ids[0, count:] == MISSING).all()
+    return Candidates(found.scores[0, :count], found.ids[0, :count])
 
 
 def test_the_smallest_distances_are_best_and_of_equal_ones_the_smaller_id():

@@ -10,7 +10,7 @@ from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse.memory_planner import MemorySearch, asked
 from mem0_ctxreuse.memory_results import MemoryContext
-from mem0_ctxreuse.wrapper import (
+from mem0_ctxreuse.memory_wrapper import (
     AsyncSearchableMemory,
     MemoryWrapper,
     SearchableMemory,

@@ -1,4 +1,4 @@
-"""How much GPU memory the KV cache gets, and how much the hot clusters (HedraRAG, section 4.4).
+"""Division of GPU memory between the KV cache and the hot clusters (HedraRAG, section 4.4).
 
 A larger KV cache runs more generations at a time, a larger tier searches more clusters on the GPU.
 A run needs both, so the slower of the two decides (Equation 2):
@@ -7,7 +7,7 @@ A run needs both, so the slower of the two decides (Equation 2):
 
 As printed, T_R does not depend on KV_size; but "the remaining GPU memory budget is allocated for
 caching index clusters", so here it depends on the bytes that remain. The paper writes both as
-throughputs; runs that have several stages of a kind are counted in runs, so that the two compare.
+throughputs of stages; here both count runs, which may have several stages of a kind.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -26,15 +27,15 @@ from ctxreuse.errors import InvalidRequestError, describe
 class ThroughputTable:
     """Measured throughput of a kind of stage, over memory and load.
 
-    Between measurements it is interpolated in both directions, beyond them the nearest holds.
+    Values between measurements are interpolated, values beyond them are those of the nearest.
 
     Args:
         memory_bytes: (m,) sizes that were measured, ascending.
         arriving: (a,) stages that arrived in a second, ascending.
-        completed: (m, a) stages that were completed in a second then.
+        completed: (m, a) stages that were completed in a second at that load.
 
     Raises:
-        InvalidRequestError: If the shapes or numbers make no such table.
+        InvalidRequestError: wrong shape or numbers.
     """
 
     memory_bytes: Sequence[float]
@@ -55,14 +56,7 @@ class ThroughputTable:
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
     def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
-        """Return the throughput at each measured memory size.
-
-        Args:
-            arriving: Stages that arrive in a second.
-
-        Returns:
-            (m,) stages completed in a second.
-        """
+        """Return the throughput at each measured memory size: (m,) stages a second."""
         rows = np.asarray(self.completed, dtype=np.float64)
         return np.array([np.interp(arriving, self.arriving, row) for row in rows])
 
@@ -113,15 +107,12 @@ def split_memory(
         arriving_runs: Runs that arrive in a second.
         generations_per_run: Generation stages of a run, on average.
         retrievals_per_run: Retrieval stages of a run, on average.
-        least_kv_bytes: What the engine needs to hold its longest request.
+        least_kv_bytes: The memory that the LLM server needs for its longest request.
 
     Raises:
-        InvalidRequestError: If a number is out of its range.
+        InvalidRequestError: wrong type or out of range.
     """
-    if type(total_bytes) is not int or total_bytes < 0:
-        raise InvalidRequestError(
-            f"total_bytes must be an integer from 0, not {describe(total_bytes)}"
-        )
+    checked_integer("total_bytes", total_bytes)
     if type(least_kv_bytes) is not int or not 0 <= least_kv_bytes <= total_bytes:
         raise InvalidRequestError(
             f"least_kv_bytes must be an integer from 0 to {total_bytes} (total_bytes), "

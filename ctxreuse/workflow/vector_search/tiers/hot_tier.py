@@ -1,9 +1,9 @@
 """Keeps the clusters that are searched most in faster memory (HedraRAG, section 4.4).
 
-Queries are skewed: few clusters get most of the searches. A tier counts them, chooses the clusters
-that are worth their bytes, copies them aside and swaps the new set in. `HotTier` holds them in RAM
-over an index whose lists are memory-mapped (`IVFIndex.read`), `GpuTier` holds them on a GPU.
-What is found does not depend on where a cluster lies.
+Queries are skewed: few clusters get most of the searches. A tier counts the searches, chooses the
+clusters that are worth their bytes, copies them aside and swaps the new set in. `HotTier` holds
+them in RAM over an index whose lists are memory-mapped (`IVFIndex.read`), `GpuTier` holds them on a
+GPU. The results do not depend on where a cluster lies.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.workflow.vector_search.ivf import IVFIndex, require_faiss
+from ctxreuse.workflow.vector_search.faiss_views import require_faiss
+from ctxreuse.workflow.vector_search.ivf import IVFIndex
 
 _ID_BYTES = 8
 
@@ -32,7 +34,7 @@ class BuiltTier(Generic[_Copy]):
 
     Attributes:
         copies: Each cluster's copy, by cluster.
-        size_bytes: What they take.
+        size_bytes: Their size.
     """
 
     copies: Mapping[int, _Copy]
@@ -59,21 +61,21 @@ class TierCounters:
 class ClusterTier(ABC, Generic[_Copy]):
     """Chooses the clusters of a tier by how often they are searched, and exchanges them.
 
-    The engine notes each sub-stage, and when a rebuild is `due`, it calls `build` in a background
-    thread and then `swap`. Searches go on meanwhile: a scan ends with the set that it began with.
+    The workflow engine notes each sub-stage, and when a rebuild is `due`, it calls `build` in a
+    background thread and then `swap`. Searches go on meanwhile: a scan ends with the set that it
+    began with.
 
-    The cost of a cluster and its bytes both grow with its vectors, so what a byte saves is the
-    number of accesses alone. Clusters are taken in this order as long as they fit; those that were
-    never searched are not taken. Copies of clusters that stay are kept, so a rebuild copies only
-    the new ones. Until the last scan of the old set has ended, both sets are in memory; they share
-    what stayed.
+    The cost of a cluster and its bytes both grow with its vectors, so the gain of a byte is the
+    number of accesses alone. Clusters are taken in this order as long as they fit, except those
+    that were never searched. A rebuild copies only the new clusters. Until the last scan of the old
+    set has ended, both sets are in memory; they share the clusters that stayed.
 
     Args:
         index: The index whose clusters are held.
-        capacity_bytes: What the copies of one set may take: vectors and 8 bytes for each id.
+        capacity_bytes: Size limit of one set of copies: vectors and 8 bytes for each id.
         every: Sub-stages from one rebuild to the next; the paper's 50.
-        decay: What remains of the counts after a rebuild, from 0 (forget all) to 1 (forget
-            nothing), so that clusters that were popular once give way.
+        decay: The share of the counts that remains after a rebuild, from 0 (forget all) to 1
+            (forget nothing), so that clusters that were popular once give way.
 
     Attributes:
         index: The index whose clusters are held.
@@ -83,12 +85,8 @@ class ClusterTier(ABC, Generic[_Copy]):
     def __init__(
         self, index: IVFIndex, capacity_bytes: int, *, every: int = 50, decay: float = 0.5
     ) -> None:
-        if type(capacity_bytes) is not int or capacity_bytes < 0:
-            raise InvalidRequestError(
-                f"capacity_bytes must be an integer from 0, not {describe(capacity_bytes)}"
-            )
-        if type(every) is not int or every < 1:
-            raise InvalidRequestError(f"every must be a positive integer, not {describe(every)}")
+        checked_integer("capacity_bytes", capacity_bytes)
+        checked_integer("every", every, 1)
         if not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise InvalidRequestError(f"decay must be from 0 to 1, not {describe(decay)}")
         self.counters = TierCounters()
@@ -110,7 +108,7 @@ class ClusterTier(ABC, Generic[_Copy]):
 
     @property
     def size_bytes(self) -> int:
-        """What the copies take."""
+        """The size of the copies."""
         return self._serving.size_bytes
 
     @property
@@ -120,11 +118,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         return counters.hot_codes / counters.codes if counters.codes else 0.0
 
     def note(self, clusters: npt.NDArray[np.int64]) -> None:
-        """Count the searches of one sub-stage.
-
-        Args:
-            clusters: The cluster of each pair that was scanned, as given to `IVFIndex.scan`.
-        """
+        """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`."""
         clusters = clusters[clusters >= 0]
         accesses = np.bincount(clusters, minlength=self.index.nlist)
         codes = accesses * self.index.cluster_sizes
@@ -140,11 +134,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         return self._since_build >= self._every
 
     def build(self) -> BuiltTier[_Copy]:
-        """Copy the clusters that are searched most; for a background thread.
-
-        Returns:
-            The new set, for `swap`. It is not searched yet.
-        """
+        """Return a copy of the clusters that are searched most, for `swap`; in any thread."""
         with self._building:
             with self._counting:
                 accesses = self._accesses.copy()
@@ -159,11 +149,7 @@ class ClusterTier(ABC, Generic[_Copy]):
             return BuiltTier(MappingProxyType(copies), size_bytes)
 
     def swap(self, built: BuiltTier[_Copy]) -> None:
-        """Search in a new set from now on.
-
-        Args:
-            built: What `build` returned; the set that is served already changes nothing.
-        """
+        """Search from now on in the set that `build` returned."""
         if built.copies.keys() == self._serving.copies.keys():
             return
         self._serve(built.copies)
@@ -199,8 +185,8 @@ class ClusterTier(ABC, Generic[_Copy]):
 class HotTier(ClusterTier[Any]):
     """The tier in RAM, over an index that was read with `IVFIndex.read(path, memory_map=True)`.
 
-    The system caches what is read from a memory-mapped file, too, but a scan through many cold
-    clusters pushes the hot ones out; the copies here stay.
+    The system caches a memory-mapped file, too, but a scan through many cold clusters pushes the
+    hot ones out of that cache; the copies here stay.
     """
 
     def _copy(self, cluster: int) -> Any:

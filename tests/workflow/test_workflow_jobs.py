@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 from workflow_engines import DIMENSION, METRICS, NLIST, corpus_index
 
 from ctxreuse.workflow.vector_search.costs import ScanLoad
+from ctxreuse.workflow.vector_search.handle import SearchHandle
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, VectorSearch
-from ctxreuse.workflow.vector_search.scanning import scan
+from ctxreuse.workflow.vector_search.jobs import ScanJob, Scanned
+from ctxreuse.workflow.vector_search.scan_queue import ScanBatch
+
+
+def scanned(index, batch):
+    outcome = ScanJob(batch, index, lambda: 0.0, 0.0, False).run()
+    assert isinstance(outcome, Scanned)
+    return outcome.found
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -30,7 +37,7 @@ def test_the_best_of_each_search_come_back(metric, seed, wanted):
     most = max(k for k, _ in wanted)
     batch = ScanBatch(
         searches=tuple(
-            VectorSearch(vectors[i], np.arange(0), k, 0.0) for i, (k, _) in enumerate(wanted)
+            SearchHandle("", k, 0.0, vector=vectors[i]) for i, (k, _) in enumerate(wanted)
         ),
         vectors=vectors,
         thresholds=np.full(len(wanted), index.worst, dtype=np.float32),
@@ -39,7 +46,7 @@ def test_the_best_of_each_search_come_back(metric, seed, wanted):
         k=most,
         load=ScanLoad(len(rows), 0, 0),
     )
-    found = scan(index, batch, lambda: 0.0).found
+    found = scanned(index, batch)
     everything = index.scan(vectors, rows, clusters, 200)
     sign = -1 if index.higher_is_better else 1
     for row, (k, _) in enumerate(wanted):
@@ -59,7 +66,7 @@ def test_what_does_not_reach_the_threshold_stays_away():
     clusters, rows = np.arange(NLIST), np.zeros(NLIST, dtype=np.intp)
     scores = np.sort(index.scan(vectors, rows, clusters, 5).scores.ravel())
     batch = ScanBatch(
-        searches=(VectorSearch(vectors[0], clusters, 5, 0.0),),
+        searches=(SearchHandle("", 5, 0.0, vector=vectors[0], clusters=clusters),),
         vectors=vectors,
         thresholds=scores[2:3],
         rows=rows,
@@ -67,5 +74,5 @@ def test_what_does_not_reach_the_threshold_stays_away():
         k=5,
         load=ScanLoad(NLIST, 0, 0),
     )
-    found = scan(index, batch, lambda: 0.0).found
+    found = scanned(index, batch)
     np.testing.assert_array_equal(np.sort(found.scores), scores[:3])

@@ -1,16 +1,16 @@
-"""The tier on a GPU: hot clusters are searched there, and what is found is what faiss finds.
+"""The tier on a GPU: hot clusters are searched there, with the results of faiss.
 
 A GPU adds up in another order than a CPU, so its scores differ in the last bits, and its best k may
-be others. So it only narrows the choice. All whose score is within a proven margin of the k-th best
-go back to the CPU, which scores them again with faiss's own function. For a sum of d products in
-float32, in whatever order, with or without fused operations (Higham, "Accuracy and Stability of
+differ. So it only narrows the choice. All vectors whose score is within a proven margin of the k-th
+best go back to the CPU, which scores them again with faiss's own function. For a sum of d products
+in float32, in any order, with or without fused operations (Higham, "Accuracy and Stability of
 Numerical Algorithms", section 3.1):
 
     |computed - exact| <= gamma * sum(|products|),   gamma = d * u / (1 - d * u),   u = 2 ** -24
 
 The sum is at most |x| * |y|; a squared distance is at most (|x| + |y|) ** 2. If E bounds the error
-of the GPU's scores and F that of faiss's, then whatever faiss counts among its best k has on the
-GPU a score within 2 * (E + F) of the k-th best there.
+of the GPU's scores and F that of faiss's, then each vector among faiss's best k has on the GPU a
+score within 2 * (E + F) of the k-th best there.
 
 torch is imported only where this tier is used.
 """
@@ -26,24 +26,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.workflow.vector_search.faiss_views import openmp_threads, require_faiss
 from ctxreuse.workflow.vector_search.ivf import (
     IVFIndex,
     ScannedPairs,
-    Vectors,
-    openmp_threads,
-    require_faiss,
 )
-from ctxreuse.workflow.vector_search.merging import (
+from ctxreuse.workflow.vector_search.tiers.hot_tier import ClusterTier, HotTier
+from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,
     Ids,
+    Vectors,
     best_by_group,
     nothing_found,
 )
-from ctxreuse.workflow.vector_search.tiers import ClusterTier, HotTier
 
 _SPARE = 32
-"""Candidates beyond k that a pair may have within its margin; with more, faiss scans it."""
+"""Candidates beyond k that a pair may have within its margin; faiss scans a pair with more."""
 
 _LARGEST_BLOCK = 1 << 26
 """Scores that are held on the device at a time: 256 MiB."""
@@ -65,13 +64,13 @@ def gpu_is_usable() -> bool:
 def fastest_tier(
     index: IVFIndex, capacity_bytes: int, *, every: int = 50, decay: float = 0.5
 ) -> GpuTier | HotTier:
-    """Return a tier on the GPU where there is one that can hold the index, else one in RAM.
+    """Return a tier on the GPU if there is one and it can hold the index, else one in RAM.
 
     Args:
         index: As for `ClusterTier`, and so are the others.
-        capacity_bytes: Bytes on the device that the tier is on.
+        capacity_bytes: Bytes on the device of the tier.
         every: Sub-stages from one rebuild to the next.
-        decay: What remains of the counts after a rebuild.
+        decay: The share of the counts that remains after a rebuild.
     """
     if gpu_is_usable() and _is_plain(index):
         return GpuTier(index, capacity_bytes, every=every, decay=decay)
@@ -80,14 +79,14 @@ def fastest_tier(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuCluster:
-    """A cluster on the GPU, and what the CPU needs to score its vectors again.
+    """A cluster on the GPU, and in RAM, where the CPU scores its vectors again.
 
     Attributes:
         vectors: (n, d) float32 tensor on the device.
         squared_norms: (n,) float32 tensor on the device.
         stored: (n, d) float32 as faiss stores them, in RAM.
         ids: (n,) their ids.
-        largest_norm: Of the vectors' Euclidean norms.
+        largest_norm: The largest Euclidean norm of its vectors.
     """
 
     vectors: Any
@@ -101,19 +100,19 @@ class GpuTier(ClusterTier[GpuCluster]):
     """The tier on a GPU, for an `IndexIVFFlat`.
 
     Matrix products must be done in full float32, torch's default
-    (`torch.set_float32_matmul_precision("highest")`). While that is set otherwise, faiss scans all.
+    (`torch.set_float32_matmul_precision("highest")`). With any other setting faiss scans all.
 
     Args:
         index: An index that stores plain vectors.
-        capacity_bytes: What the clusters may take on the device. The same vectors are kept in RAM
-            a second time, to be scored again.
+        capacity_bytes: Size limit on the device. The same vectors are kept in RAM a second time,
+            to be scored again.
         device: torch's name of it.
         every: As for `ClusterTier`.
         decay: As for `ClusterTier`.
 
     Raises:
-        InvalidRequestError: If the index compresses its vectors.
-        MissingExtraError: If torch is not installed.
+        InvalidRequestError: The index compresses its vectors.
+        MissingExtraError: torch is not installed.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class _GpuScanner:
     def begin(
         self, vectors: Vectors, rows: Ids, clusters: Ids, k: int
     ) -> Callable[[], ScannedPairs]:
-        """Start the device's work; the function that is returned does the CPU's part."""
+        """Start the device's work; the returned function does the CPU's part."""
         torch = self._torch
         order = np.argsort(clusters, kind="stable")
         asked = vectors[rows[order]]
@@ -206,8 +205,8 @@ class _GpuScanner:
     def _nearest(self, asked: Any, cluster: GpuCluster, k: int) -> list[tuple[Any, Any]]:
         """Return blocks of scores (less is better) and offsets of the best k and some more.
 
-        The scores lack the queries' squared norms, which change no order. What a small cluster
-        does not have is infinite.
+        The scores lack the queries' squared norms, which change no order. Scores that a small
+        cluster lacks are infinite.
         """
         torch = self._torch
         size = len(cluster.stored)
@@ -245,7 +244,7 @@ class _GpuScanner:
             is_whole[start:end] = len(self._copies[cluster].stored) <= scores.shape[1]
         limits = scores[:, k - 1].astype(np.float64) + self._margins(norms, largest)
         is_candidate = (scores <= limits[:, None]) & np.isfinite(scores)
-        # a comparison with what is no number is false: such queries are left to faiss
+        # comparisons with NaN are false: such queries are left to faiss
         is_certain = (norms + largest) ** 2 < _LARGEST_SQUARE
         is_certain &= is_whole | (scores[:, -1] > limits)
 
@@ -262,7 +261,7 @@ class _GpuScanner:
             again[part] = self._faiss_scores(asked, pairs[part], copy.stored, of_pairs[part])
             first = last
         best = best_by_group(pairs, again, ids, len(asked), k + 1, self._higher_is_better)
-        # who of those that tie at the end is kept is for faiss to say
+        # faiss decides which of those that tie at the end is kept
         ties = (best.scores[:, k - 1] == best.scores[:, k]) & (best.ids[:, k] != MISSING)
         found = Candidates(best.scores[:, :k], best.ids[:, :k])
         return ScannedPairs(found, is_certain & ~ties)
@@ -273,7 +272,7 @@ class _GpuScanner:
         """Return 2 * (E + F) for each pair, where E and F bound the errors of the scores.
 
         Four terms are added to d for the operations around the sum: differences, squares, the
-        norms and their addition. Another bound, far smaller, is for products that underflow.
+        norms and their addition. Another bound, far smaller, covers products that underflow.
         """
         terms = self._dimension + 4
         gamma = terms * _UNIT_ROUNDOFF / (1 - terms * _UNIT_ROUNDOFF)
@@ -317,7 +316,7 @@ def _products_are_float32(torch: Any) -> bool:
     """Return whether matrix products are not shortened to TF32 or bfloat16."""
     try:
         return bool(torch.get_float32_matmul_precision() == "highest")
-    except RuntimeError:  # set through torch's newer settings, for which there is no one answer
+    except RuntimeError:  # set through torch's newer settings, which have no single answer
         return False
 
 

@@ -1,0 +1,121 @@
+"""Work beside other work: in threads, in tasks that end before their owner, n at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+
+from ctxreuse.context.fail_open import FailOpen
+
+_Result = TypeVar("_Result")
+
+
+class Execute(Protocol):
+    """Runs blocking work in another thread."""
+
+    def __call__(self, work: Callable[[], _Result], /) -> Awaitable[_Result]:
+        """Return an awaitable of the work's result."""
+
+
+class Threads:
+    """Runs blocking work in threads, in the order in which it comes; starts them when needed.
+
+    Args:
+        max_threads: The most threads.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = Lock()
+
+    async def __call__(self, work: Callable[[], _Result]) -> _Result:
+        """Return the work's result; a coroutine, so that it is cancelled with its event loop."""
+        return await asyncio.wrap_future(self.start(work))
+
+    def start(self, work: Callable[[], _Result]) -> Future[_Result]:
+        """Start some work, from any thread."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._max_threads, "ctxreuse-workflow")
+            return self._pool.submit(work)
+
+    def close(self) -> None:
+        """Wait for what runs, and end the threads; they start again if they are needed."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+
+
+class BackgroundTasks:
+    """Tasks that no caller waits for, but that end before their owner does.
+
+    Args:
+        failing: Notes what goes wrong in them; nothing else comes of it.
+    """
+
+    def __init__(self, failing: FailOpen) -> None:
+        self._failing = failing
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start some work."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def wait(self) -> None:
+        """Wait until all of it has ended, even if the caller is cancelled meanwhile."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._tasks:
+            try:
+                await asyncio.wait(self._tasks)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._failing.note(error)
+
+
+class ConcurrencyLimiter:
+    """Lets a number of runs go on at a time; others wait in the order of arrival.
+
+    Args:
+        max_running: How many go on at a time.
+
+    Attributes:
+        waiting: How many wait.
+    """
+
+    def __init__(self, max_running: int) -> None:
+        self.waiting = 0
+        self._max_running = max_running
+        self._running = 0
+        self._free = asyncio.Semaphore(max_running)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncGenerator[None, None]:
+        """Wait for a slot, and hold it until the block ends."""
+        if not self.waiting and not self._running:
+            self._free = asyncio.Semaphore(self._max_running)  # the last may be another loop's
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._free.release()

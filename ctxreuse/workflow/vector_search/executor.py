@@ -1,0 +1,200 @@
+"""Runs the searches of one vector index: workers in threads, owners in event loops.
+
+There is no barrier and no polling. Workers go on as long as there is anything to do, and end.
+Nothing stands between one job of a worker and its next, not even the event loop: it would be asked
+for each, and be busy with other things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any
+
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.serving.aio.concurrency import Execute, Threads
+from ctxreuse.workflow.vector_search.handle import (
+    KEPT,
+    PreviewSchedule,
+    SearchHandle,
+    SearchProgress,
+    SearchRecord,
+    SearchUpdate,
+)
+from ctxreuse.workflow.vector_search.jobs import Job, Outcome
+from ctxreuse.workflow.vector_search.scheduler import SearchScheduler
+from ctxreuse.workflow.vector_search.tiers.hot_tier import BuiltTier, ClusterTier
+from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
+
+
+class SearchExecutor:
+    """Runs the searches of one retriever. For one event loop at a time.
+
+    Args:
+        retriever: The index, and what belongs to it.
+        execute: Runs blocking work in another thread.
+        threads: For the workers alone; None has `execute` run each of their jobs.
+        workers: How many workers there may be.
+        reorder: Whether a session's last search says where to look first.
+        clock: Seconds from any start, to measure durations.
+
+    Attributes:
+        retriever: The retriever.
+        scheduler: Decides what is scanned next.
+        execute: Runs blocking work in another thread.
+    """
+
+    def __init__(
+        self,
+        retriever: VectorRetriever,
+        execute: Execute,
+        *,
+        threads: Threads | None = None,
+        workers: int = 1,
+        reorder: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.retriever = retriever
+        self.execute = execute
+        self.scheduler = SearchScheduler(retriever, workers=workers, reorder=reorder, clock=clock)
+        self._threads = threads
+        self._lock = Lock()
+        self._workers: set[Future[None] | asyncio.Task[None]] = set()
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._failing = FailOpen(
+            "SearchExecutor", "clusters are scanned where they are", work="filling the hot tier"
+        )
+
+    def begin(
+        self,
+        text: str,
+        k: int,
+        due: float,
+        record: SearchRecord | None = None,
+        *,
+        previews: PreviewSchedule | None = None,
+        is_remembered: bool = True,
+    ) -> SearchHandle:
+        """Begin a search.
+
+        Args:
+            text: The query.
+            k: How many results.
+            due: When the result is needed; the least is served first.
+            record: The last search of the session.
+            previews: When the owner wishes to look at what has been found; None is never.
+            is_remembered: Whether more of the results are kept, for the next search.
+        """
+        search = SearchHandle(text, k, due, KEPT if is_remembered else k, record, previews)
+        search.loop = asyncio.get_running_loop()
+        with self._lock:
+            self.scheduler.add(search)
+        self._start_workers()
+        return search
+
+    def cancel(self, search: SearchHandle) -> None:
+        """Drop a search that may not have ended."""
+        with self._lock:
+            self.scheduler.remove(search)
+
+    def progress(self, search: SearchHandle) -> SearchProgress:
+        """Return how far a search is, and what it has found so far."""
+        with self._lock:
+            return self.scheduler.progress(search)
+
+    async def drain(self) -> None:
+        """Wait until nothing runs in other threads."""
+        while True:
+            running: set[Any] = {asyncio.wrap_future(one) for one in tuple(self._workers)}
+            if self._rebuilding is not None:
+                running.add(self._rebuilding)
+            if not running:
+                return
+            await asyncio.wait(running)
+
+    async def close(self) -> None:
+        """Wait until nothing runs, and end the threads; they start again if they are needed."""
+        await self.drain()
+        if self._threads is not None:
+            self._threads.close()
+
+    # workers
+
+    def _start_workers(self) -> None:
+        while True:
+            with self._lock:
+                if not self.scheduler.starts_worker():
+                    return
+            if self._threads is None:
+                worker: Any = asyncio.ensure_future(self._work_in_loop())
+            else:
+                worker = self._threads.start(self._work_in_thread)
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+
+    def _work_in_thread(self) -> None:
+        try:
+            while (job := self._next_job()) is not None:
+                self._tell_from_thread(self._finish(job, job.run()))
+        except Exception as error:
+            self._tell_from_thread(self._give_up(error))
+
+    async def _work_in_loop(self) -> None:
+        try:
+            while (job := self._next_job()) is not None:
+                try:
+                    outcome = await self.execute(job.run)
+                except asyncio.CancelledError:  # the event loop ends
+                    with self._lock:
+                        self.scheduler.return_job(job)
+                    raise
+                self._tell(self._finish(job, outcome))
+        except Exception as error:
+            self._tell(self._give_up(error))
+
+    def _next_job(self) -> Job | None:
+        """Return a worker's next job, and start another worker if there is more to do."""
+        with self._lock:
+            job = self.scheduler.next_job()
+        if job is not None:
+            self._start_workers()
+        return job
+
+    def _finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
+        with self._lock:
+            return self.scheduler.finish(job, outcome)
+
+    def _give_up(self, error: Exception) -> list[SearchUpdate]:
+        with self._lock:
+            return self.scheduler.give_up(error)
+
+    def _tell_from_thread(self, updates: list[SearchUpdate]) -> None:
+        """Have the event loops tell the owners that wait in them."""
+        for loop in {update.search.loop for update in updates}:
+            assert loop is not None, "begin has set it"
+            in_loop = [update for update in updates if update.search.loop is loop]
+            try:
+                loop.call_soon_threadsafe(self._tell, in_loop)
+            except RuntimeError:  # the loop is closed, and nothing waits in it any more
+                continue
+
+    def _tell(self, updates: list[SearchUpdate]) -> None:
+        """Tell the owners of searches; start a rebuild of the hot tier if it is time."""
+        for search, has_ended in updates:
+            search.updates.put_nowait(has_ended)
+        tier = self.retriever.hot
+        if tier is not None and tier.due() and self._rebuilding is None:
+            self._rebuilding = asyncio.ensure_future(self._rebuild(tier))
+
+    async def _rebuild(self, tier: ClusterTier[Any]) -> None:
+        """Let the hot tier follow what is used most, beside the scans."""
+        try:
+            built: BuiltTier[Any] = await self.execute(tier.build)
+            tier.swap(built)
+        except Exception as error:
+            self._failing.note(error)
+        finally:
+            self._rebuilding = None

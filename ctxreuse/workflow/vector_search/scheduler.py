@@ -1,0 +1,318 @@
+"""What is to be done next for the searches of one vector index: decisions only.
+
+The scheduler starts no thread, holds no lock and knows no event loop. Its caller takes jobs, runs
+them anywhere, and brings back the outcomes; it is told which owners have an update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctxreuse.workflow.vector_search.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
+from ctxreuse.workflow.vector_search.handle import (
+    SearchHandle,
+    SearchProgress,
+    SearchUpdate,
+)
+from ctxreuse.workflow.vector_search.jobs import (
+    Embedded,
+    EmbeddingJob,
+    Job,
+    Outcome,
+    ScanJob,
+    Scanned,
+)
+from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue
+from ctxreuse.workflow.vector_search.top_k import Ids, TopK, Vectors
+from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
+
+_LEAST_SCANS = 2.0
+"""How long part of a search should take at least, compared with a scan's overhead."""
+
+_SEARCHES_A_BATCH = 12
+_MOST_BATCHES = 6
+"""With n searches waiting, n / 12 batches are chosen at a time, at most 6."""
+
+_MOSTLY_IDLE = 0.4
+"""Workers that are busy for no more of their time have some for speculative searches."""
+
+
+@dataclass(slots=True)
+class SearchCounters:
+    """What has been done for the searches of an index.
+
+    Attributes:
+        searches: Searches that have ended.
+        batches: Scans.
+        pairs: Pairs of query and cluster that were scanned.
+        clusters: Clusters that were read for them.
+        scan_s: Seconds that the index took for them, over all workers.
+        scheduling_s: Seconds that workers spent on choosing what to scan.
+    """
+
+    searches: int = 0
+    batches: int = 0
+    pairs: int = 0
+    clusters: int = 0
+    scan_s: float = 0.0
+    scheduling_s: float = 0.0
+
+
+class SearchScheduler:
+    """The searches of one retriever. For one thread at a time: `SearchExecutor` locks it.
+
+    Args:
+        retriever: The index, and what belongs to it.
+        workers: How many workers there may be.
+        reorder: Whether a session's last search says where to look first.
+        clock: Seconds from any start.
+    """
+
+    def __init__(
+        self,
+        retriever: VectorRetriever,
+        *,
+        workers: int,
+        reorder: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        index = retriever.index
+        self.counters = SearchCounters()
+        self._retriever = retriever
+        self._workers = workers
+        self._reorder = reorder
+        self._clock = clock
+        self._costs = ScanCosts(index.dimension)
+        self._queue = ScanQueue(
+            index.cluster_sizes,
+            self._costs,
+            dimension=index.dimension,
+            higher_is_better=index.higher_is_better,
+        )
+        self._overhead_s = MovingMean(0.0005)
+        self._arrivals = ArrivalRate()
+        self._open: set[SearchHandle] = set()
+        self._unembedded: list[SearchHandle] = []
+        self._to_embed_alone: list[SearchHandle] = []
+        self._is_embedding = False
+        self._chosen: deque[ScanBatch] = deque()
+        self._working = self._working_ahead = 0
+
+    def __len__(self) -> int:
+        """Return how many searches are under way."""
+        return len(self._open)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a speculative search would keep hardly any other waiting; needs no lock."""
+        counters = self.counters
+        usual_s = counters.scan_s / counters.searches if counters.searches else 0.0
+        busy = self._arrivals.per_s(self._clock()) * usual_s / self._workers
+        return len(self._open) < self._workers and busy < _MOSTLY_IDLE
+
+    def add(self, search: SearchHandle) -> None:
+        """Take in a search; the caller then asks `starts_worker`."""
+        if not math.isinf(search.due):
+            self._arrivals.note(self._clock())
+        self._open.add(search)
+        self._unembedded.append(search)
+
+    def remove(self, search: SearchHandle) -> None:
+        """Drop a search; one that has ended is gone already."""
+        self._open.discard(search)
+        for waiting in (self._unembedded, self._to_embed_alone):
+            if search in waiting:
+                waiting.remove(search)
+        self._queue.remove(search)
+
+    def progress(self, search: SearchHandle) -> SearchProgress:
+        """Return how far a search is, and what it has found so far."""
+        if isinstance(search.outcome, TopK):
+            return SearchProgress(share=1.0, best=search.outcome)
+        if search.slot < 0 or search.is_gone:
+            return SearchProgress()
+        clusters = max(1, len(search.clusters))
+        return SearchProgress(
+            share=self._queue.prefix(search) / clusters,
+            unchanged=(search.scanned - search.changed_at) / clusters,
+            best=self._queue.best(search) if search.scanned else None,
+        )
+
+    def starts_worker(self) -> bool:
+        """Return whether one more worker is to begin now; it counts as working from now on."""
+        if self._working >= self._workers:
+            return False
+        has_texts = bool(self._unembedded or self._to_embed_alone) and not self._is_embedding
+        if has_texts or self._chosen or self._queue.has_unscanned(self._keeps_one_free):
+            self._working += 1
+            return True
+        return False
+
+    def next_job(self) -> Job | None:
+        """Return what a worker is to do now; None ends the worker."""
+        began = self._clock()
+        if not self._is_embedding and (texts := self._next_texts()):
+            self._is_embedding = True
+            return EmbeddingJob(texts, self._retriever)
+        if not self._chosen:
+            self._choose(began)
+        if not self._chosen:
+            self._working -= 1
+            return None
+        batch = self._chosen.popleft()
+        job = ScanJob(batch, self._retriever.index, self._clock, began, not batch.is_awaited)
+        self._working_ahead += job.is_speculative
+        self.counters.scheduling_s += self._clock() - began
+        return job
+
+    def finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
+        """Take in the outcome of a job, and return the updates for the owners."""
+        self._release(job)
+        if isinstance(job, EmbeddingJob) and isinstance(outcome, Embedded):
+            return self._take_in_vectors(job, outcome)
+        if isinstance(job, ScanJob) and isinstance(outcome, Scanned):
+            return self._take_in_scanned(job, outcome)
+        assert isinstance(outcome, Exception), "a job's outcome is its own"
+        return self._take_in_fault(job, outcome)
+
+    def return_job(self, job: Job) -> None:
+        """Take back a job that was not run; its worker ends."""
+        self._working -= 1
+        self._release(job)
+        if isinstance(job, EmbeddingJob):
+            self._to_embed_alone += [search for search in job.searches if search in self._open]
+        else:
+            self._queue.return_unscanned(job.batch)
+
+    def give_up(self, error: Exception) -> list[SearchUpdate]:
+        """End all searches, since a worker has failed and ends: no run may wait in vain."""
+        self._working -= 1
+        self._is_embedding = False
+        self._unembedded.clear()
+        self._to_embed_alone.clear()
+        while self._chosen:
+            self._queue.return_unscanned(self._chosen.popleft())
+        return self._fail(list(self._open), error)
+
+    @property
+    def _keeps_one_free(self) -> bool:
+        """Whether one worker must stay free of speculative scans."""
+        return 0 < self._working_ahead >= self._workers - 1
+
+    def _release(self, job: Job) -> None:
+        if isinstance(job, EmbeddingJob):
+            self._is_embedding = False
+        else:
+            self._working_ahead -= job.is_speculative
+
+    def _choose(self, now_s: float) -> None:
+        """Choose what to scan next.
+
+        Where many wait, several batches are chosen at a time: the first one brings the queue back
+        into the processor's caches, from which scans drive it out, the others cost a third.
+        """
+        budget_s, overhead_s = self._budget_s(now_s), self._overhead_s.value
+        for _ in range(max(1, min(len(self._queue) // _SEARCHES_A_BATCH, _MOST_BATCHES))):
+            batch = self._queue.next_batch(
+                budget_s, overhead_s, only_awaited=self._keeps_one_free or bool(self._chosen)
+            )
+            if batch is None:
+                return
+            self._chosen.append(batch)
+
+    def _budget_s(self, now_s: float) -> float:
+        searches, overhead_s = len(self._queue), self._overhead_s.value
+        arriving_per_s = self._arrivals.per_s(now_s)
+        budget_s = sub_stage_s(overhead_s, searches, arriving_per_s, self._workers)
+        if searches < self._workers:  # each takes a part
+            part_s = self._queue.work_s() / (self._workers - self._working + 1)
+            budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
+        return budget_s
+
+    def _next_texts(self) -> list[SearchHandle]:
+        if self._to_embed_alone:
+            return [self._to_embed_alone.pop()]
+        texts, self._unembedded = self._unembedded, []
+        return texts
+
+    def _take_in_fault(self, job: Job, error: Exception) -> list[SearchUpdate]:
+        if isinstance(job, ScanJob):
+            self._queue.return_unscanned(job.batch)
+            return self._fail([one for one in job.batch.searches if one in self._open], error)
+        present = [search for search in job.searches if search in self._open]
+        if len(job.searches) == 1:
+            return self._fail(present, error)
+        self._to_embed_alone += present  # one text may be at fault; the others need not fail
+        return []
+
+    def _take_in_vectors(self, job: EmbeddingJob, embedded: Embedded) -> list[SearchUpdate]:
+        updates = []
+        for search, vector, probed in zip(job.searches, *embedded, strict=True):
+            if search in self._open:
+                try:
+                    self._enter(search, vector, probed[probed >= 0])
+                except Exception as error:
+                    updates += self._fail([search], error)
+                    continue
+                if search.is_done or search.previews is not None:
+                    updates.append(self._update(search))
+        return updates
+
+    def _enter(self, search: SearchHandle, vector: Vectors, clusters: Ids) -> None:
+        index, record = self._retriever.index, search.record
+        if record is not None:
+            search.recalled = record.nearest(vector, search.k, index.higher_is_better)
+            if self._reorder:
+                clusters = record.reordered(clusters)
+        search.k, search.kept = min(search.k, index.size), min(search.kept, index.size)
+        search.vector, search.clusters = vector, clusters
+        search.schedule_previews(search.previews)
+        self._queue.add(search)
+
+    def _take_in_scanned(self, job: ScanJob, scanned: Scanned) -> list[SearchUpdate]:
+        batch = job.batch
+        self._costs.observe(batch.load, scanned.seconds)
+        if self._retriever.hot is not None:
+            self._retriever.hot.note(batch.clusters)
+        present = self._queue.take_in(batch, scanned.found)
+        updates = [
+            self._update(search)
+            for search in present
+            if search.is_done or self._is_preview_due(search)
+        ]
+        self._overhead_s.add(self._clock() - job.began_s - scanned.seconds)
+        counters = self.counters
+        counters.batches += 1
+        counters.pairs += len(batch.clusters)
+        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
+        counters.scan_s += scanned.seconds
+        return updates
+
+    def _is_preview_due(self, search: SearchHandle) -> bool:
+        """Return whether the owner should look: where it wished to, and when the best change."""
+        changed_at = max(search.pause_at, search.changed_at)
+        if search.previews is None or not search.previewed_at < changed_at <= search.scanned:
+            return False
+        return self._queue.prefix(search) >= search.pause_at
+
+    def _update(self, search: SearchHandle) -> SearchUpdate:
+        """Return an update of a search; end one that is done."""
+        search.previewed_at = search.scanned
+        if search.is_done:
+            search.outcome = self._queue.best(search)
+            self.counters.searches += 1
+            self.remove(search)
+        return SearchUpdate(search, search.is_done)
+
+    def _fail(self, searches: Iterable[SearchHandle], error: Exception) -> list[SearchUpdate]:
+        updates = []
+        for search in searches:
+            search.outcome = error
+            self.remove(search)
+            updates.append(SearchUpdate(search, True))
+        return updates

@@ -1,0 +1,1 @@
+"""Tiers that hold the clusters that are searched most in faster memory."""

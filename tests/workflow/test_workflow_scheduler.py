@@ -1,0 +1,108 @@
+"""A scheduler whose jobs are done in any order, and any of them brought back undone."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workflow_engines import BLOCKS, corpus_retriever, plain_search
+
+from ctxreuse.workflow.vector_search.handle import NEVER, SearchHandle
+from ctxreuse.workflow.vector_search.jobs import Job
+from ctxreuse.workflow.vector_search.scheduler import SearchScheduler
+
+WORKERS = 3
+
+
+def ticking_scheduler() -> SearchScheduler:
+    ticks = count()
+    return SearchScheduler(
+        corpus_retriever(),
+        workers=WORKERS,
+        reorder=True,
+        clock=lambda: next(ticks) * 1e-4,
+    )
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 9_999), searches=st.integers(40, 120))
+def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(
+    seed: int, searches: int
+) -> None:
+    draw = Random(seed)
+    scheduler = ticking_scheduler()
+    jobs: list[Job] = []
+    coming = [
+        SearchHandle(
+            f"passage {draw.randrange(500)} of {number}",
+            draw.randrange(1, 9),
+            draw.choice((float(number), 0.0, NEVER)),
+        )
+        for number in range(searches)
+    ]
+    all_searches, there = list(coming), []
+
+    def take_next() -> None:
+        if (job := scheduler.next_job()) is not None:
+            jobs.append(job)
+
+    def some_job() -> Job:
+        return jobs.pop(draw.randrange(len(jobs)))
+
+    while coming or jobs:
+        choice = draw.randrange(20)
+        if coming and (choice < 12 or not jobs):
+            there.append(coming.pop())
+            scheduler.add(there[-1])
+        elif choice == 12 and there:
+            scheduler.remove(there.pop(draw.randrange(len(there))))
+        elif choice == 13 and jobs:
+            scheduler.return_job(some_job())
+        elif jobs:
+            job = some_job()
+            updates = scheduler.finish(job, job.run())
+            assert all(has_ended and search.outcome for search, has_ended in updates)
+            take_next()
+        while scheduler.starts_worker():
+            take_next()
+        assert len(jobs) <= WORKERS
+    assert len(scheduler) == 0
+    for search in there:
+        found = [BLOCKS[number] for number in search.result().ids.tolist()]
+        assert found == plain_search(search.text, search.k)
+    for search in all_searches:
+        scheduler.remove(search)
+    assert not scheduler._chosen
+    assert sorted(scheduler._queue._free) == list(range(len(scheduler._queue._found)))
+
+
+def test_where_many_wait_batches_are_chosen_several_at_a_time() -> None:
+    scheduler = ticking_scheduler()
+    for number in range(40):
+        scheduler.add(SearchHandle(f"passage {number}", 3, float(number)))
+    assert scheduler.starts_worker()
+    embedding = scheduler.next_job()
+    assert embedding is not None
+    scheduler.finish(embedding, embedding.run())
+    assert scheduler.next_job() is not None
+    assert len(scheduler._chosen) == 2
+    failed = scheduler.give_up(RuntimeError("a fault"))
+    assert {(type(search.outcome), ended) for search, ended in failed} == {(RuntimeError, True)}
+    assert len(failed) == 40
+    assert not scheduler._chosen
+    assert len(scheduler) == 0
+
+
+def test_without_a_last_search_the_nearest_cluster_comes_first() -> None:
+    scheduler = ticking_scheduler()
+    search = SearchHandle("passage 1", 3, 0.0)
+    scheduler.add(search)
+    assert scheduler.starts_worker()
+    embedding = scheduler.next_job()
+    assert embedding is not None
+    scheduler.finish(embedding, embedding.run())
+    _, clusters = corpus_retriever().prepare(["passage 1"])
+    assert search.clusters.tolist() == clusters[0].tolist()
+    assert search.recalled is None
