@@ -90,7 +90,7 @@ def leaders(plans: Sequence[Plan]) -> list[int | None]:
     Args:
         plans: In the order in which they are sent.
     """
-    roots: dict[Hashable, _Node] = {}
+    roots: dict[Hashable, _PrefixNode] = {}
     last_turn: dict[Hashable, int] = {}
     found: list[int | None] = []
     for position, plan in enumerate(plans):
@@ -101,11 +101,11 @@ def leaders(plans: Sequence[Plan]) -> list[int | None]:
             conversation = (request.tenant, kind, request.conversation_id)
         leader = last_turn.get(conversation)
         if not request.history:
-            root = roots.setdefault((request.tenant, request.system), _Node(position))
+            root = roots.setdefault((request.tenant, request.system), _PrefixNode(position))
             leader = root.first if request.system else None
             node = root
             for block in plan.blocks:
-                below = node.children.setdefault(block.key, _Node(position))
+                below = node.children.setdefault(block.key, _PrefixNode(position))
                 leader = below.first if below.first < position else leader
                 node = below
             leader = None if leader == position else leader
@@ -139,11 +139,11 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
 
 
 @dataclass(slots=True)
-class _Node:
+class _PrefixNode:
     """A prefix: which plan had it first, and how it goes on."""
 
     first: int
-    children: dict[Hashable, _Node] = field(default_factory=dict)
+    children: dict[Hashable, _PrefixNode] = field(default_factory=dict)
 
 
 class _Batch:

@@ -61,7 +61,7 @@ class BenchConfig:
             blocks counted by their tokens.
         chunk_tokens: Length of the passages that long documents are cut into.
         contextpilot_python: An interpreter that has the published contextpilot package.
-        base_url: The address of a server that is asked; None simulates one.
+        base_url: The address of a real server; None simulates one.
         model: The model that it answers with; None for its first.
         api_key: The server's key.
         answer_tokens: The longest answer of a server; one of 1 token is not scored.

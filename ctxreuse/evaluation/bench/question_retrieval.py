@@ -39,24 +39,22 @@ def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) 
         InvalidRequestError: There is no such retriever, or it does not return a list.
         MissingExtraError: A package that it needs is not installed.
     """
-    scopes: dict[str, list[Question]] = {}
-    for question in dataset.questions:
-        scopes.setdefault(question.scope, []).append(question)
     blocks = {one.id: _block(one) for one in dataset.passages}
     found: dict[str, Sequence[ContextBlock]] = {}
+    scopes: dict[str, list[Question]] = {}
+    for question in dataset.questions:
+        if question.blocks is None:
+            scopes.setdefault(question.scope, []).append(question)
+        else:
+            found[question.id] = tuple(blocks[one] for one in question.blocks[:k])
+            advance()
     for scope, questions in scopes.items():
         passages = [one for one in dataset.passages if not scope or one.scope == scope]
-        given = [question for question in questions if question.blocks is not None]
-        for question in given:
-            found[question.id] = tuple(blocks[one] for one in (question.blocks or ())[:k])
+        search = _search(how, [blocks[one.id] for one in passages], passages)
+        queries = [question.text for question in questions]
+        for question, best in zip(questions, search(queries, k), strict=True):
+            found[question.id] = best
             advance()
-        asked = [question for question in questions if question.blocks is None]
-        if asked:
-            search = _search(how, [blocks[one.id] for one in passages], passages)
-            queries = [question.text for question in asked]
-            for question, best in zip(asked, search(queries, k), strict=True):
-                found[question.id] = best
-                advance()
     return found
 
 

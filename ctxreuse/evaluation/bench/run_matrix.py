@@ -86,7 +86,7 @@ class RunMatrix:
                 yield replace(self._run(Part.k, policy, trace), k=k)
 
     def _sessions(self) -> Iterator[Run]:
-        """Yield runs of conversations that take turns, with the smallest cache that is tried."""
+        """Yield runs of conversations that take turns, with the smallest cache."""
         if not self.workload.has_turns:
             return
         for sessions in self.sessions:
@@ -128,5 +128,5 @@ class RunMatrix:
 
     @property
     def _smallest_cache(self) -> int | None:
-        """Tokens of the smallest cache that is tried; None where all are unlimited."""
+        """Tokens of the smallest cache; None where all are unlimited."""
         return min((size for size in self.capacities if size is not None), default=None)

@@ -171,18 +171,18 @@ def _of_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Questi
             line.fail(f"task_id {describe(task_id)} was there before; get the file again")
         seen.add(task_id)
         scope = _corpus_of(_collection(line), corpora)
-        asked = [
+        questions = [
             text_of(entry, "text")
             for entry in nested(line, "input")
             if text_of(entry, "speaker") == "user"
         ]
-        if not asked:
+        if not questions:
             line.fail("field 'input' has no user's message; get the file again")
         if scope is None:
             continue
         conversation = text_of(line, "conversation_id")
         turns = conversations.setdefault(conversation, {})
-        *earlier, last = asked
+        *earlier, last = questions
         for turn, text in enumerate(earlier):
             turns.setdefault(
                 turn,

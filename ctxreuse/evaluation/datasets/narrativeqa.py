@@ -55,14 +55,14 @@ def load_narrativeqa(path: Path, chunk_tokens: int) -> Dataset:
         titles[document] = text_of(line, "wiki_title", "").strip()
     stories = {file.stem: file for file in sorted((path / "tmp").glob("*.content"))}
     summaries = {} if stories else _summaries(path)
-    asked: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     documents: dict[str, ChunkedDocument] = {}
     questions: list[Question] = []
     qaps_path = _SOURCE.find(path / "qaps.csv")
     for line in read_csv(qaps_path, ("document_id", "question", "answer1", "answer2")):
         document = text_of(line, "document_id")
-        number = asked[document]
-        asked[document] += 1
+        number = numbers[document]
+        numbers[document] += 1
         if document not in documents:
             documents[document] = ChunkedDocument(document, chunk_tokens)
             story = stories.get(document)

@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulated_run import Replay
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
-from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.evaluation.traces.trace_files import TraceRequest, block_tokens
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 """Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
@@ -53,15 +52,15 @@ class TraceSummary:
         seen: set[tuple[str, bytes]] = set()
         distinct: dict[bytes, int] = {}
         conversations = set()
-        turns = block_tokens = repeated = 0
+        turns = sent = repeated = 0
         for request in trace:
             if request.conversation_id is not None:
                 turns += 1
                 conversations.add((request.tenant, request.conversation_id))
             for key, block in {block.key: block for block in request.blocks}.items():
-                tokens = estimate_tokens(block.text) if block.tokens is None else block.tokens
+                tokens = block_tokens(block)
                 distinct[key] = tokens
-                block_tokens += tokens
+                sent += tokens
                 repeated += tokens * ((request.tenant, key) in seen)
                 seen.add((request.tenant, key))
         return cls(
@@ -70,7 +69,7 @@ class TraceSummary:
             turns=turns,
             blocks=len(distinct),
             distinct_tokens=sum(distinct.values()),
-            block_tokens=block_tokens,
+            block_tokens=sent,
             repeated_tokens=repeated,
         )
 

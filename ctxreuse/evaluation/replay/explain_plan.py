@@ -11,10 +11,10 @@ from itertools import takewhile
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.tokens import estimate_tokens, well_formed
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.simulate import Tokenizer, corpus_block, prompt_tokens
-from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.evaluation.replay.simulate import Tokenizer, prompt_tokens, sent_blocks
+from ctxreuse.evaluation.traces.trace_files import Corpus, block_tokens
 from ctxreuse.index.explain import HEAVIEST, Explanation, SentPrompt, explain
 
 _LATEST = 200
@@ -113,7 +113,7 @@ def _beginnings(prompt: SentPrompt) -> Iterator[Hashable]:
 
 
 def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
-    blocks = [corpus_block(corpus, block_id, request) for block_id in request.blocks]
+    blocks = sent_blocks(request, corpus)
     return SentPrompt(
         request_id=request.request_id,
         tenant=request.tenant,
@@ -122,10 +122,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
         after=request.after,
         keys=tuple(block.key for block in blocks),
         ids=tuple(block.id for block in blocks),
-        tokens=tuple(
-            estimate_tokens(block.text) if block.tokens is None else min(block.tokens, HEAVIEST)
-            for block in blocks
-        ),
+        tokens=tuple(min(block_tokens(block), HEAVIEST) for block in blocks),
     )
 
 

@@ -28,15 +28,14 @@ class RunResult:
         capacity_tokens: What the cache held, which the planner knew; None is unlimited.
         planning_ms: Planning time a request, in milliseconds.
         prompt_tokens: Tokens of each request, in the order in which they ran.
-        cached_tokens: Those of them that came from the cache.
+        cached_tokens: Tokens of each request that the cache served.
         part: The part of a benchmark that it belongs to.
         k: Blocks a request at most; None where the trace says.
         sessions: Conversations at a time; None where the trace says.
-        request_ids: Of the answered requests, where an engine was asked.
-        first_token_s: Seconds from sending each request to its first token, where an engine was
-            asked.
-        scores: F1 and exact match of each answered question with a known right answer, where an
-            engine was asked: request id, F1, exact match.
+        request_ids: Ids of the answered requests; of a real engine only.
+        first_token_s: Seconds from sending each request to its first token; of a real engine only.
+        scores: Request id, F1 and exact match of each answered question with a known right answer;
+            of a real engine only.
         failures: Requests that an engine did not answer.
         planned: The plans in execution order; in no file.
         notes: What a reader has to know of it; in no file.

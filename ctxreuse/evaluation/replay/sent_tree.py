@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.simulate import corpus_block
-from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.evaluation.replay.simulate import sent_blocks
+from ctxreuse.evaluation.traces.trace_files import Corpus, block_tokens
 
 _DEPTH = 5
 _LEAST_SHARE = 0.004
@@ -58,11 +57,8 @@ def sent_tree(planned: Sequence[PlannedRequest], corpus: Corpus) -> TreeNode:
     """
     root = _Growing()
     for request in planned:
-        blocks = [corpus_block(corpus, block_id, request) for block_id in request.blocks]
-        tokens = sum(
-            estimate_tokens(block.text) if block.tokens is None else block.tokens
-            for block in blocks
-        )
+        blocks = sent_blocks(request, corpus)
+        tokens = sum(map(block_tokens, blocks))
         node = root
         node.add(tokens)
         for block in blocks[:_DEPTH]:

@@ -11,11 +11,11 @@ from ctxreuse.cache.usage import CacheUsage
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.rendering import Reference, SentBlock, render_turn
 from ctxreuse.context.templates import DEFAULT_TEMPLATES
-from ctxreuse.context.tokens import estimate_tokens, well_formed
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import ANSWER
-from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.evaluation.traces.trace_files import Corpus, block_tokens
 
 
 class Encoding(Protocol):
@@ -59,10 +59,9 @@ def simulate_blocks(
             # the turn before ends in a question and an answer that no other prompt has
             keys = [*earlier_keys, block_key(f"turn {number}")]
             tokens = [*earlier_tokens, 0]
-        for block_id in request.blocks:
-            block = corpus_block(corpus, block_id, request)
+        for block in sent_blocks(request, corpus):
             keys.append(block.key)
-            tokens.append(estimate_tokens(block.text) if block.tokens is None else block.tokens)
+            tokens.append(block_tokens(block))
         if request.request_id in continued:
             prompts[request.request_id] = (keys, tokens)
         yield cache.serve(keys, tokens, (request.tenant, request.system))
@@ -160,7 +159,7 @@ def load_tokenizer(path: str) -> Any:
 
 def _content(request: PlannedRequest, corpus: Corpus) -> str:
     parts = [
-        SentBlock(label, _readable(corpus_block(corpus, block_id, request), request))
+        SentBlock(label, _readable(_corpus_block(corpus, block_id, request), request))
         if annotation is None
         else Reference(label, block_id, annotation)
         for label, block_id, annotation in request.parts
@@ -177,12 +176,16 @@ def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
     return block
 
 
-def corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
-    """Return a block of a plan.
+def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
+    """Return the blocks that a plan sends, in order.
 
     Raises:
-        InputFileError: The corpus lacks it.
+        InputFileError: The corpus lacks one.
     """
+    return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
+
+
+def _corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
     block = corpus.get(block_id)
     if block is None:
         raise InputFileError(

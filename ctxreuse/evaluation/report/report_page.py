@@ -33,18 +33,11 @@ def page(results: Results) -> str:
     Raises:
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
-    drawn = [
-        {
-            "name": one.name,
-            "title": one.title,
-            "words": one.words,
-            "is_wide": one.is_wide,
-            "svg": one.svg(),
-        }
-        for one in charts(results)
-    ]
     return _PAGE.render(
-        results=results, charts=drawn, cards=list(_cards(results)), tables=list(tables(results))
+        results=results,
+        charts=charts(results),
+        cards=list(_cards(results)),
+        tables=list(tables(results)),
     )
 
 

@@ -51,7 +51,7 @@ class Table:
 
 
 Shown: TypeAlias = str | Table
-"""What is shown below what came before."""
+"""A line of text, or a table."""
 
 _Runs: TypeAlias = Sequence[RunResult]
 
@@ -283,7 +283,7 @@ def _sessions(runs: _Runs) -> Table:
 
 
 def _grid(title: str, runs: _Runs, column: Callable[[RunResult], str]) -> Table:
-    """Return a table with a row a policy and a column for each value that was tried."""
+    """Return a table with a row a policy and a column for each value."""
     columns = list(dict.fromkeys(map(column, runs)))
     rows = []
     for policy in dict.fromkeys(run.policy for run in runs):

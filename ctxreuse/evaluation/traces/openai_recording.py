@@ -83,19 +83,19 @@ class PromptRecorder:
         if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
             return
         spoken = [one for one in messages if one.get("role") not in ("system", "developer")]
-        asked = [one for one in spoken if one.get("role") == "user"]
-        if not asked:
+        questions = [one for one in spoken if one.get("role") == "user"]
+        if not questions:
             return
         system = "\n\n".join(
             text for one in messages if one not in spoken for text in message_texts(one)
         )
-        context = self._read_context("\n\n".join(message_texts(asked[-1])))
-        first = "\n\n".join(message_texts(asked[0]))
+        context = self._read_context("\n\n".join(message_texts(questions[-1])))
+        first = "\n\n".join(message_texts(questions[0]))
         self._recorder.record(
             context.blocks,
             context.query,
             system=system or None,
-            conversation_id=self._conversation(f"{system}\n{first}", is_first=len(asked) == 1),
+            conversation_id=self._conversation(f"{system}\n{first}", is_first=len(questions) == 1),
         )
 
     def _conversation(self, beginning: str, *, is_first: bool) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, describe
 from ctxreuse.evaluation.traces.json_lines import read_lines
 
@@ -40,6 +41,11 @@ class TraceRequest:
     tenant: str = ""
     system: str | None = None
     ranked: tuple[ContextBlock, ...] | None = None
+
+
+def block_tokens(block: ContextBlock) -> int:
+    """Return a block's length: as the corpus says, or else estimated."""
+    return estimate_tokens(block.text) if block.tokens is None else block.tokens
 
 
 def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
