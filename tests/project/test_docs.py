@@ -163,7 +163,7 @@ class Sent:
             body["messages"][-1]["content"]
             for body in self.engine.requests
             if "readers have each read" not in body["messages"][0]["content"]
-            and "Write a " not in body["messages"][0]["content"]
+            and "Write a " not in body["messages"][-1]["content"]
         ]
 
 
