@@ -311,7 +311,7 @@ def pool() -> Any:
     async def together() -> list[str]:
         made: list[Any] = requests(20, seed=35)
         made += [ContextRequest([], f"no blocks {n}?") for n in range(5)]
-        async with pool_of(engine, concurrency=1, window_s=1) as engine_pool:
+        async with pool_of(engine, concurrency=1, window_s=0.1) as engine_pool:
             served = await asyncio.gather(*map(engine_pool.complete, made))
         assert [one.completion.text for one in served] == [f"Said to {one.query}" for one in made]
         return [f"{_last(body)} {digest(body['messages'])}" for body in engine.requests]
