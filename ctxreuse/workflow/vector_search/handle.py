@@ -103,13 +103,12 @@ class SearchHandle:
         clusters: The clusters to scan, in this order, each once; empty until then.
         recalled: What of the last search's results is nearest to the new query, best first: a
             preview that costs nothing. None until the query is embedded, or without such a record.
-        scanned: How many clusters have been scanned.
-        changed_at: How many had been when the best k changed last.
-        previewed_at: How many had been when the owner was told last.
+        scanned: How many clusters have been scanned; `in_flight` more are being scanned.
+        changed_at: How many had been when the best k changed last; `previewed_at`: when the owner
+            was told last.
         pause_at: After how many clusters a batch should end for a preview; 0 for none.
         pause_every: After how many more each later one should; 0 lets them take what fits.
         slot: The row of its results while it is under way; else -1.
-        in_flight: How many clusters are being scanned.
         is_done: Whether all clusters have been scanned.
         is_gone: Whether the search was taken out of the queue.
         outcome: The best results, all that are kept, or what went wrong; None until it has ended.

@@ -132,16 +132,14 @@ class SearchScheduler:
 
     def progress(self, search: SearchHandle) -> SearchProgress:
         """Return how far a search is, and what it has found so far."""
+        clusters = max(1, len(search.clusters))
+        unchanged = (search.scanned - search.changed_at) / clusters
         if isinstance(search.outcome, TopK):
-            return SearchProgress(share=1.0, best=search.outcome)
+            return SearchProgress(1.0, unchanged, search.outcome)
         if search.slot < 0 or search.is_gone:
             return SearchProgress()
-        clusters = max(1, len(search.clusters))
-        return SearchProgress(
-            share=self._queue.prefix(search) / clusters,
-            unchanged=(search.scanned - search.changed_at) / clusters,
-            best=self._queue.best(search) if search.scanned else None,
-        )
+        best = self._queue.best(search) if search.scanned else None
+        return SearchProgress(self._queue.prefix(search) / clusters, unchanged, best)
 
     def starts_worker(self) -> bool:
         """Return whether one more worker is to begin now; it counts as working from now on."""
