@@ -185,7 +185,8 @@ class ReusePlanner:
                 "use plan() for a single one"
             )
         batch = list(requests)
-        check_strategy(strategy)
+        if strategy not in _STRATEGIES:
+            check_strategy(strategy)
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")

@@ -26,24 +26,6 @@ class BatchContext:
     weights: Mapping[BlockKey, int]
     cached: tuple[BlockKey, ...]
 
-    @property
-    def is_later_turn(self) -> bool:
-        """Whether it stands behind a history, which fixes its place and its blocks' order."""
-        return bool(self.request.history)
-
-    @property
-    def group(self) -> tuple[str, str | None]:
-        """Only requests of one tenant and one system text can share a prefix."""
-        return (self.request.tenant, self.request.system)
-
-    @property
-    def conversation(self) -> Hashable | None:
-        """The conversation whose turns must stay in order, if it is part of one."""
-        request = self.request
-        if request.conversation_id is None or request.history is None:
-            return None
-        return (request.tenant, type(request.conversation_id), request.conversation_id)
-
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
@@ -75,10 +57,12 @@ def arrange(
         BatchTooLargeError: the papers' algorithm cannot hold the batch.
     """
     orders = [list(context.weights) for context in batch]
-    groups: dict[Hashable, list[int]] = {}
+    # only requests of one tenant and one system text can share a prefix
+    groups: dict[tuple[str, str | None], list[int]] = {}
     for position, context in enumerate(batch):
-        if not context.is_later_turn:
-            groups.setdefault(context.group, []).append(position)
+        request = context.request
+        if not request.history:
+            groups.setdefault((request.tenant, request.system), []).append(position)
     execution: list[int] = []
     by_size = sorted(groups.values(), key=len, reverse=True)
     for group in by_size:
@@ -86,7 +70,9 @@ def arrange(
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
             execution += _arrange_reuse(batch, group, orders)
-    return Arrangement(orders, _with_later_turns(batch, execution))
+    if any(context.request.history is not None for context in batch):
+        execution = _with_later_turns([context.request for context in batch], execution)
+    return Arrangement(orders, execution)
 
 
 def _arrange_reuse(
@@ -130,17 +116,18 @@ def _arrange_paper(
     return [group[i] for i in paper_schedule(aligned.search_paths)]
 
 
-def _with_later_turns(batch: Sequence[BatchContext], execution: list[int]) -> list[int]:
+def _with_later_turns(requests: Sequence[ContextRequest], execution: list[int]) -> list[int]:
     """Insert the later turns, and put the turns of each conversation in input order."""
+    conversations = [_conversation(request) for request in requests]
     first_turn = {
-        conversation: position
+        conversations[position]: position
         for position in reversed(execution)
-        if (conversation := batch[position].conversation) is not None
+        if conversations[position] is not None
     }
     followers: dict[Hashable, list[int]] = {}
-    for position, context in enumerate(batch):
-        if context.is_later_turn:
-            conversation = context.conversation
+    for position, request in enumerate(requests):
+        if request.history:
+            conversation = conversations[position]
             leader = first_turn.get(conversation, ("not here", conversation))
             followers.setdefault(position if conversation is None else leader, []).append(position)
     order: list[int] = []
@@ -152,10 +139,16 @@ def _with_later_turns(batch: Sequence[BatchContext], execution: list[int]) -> li
 
     places: dict[Hashable, list[int]] = {}
     for place, position in enumerate(order):
-        conversation = batch[position].conversation
-        if conversation is not None:
-            places.setdefault(conversation, []).append(place)
+        if conversations[position] is not None:
+            places.setdefault(conversations[position], []).append(place)
     for turns in places.values():
         for place, position in zip(turns, sorted(order[place] for place in turns), strict=True):
             order[place] = position
     return order
+
+
+def _conversation(request: ContextRequest) -> Hashable | None:
+    """Return the conversation whose turns must stay in order, if the request is part of one."""
+    if request.conversation_id is None or request.history is None:
+        return None
+    return (request.tenant, type(request.conversation_id), request.conversation_id)
