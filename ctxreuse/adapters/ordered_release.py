@@ -52,7 +52,7 @@ class Slot(Generic[_Item, _Result]):
         self.item = item
         self.state = SlotState.ARRIVED
         self.error: BaseException | None = None
-        self.wake: Callable[[], object] = lambda: None  # it goes on when it comes
+        self.wake: Callable[[], object] = lambda: None  # `attach` puts the waiter's here
         self.queue = queue
         self._results = [] if result is None else [result]
         with queue.lock:
@@ -138,8 +138,8 @@ class OrderedQueue(Generic[_Item, _Result]):
     """Releases calls in their order, some at a time; passes over those that have left.
 
     Threads and tasks of any event loop may wait in one queue. A call that leaves frees its place;
-    it may leave at any time. With one place, a call that leaves as soon as it has gone on hands on
-    a release token.
+    it may leave at any time. With one place, calls that leave as
+    soon as they are released are released strictly one after the other.
 
     Args:
         places: How many calls run at a time.

@@ -55,7 +55,7 @@ def _demo(
         Path, typer.Option("--output", "-o", help="Folder for the plot and the results.")
     ] = Path("demo-output"),
 ) -> None:
-    """Plan real questions about the Python reference in several ways, and show what each saves.
+    """Plan questions about the Python reference in several ways, and show what each saves.
 
     Needs no server, no model and no download; takes some seconds.
     """

@@ -5,7 +5,8 @@ that text comes first in the prompt. Nodes hold *runs* of blocks (a radix tree):
 in a long tail that nothing shares, which costs one node instead of one a block.
 
 Children are found by their first block. The papers' descent (ContextPilot Algorithm 1) compares
-with every child of a node instead; `descent.paper_order` does that, for `strategy="paper"`.
+with every child of a node instead; `ordering.paper.online_order.paper_order` does that, for
+`strategy="paper"`.
 """
 
 from __future__ import annotations

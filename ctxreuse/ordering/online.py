@@ -14,7 +14,7 @@ _TRIED_AT_LEAST = 32
 _TRIED_ALWAYS = 256
 _TRIED_LATER = 4
 _FORGETTING = 0.998
-_SHADOW_NODES = 2_000
+_TRIAL_NODES = 2_000
 
 
 class OnlineOrder:
@@ -42,9 +42,9 @@ class OnlineOrder:
     def __init__(self, recent: Cooccurrence) -> None:
         self._recent = recent
         self._requests = 0
-        self._shadows = {
-            True: ContextIndex(max_nodes=_SHADOW_NODES),
-            False: ContextIndex(max_nodes=_SHADOW_NODES),
+        self._trials = {
+            True: ContextIndex(max_nodes=_TRIAL_NODES),
+            False: ContextIndex(max_nodes=_TRIAL_NODES),
         }
         self._gains = {True: 0.0, False: 0.0}
         self.follows_cooccurrence = True
@@ -68,21 +68,24 @@ class OnlineOrder:
         if self._requests > _TRIED_ALWAYS and self._requests % _TRIED_LATER:
             return
         annotation = 20 + 6 * len(context)  # about its tokens: some words, and a label a block
-        for by_cooccurrence, shadow in self._shadows.items():
-            root = shadow.root(system)
+        for by_cooccurrence, trial in self._trials.items():
+            root = trial.root(system)
             cached, order = self._arrange(context, root, by_cooccurrence)
             gain = cached if order == list(context) else cached - annotation
             self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
             weights = [context[key] for key in order]
-            shadow.insert(root, order, weights, self._requests, self._requests)
-        self.node_count = sum([shadow.node_count for shadow in self._shadows.values()])
+            trial.insert(root, order, weights, self._requests, self._requests)
+        self.node_count = sum([trial.node_count for trial in self._trials.values()])
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 
     def _arrange(
         self, context: Mapping[BlockKey, int], root: Node, by_cooccurrence: bool
     ) -> tuple[int, list[BlockKey]]:
-        """Return the weight of the cached path and the order that begins with it."""
+        """Return the weight of the best cached path, and the order.
+
+        The order begins with that path unless the path is shorter than an engine block.
+        """
         match = heaviest_path(root, context)
         # a shorter path saves nothing and is no reason to move anything
         placed = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()

@@ -4,12 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from cli_helpers import run, words
+from doc_pages import ROOT
 from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
+from ctxreuse.cli.trace_commands import StrategyName
+from ctxreuse.evaluation.datasets import LOADERS
+from ctxreuse.planning.plan import Strategy
 
 __all__ = ["run"]
 
@@ -508,3 +513,11 @@ def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corp
     )
     assert (plan.stderr, simulate.stderr) == (b"", b"")
     assert json.loads(simulate.stdout)["hit_ratio"] == 0.461538
+
+
+def test_the_command_knows_every_strategy_and_data_set(run):
+    assert {name.value for name in StrategyName} == set(get_args(Strategy))
+    words = run("bench", "--help")[1]
+    assert [name for name in LOADERS if name not in words] == []
+    table = (ROOT / "docs/guides/measuring.md").read_text(encoding="utf-8")
+    assert [name for name in LOADERS if f"`{name}`" not in table] == []

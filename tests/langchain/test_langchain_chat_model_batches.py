@@ -512,7 +512,7 @@ class TestWindow:
 
         inner = RecordingModel()
         wrapper = model(inner, planner=Watched())
-        window = wrapper._gate._batcher
+        window = wrapper._gateway._batcher
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(wrapper.invoke, prompts())
             while window._open is None or len(window._open.arrived) < 6:
@@ -542,7 +542,7 @@ class TestWindow:
     async def test_who_is_cancelled_behind_others_is_taken_back(self) -> None:
         inner = RecordingModel()
         wrapper = model(inner)
-        window = wrapper._gate._batcher
+        window = wrapper._gateway._batcher
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
         while window._open is None or len(window._open.arrived) < 6:
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""The invariants of DESIGN.md, over generated requests."""
+"""The invariants of CONTRIBUTING.md, over generated requests."""
 
 import copy
 import os

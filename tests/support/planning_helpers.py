@@ -74,7 +74,7 @@ def identity(one: ContextBlock) -> Identity:
 
 
 def assert_keeps_the_promises(plan: Plan) -> None:
-    """Check one plan of the default templates against DESIGN.md, byte for byte."""
+    """Check a plan of the default templates against what is promised, byte for byte."""
     asked = plan.request
     unique = {identity(one): one for one in reversed(asked.blocks)}
     retrieved = list(dict.fromkeys(identity(one) for one in asked.blocks))

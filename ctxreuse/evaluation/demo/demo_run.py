@@ -17,7 +17,7 @@ from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulated_run import Replay
-from ctxreuse.evaluation.results.tables import Good, Shown, Table, demo_table
+from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
@@ -26,7 +26,6 @@ SMALL_CACHE_TOKENS = 20_000
 SYSTEM = "You answer questions about the Python language from the documents given."
 
 _CACHES = {"unlimited_cache": None, "small_cache": SMALL_CACHE_TOKENS}
-_COLOURS = ("#8c8c8c", "#e0a030", "#b06000", "#3f8fd2", "#1b4f8a")
 
 
 def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
@@ -166,13 +165,13 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
     titles = ("unlimited cache", f"cache of {SMALL_CACHE_TOKENS:,} tokens")
     for panel, title, capacity in zip(panels, titles, _CACHES.values(), strict=True):
         shown = [run for run in runs if run.capacity_tokens == capacity]
-        for run, colour in zip(shown, _COLOURS, strict=True):
+        for run in shown:
             ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
             panel.plot(
                 range(1, len(ratios) + 1),
                 ratios,
                 label=run.policy,
-                color=colour,
+                color=POLICY_COLOURS.get(run.policy),
                 linestyle="--" if run.mode == "offline" else "-",
             )
         panel.set_title(title)

@@ -18,6 +18,7 @@ from ctxreuse.evaluation.replay.policies import AS_SENT, Part
 from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.sent_tree import TreeNode
 from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.tables import POLICY_COLOURS
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
 if TYPE_CHECKING:
@@ -27,18 +28,6 @@ if TYPE_CHECKING:
 _INK = "#123456"
 """Placeholder for the page's text colour."""
 
-_COLOURS = {
-    "as retrieved": "#8c8c8c",
-    "papers' order, online": "#e0a030",
-    "papers' order, batch": "#b06000",
-    "ctxreuse, online": "#3f8fd2",
-    "ctxreuse, batch": "#2a9d5c",
-    "as retrieved, de-duplicated": "#5c5c5c",
-    "LangChain LongContextReorder": "#5b8c8c",
-    "LlamaIndex LongContextReorder": "#9c8b4a",
-    "contextpilot, online": "#c9607b",
-    "contextpilot, batch": "#9c3450",
-}
 _OTHERS = ("#a06ab4", "#6f6ab4")
 """For policies that not every report has, in turn."""
 
@@ -219,7 +208,7 @@ def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
 def _style(run: RunResult, number: int) -> dict[str, Any]:
     return {
         "label": run.policy,
-        "color": _COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
+        "color": POLICY_COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
         "linestyle": "--" if run.mode == "offline" else "-",
         "zorder": 3 if run.strategy == "reuse" else 2,  # ours is not hidden where lines meet
     }

@@ -15,6 +15,20 @@ from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving.emulation.rates import COMMON_RATES
 
+POLICY_COLOURS = {
+    "as retrieved": "#8c8c8c",
+    "papers' order, online": "#e0a030",
+    "papers' order, batch": "#b06000",
+    "ctxreuse, online": "#3f8fd2",
+    "ctxreuse, batch": "#2a9d5c",
+    "as retrieved, de-duplicated": "#5c5c5c",
+    "LangChain LongContextReorder": "#5b8c8c",
+    "LlamaIndex LongContextReorder": "#9c8b4a",
+    "contextpilot, online": "#c9607b",
+    "contextpilot, batch": "#9c3450",
+}
+"""A policy's colour in every chart."""
+
 _POLICY = "order of the blocks"
 _DEDUPLICATED = "without what a chat shows"
 _TIMES = "hit ratio; prefilled tokens, as many times as retrieved"

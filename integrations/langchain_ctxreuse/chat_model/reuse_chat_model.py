@@ -105,7 +105,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     send_session_id: bool = Field(default=False, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
     registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True)
-    _gate: ModelGateway = PrivateAttr()
+    _gateway: ModelGateway = PrivateAttr()
     _slot: BatchSlot | None = PrivateAttr(default=None)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
@@ -156,14 +156,14 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the calls."""
         super().model_post_init(context)
-        self._gate = ModelGateway(
+        self._gateway = ModelGateway(
             self.planner, self.strategy, self.window_s, type(self).__name__, self.registry
         )
 
     @property
     def faults(self) -> int:
         """How often planning has failed and prompts were sent as given."""
-        return self._gate.faults
+        return self._gateway.faults
 
     # The public methods know the config; each call runs on a copy that carries it.
 
@@ -331,8 +331,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             for position, found in texts.items()
         ]
         positions = list(texts)
-        planned = {positions[one.position]: one for one in self._gate.plan_batch(prompts)}
-        return batch_slots(list(map(texts.get, range(len(inputs)))), planned, self._gate.evict)
+        planned = {positions[one.position]: one for one in self._gateway.plan_batch(prompts)}
+        return batch_slots(list(map(texts.get, range(len(inputs)))), planned, self._gateway.evict)
 
     def _answer(
         self,
@@ -381,7 +381,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     ) -> ChatResult:
         texts = self._texts(messages, kwargs)
         planned = self._planned(texts)
-        with self._gate.evict_on_failure(planned):
+        with self._gateway.evict_on_failure(planned):
             sent, arguments = self._outgoing(messages, kwargs, texts, planned)
             if "run_manager" in signature(self.inner._generate).parameters:  # as LangChain does it
                 arguments["run_manager"] = run_manager
@@ -396,7 +396,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     ) -> ChatResult:
         texts = self._texts(messages, kwargs)
         planned = await self._aplanned(texts)
-        with self._gate.evict_on_failure(planned):
+        with self._gateway.evict_on_failure(planned):
             sent, arguments = self._outgoing(messages, kwargs, texts, planned)
             if "run_manager" in signature(self.inner._agenerate).parameters:
                 arguments["run_manager"] = run_manager
@@ -446,7 +446,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         sent, arguments = self._outgoing(messages, kwargs, texts, planned)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        yield from self._gate.stream(planned, partial(stream, sent, stop=stop, **arguments))
+        yield from self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
 
     async def _astreamed(
         self,
@@ -462,7 +462,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         sent, arguments = self._outgoing(messages, kwargs, texts, planned)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        steps = self._gate.astream(planned, partial(stream, sent, stop=stop, **arguments))
+        steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
         async with aclosing(steps):
             async for step in steps:
                 yield step
@@ -471,21 +471,21 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
     ) -> PromptTexts | None:
         """Return the texts of a prompt; None if they cannot be read."""
-        return self._gate.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
+        return self._gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
 
     def _planned(self, texts: PromptTexts | None) -> PlannedPrompt | None:
         """Wait until a prompt is to be sent; return it planned."""
         if texts is None:
             return None
         planned = None if self._slot is None else taken_plan(self._slot, texts)
-        return planned or self._gate.plan(Prompt(texts.parts, self._carried.scope))
+        return planned or self._gateway.plan(Prompt(texts.parts, self._carried.scope))
 
     async def _aplanned(self, texts: PromptTexts | None) -> PlannedPrompt | None:
         """Wait in this task as `_planned` does."""
         if texts is None:
             return None
         planned = None if self._slot is None else await ataken_plan(self._slot, texts)
-        return planned or await self._gate.aplan(Prompt(texts.parts, self._carried.scope))
+        return planned or await self._gateway.aplan(Prompt(texts.parts, self._carried.scope))
 
     def _outgoing(
         self,
@@ -495,7 +495,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         planned: PlannedPrompt | None,
     ) -> tuple[list[BaseMessage], dict[str, Any]]:
         """Return what to call the inner model with: planned texts, and the request options."""
-        return self._gate.attempt(
+        return self._gateway.attempt(
             lambda: (
                 messages if texts is None or planned is None else texts.with_texts(planned.texts),
                 self._with_options(arguments),
