@@ -1,4 +1,4 @@
-"""Plans and prompts are byte for byte what the golden files say."""
+"""The tool that compares plans and prompts with the golden files; `make golden` runs it on all."""
 
 import json
 import subprocess
@@ -22,11 +22,10 @@ def check(*arguments):
     )
 
 
-def test_nothing_has_changed():
-    done = check()
+def test_plans_and_prompts_of_the_core_are_what_the_files_say():
+    done = check("core")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    for area in ("core", "langchain", "llamaindex", "mem0", "agents", "serving", "workflow"):
-        assert f"{area}." in done.stdout
+    assert "core.online: equal" in done.stdout
 
 
 def test_a_difference_is_found_and_shown(tmp_path):
