@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -48,13 +47,22 @@ FORMER_PATHS = {
 }
 
 
-class _FormerPaths(MetaPathFinder, Loader):
-    """Finds a former path; the first in line, or a package's own folder would be read twice."""
+class _FormerPaths:
+    """Finds a former path; the first in line, or a package's own folder would be read twice.
+
+    A finder and a loader without the base classes of `importlib.abc`, whose import takes as long as
+    all of this package's core.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in FORMER_PATHS else None
+        if fullname not in FORMER_PATHS:
+            return None
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # it has what is asked of one
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None  # the usual one, which `exec_module` replaces
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = import_module(FORMER_PATHS[module.__name__])
