@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, closing
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from langchain_core.messages import (
     MessageLikeRepresentation,
@@ -17,8 +18,10 @@ from pydantic import BaseModel, PrivateAttr
 
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from langchain_ctxreuse.messages import text_parts
+
+_Step = TypeVar("_Step")
 
 _fail_open = FailOpen(
     "langchain_ctxreuse",
@@ -38,6 +41,37 @@ class CarriedRequest:
 
     config: RunnableConfig
     scope: RequestScope
+
+    def serving(self) -> AbstractContextManager[RequestScope]:
+        """Say whose request the code inside serves, for whatever the component calls."""
+        return request_context(self.scope.tenant, self.scope.conversation_id, self.scope.history)
+
+    def steps(self, steps: Generator[_Step, None, None]) -> Iterator[_Step]:
+        """Yield what a generator yields, which serves this request; the reader's context does not.
+
+        Args:
+            steps: Looks whose request it is before its first step.
+        """
+        with closing(steps):
+            with self.serving():
+                try:
+                    first = next(steps)
+                except StopIteration:
+                    return
+            yield first
+            yield from steps
+
+    async def asteps(self, steps: AsyncGenerator[_Step, None]) -> AsyncGenerator[_Step, None]:
+        """Yield what an asynchronous generator yields, as `steps` does."""
+        async with aclosing(steps):
+            with self.serving():
+                try:
+                    first = await anext(steps)
+                except StopAsyncIteration:
+                    return
+            yield first
+            async for step in steps:
+                yield step
 
 
 class RequestCarrier(BaseModel):

@@ -385,7 +385,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             sent, arguments = self._outgoing(messages, kwargs, texts, planned)
             if "run_manager" in signature(self.inner._generate).parameters:  # as LangChain does it
                 arguments["run_manager"] = run_manager
-            return self.inner._generate(sent, stop=stop, **arguments)
+            with self._carried.serving():
+                return self.inner._generate(sent, stop=stop, **arguments)
 
     async def _agenerate(
         self,
@@ -400,7 +401,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             sent, arguments = self._outgoing(messages, kwargs, texts, planned)
             if "run_manager" in signature(self.inner._agenerate).parameters:
                 arguments["run_manager"] = run_manager
-            return await self.inner._agenerate(sent, stop=stop, **arguments)
+            with self._carried.serving():
+                return await self.inner._agenerate(sent, stop=stop, **arguments)
 
     def _stream(
         self,
@@ -446,7 +448,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         sent, arguments = self._outgoing(messages, kwargs, texts, planned)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        yield from self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
+        steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
+        yield from self._carried.steps(steps)
 
     async def _astreamed(
         self,
@@ -463,8 +466,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
-        async with aclosing(steps):
-            async for step in steps:
+        async with aclosing(self._carried.asteps(steps)) as within:
+            async for step in within:
                 yield step
 
     def _texts(
