@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
-from ctxreuse.ordering.clustering import reuse_orders
 from ctxreuse.ordering.paper.linkage import paper_orders
 from ctxreuse.ordering.schedule import depth_first_order, paper_schedule
 
@@ -79,6 +78,9 @@ def _arrange_reuse(
     batch: Sequence[BatchContext], group: list[int], orders: list[list[BlockKey]]
 ) -> list[int]:
     """Put each context behind its cached path and merge the remainders of those that share one."""
+    # numpy comes with it: the first batch pays for that, not the import of this package
+    from ctxreuse.ordering.clustering import reuse_orders
+
     behind: dict[tuple[BlockKey, ...], list[int]] = {}
     for position in group:
         behind.setdefault(batch[position].cached, []).append(position)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def context_distance(
@@ -53,6 +54,8 @@ def pairwise_distances(
         The condensed upper triangle, as `scipy.cluster.hierarchy.linkage` takes it:
         n * (n - 1) / 2 distances in row order.
     """
+    import numpy as np  # only known batches under the papers' strategy need it
+
     n = len(contexts)
     sizes = np.array([len(context) for context in contexts], dtype=np.int64)
     distances = np.ones(n * (n - 1) // 2)
