@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, aclosing, closing
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from langchain_core.documents import Document
 from langchain_core.messages import (
     MessageLikeRepresentation,
     convert_to_messages,
     convert_to_openai_messages,
 )
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel, PrivateAttr
@@ -94,6 +96,29 @@ class RequestCarrier(BaseModel):
     def _carried(self) -> CarriedRequest:
         """The request of the call at hand; outside of one, what the code around says."""
         return self._request or CarriedRequest(ensure_config(), scope_from_config(None))
+
+
+class CarryingRetriever(RequestCarrier, BaseRetriever):
+    """A retriever whose private methods know the request that they serve."""
+
+    def invoke(
+        self,
+        input: str,  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return the documents for a query; `kwargs` reach the private methods."""
+        return super(CarryingRetriever, self._carrying(config)).invoke(input, config, **kwargs)
+
+    async def ainvoke(
+        self,
+        input: str,  # noqa: A002  # the base class names it so
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return the documents for a query, as `invoke` does."""
+        call = self._carrying(config)
+        return await super(CarryingRetriever, call).ainvoke(input, config, **kwargs)
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:

@@ -10,14 +10,14 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever, RetrieverLike
+from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
 from pydantic import ConfigDict, PrivateAttr, field_validator
 
 from ctxreuse.errors import InvalidRequestError, describe
 from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields, RetrievedDocuments
-from langchain_ctxreuse.scope import RequestCarrier, scope_from_config
+from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 
 
 def checked_retriever(retriever: object) -> object:
@@ -34,7 +34,7 @@ def checked_retriever(retriever: object) -> object:
     raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
 
 
-class ReuseRetriever(DocumentPlanningFields, RequestCarrier, BaseRetriever):
+class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
     Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
@@ -71,24 +71,6 @@ class ReuseRetriever(DocumentPlanningFields, RequestCarrier, BaseRetriever):
     _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
-
-    def invoke(
-        self,
-        input: str,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return the planned documents for a query; `kwargs` reach the retriever inside."""
-        return super(ReuseRetriever, self._carrying(config)).invoke(input, config, **kwargs)
-
-    async def ainvoke(
-        self,
-        input: str,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return the planned documents for a query; `kwargs` reach the retriever inside."""
-        return await super(ReuseRetriever, self._carrying(config)).ainvoke(input, config, **kwargs)
 
     def batch(
         self,

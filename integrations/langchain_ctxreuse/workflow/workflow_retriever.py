@@ -10,14 +10,13 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field, field_validator
 
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.engine import WorkflowEngine
-from langchain_ctxreuse.scope import RequestCarrier
+from langchain_ctxreuse.scope import CarryingRetriever
 from langchain_ctxreuse.workflow.langchain_documents import (
     DocumentOf,
     as_documents,
@@ -25,7 +24,7 @@ from langchain_ctxreuse.workflow.langchain_documents import (
 )
 
 
-class WorkflowRetriever(RequestCarrier, BaseRetriever):
+class WorkflowRetriever(CarryingRetriever):
     """Retrieves with an engine that is shared by all requests, without a graph.
 
     Searches that run at the same time are embedded and scanned together, whether they come from
@@ -55,25 +54,6 @@ class WorkflowRetriever(RequestCarrier, BaseRetriever):
     document_of: DocumentOf | None = Field(default=None, repr=False)
 
     _check_document_of = field_validator("document_of", mode="before")(checked_document_of)
-
-    def invoke(
-        self,
-        input: str,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return the documents for a query, best first."""
-        return super(WorkflowRetriever, self._carrying(config)).invoke(input, config, **kwargs)
-
-    async def ainvoke(
-        self,
-        input: str,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return the documents for a query, best first."""
-        call = self._carrying(config)
-        return await super(WorkflowRetriever, call).ainvoke(input, config, **kwargs)
 
     def batch(
         self,
