@@ -25,8 +25,8 @@ from shared import new_table
 from workflow_data import Author, Collection, make_questions
 
 from ctxreuse.workflow import EmulatedLLM, VectorRetriever, WorkflowEngine, WorkflowOptions
+from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 
 GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

@@ -26,23 +26,23 @@ from shared import new_table
 from workflow_data import Author, Collection, Question, make_questions
 
 from ctxreuse import ContextBlock
+from ctxreuse.workflow import library
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.graph.builder import WorkflowGraph
-from ctxreuse.workflow.library import ready_made
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
-from ctxreuse.workflow.retrievers.atomic import CallableRetriever
-from ctxreuse.workflow.runtime.options import WorkflowOptions, default_workers
-from ctxreuse.workflow.runtime.workflow_metrics import WorkflowMetrics
+from ctxreuse.workflow.retrievers import CallableRetriever
+from ctxreuse.workflow.runtime.measurements import WorkflowMetrics
+from ctxreuse.workflow.runtime.services import WorkflowOptions, default_workers
+from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
-    "one_shot": ready_made.one_shot,
-    "hyde": ready_made.hyde,
-    "recomp": ready_made.recomp,
-    "irg": ready_made.irg,
-    "multistep": ready_made.multistep,
+    "one_shot": library.one_shot,
+    "hyde": library.hyde,
+    "recomp": library.recomp,
+    "irg": library.irg,
+    "multistep": library.multistep,
 }
 GENERATION_S = 0.5
 """What a usual generation takes at the rates as they are."""

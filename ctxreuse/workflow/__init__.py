@@ -15,7 +15,8 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.graph.state import Documents, State
-from ctxreuse.workflow.library.ready_made import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.memory_split import ThroughputTable, split_memory
 from ctxreuse.workflow.models.embedders import (
     LangChainEmbedder,
     SentenceTransformerEmbedder,
@@ -23,9 +24,12 @@ from ctxreuse.workflow.models.embedders import (
 )
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece
-from ctxreuse.workflow.retrievers.atomic import CallableRetriever, Retriever
-from ctxreuse.workflow.retrievers.fusion import FusedRetriever
-from ctxreuse.workflow.retrievers.keyword import KeywordRetriever
+from ctxreuse.workflow.retrievers import (
+    CallableRetriever,
+    FusedRetriever,
+    KeywordRetriever,
+    Retriever,
+)
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     Event,
@@ -36,11 +40,10 @@ from ctxreuse.workflow.runtime.events import (
     TextDelta,
     WorkflowResult,
 )
-from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.services import WorkflowOptions
+from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier
+from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers.gpu_tier import GpuTier, fastest_tier
-from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
-from ctxreuse.workflow.vector_search.tiers.memory_split import ThroughputTable, split_memory
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 EngineOptions = WorkflowOptions

@@ -25,7 +25,7 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
-from ctxreuse.workflow.retrievers.atomic import checked_retriever
+from ctxreuse.workflow.retrievers import checked_retriever
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     Emit,
@@ -34,16 +34,15 @@ from ctxreuse.workflow.runtime.events import (
     SearchResult,
     WorkflowResult,
 )
-from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.measurements import Timeline, WorkflowMetrics, draw_timeline
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
     AnyRetriever,
     RunContext,
     Services,
+    WorkflowOptions,
 )
 from ctxreuse.workflow.runtime.single_loop import SingleLoopRunner
-from ctxreuse.workflow.runtime.timeline import Timeline, draw_timeline
-from ctxreuse.workflow.runtime.workflow_metrics import WorkflowMetrics
 from ctxreuse.workflow.runtime.workflow_run import WorkflowRun
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever

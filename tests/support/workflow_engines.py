@@ -35,8 +35,8 @@ from ctxreuse.workflow.runtime.events import (
     TextDelta,
 )
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
+from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12

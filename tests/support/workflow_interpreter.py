@@ -18,8 +18,7 @@ from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import Documents, State
-from ctxreuse.workflow.graph.text_templates import RenderedPrompt
+from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, State
 
 
 @dataclass(frozen=True)

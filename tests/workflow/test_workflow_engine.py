@@ -37,8 +37,8 @@ from ctxreuse.workflow.errors import (
 )
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START
-from ctxreuse.workflow.retrievers.atomic import CallableRetriever
-from ctxreuse.workflow.runtime import stages
+from ctxreuse.workflow.retrievers import CallableRetriever
+from ctxreuse.workflow.runtime import workflow_run
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     NodeFinished,
@@ -46,7 +46,7 @@ from ctxreuse.workflow.runtime.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.services import WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.vector_search import executor, scheduler
 
@@ -57,7 +57,7 @@ EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
     monkeypatch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-6)
-    monkeypatch.setattr(stages, "_SEARCH_AT", (0.03, 0.1))
+    monkeypatch.setattr(workflow_run, "_SEARCH_AT", (0.03, 0.1))
     monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
     return iter(())
 

@@ -38,9 +38,9 @@ from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import GraphError, VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
-from ctxreuse.workflow.runtime import stages
+from ctxreuse.workflow.runtime import workflow_run
 from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
-from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.services import WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.runtime.speculative_stages import LaunchedGeneration, SpeculativeGeneration
 from ctxreuse.workflow.vector_search import scheduler
@@ -214,7 +214,7 @@ def interference(scenario: Scenario) -> Iterator[None]:
         patch.setattr(
             scheduler, "sub_stage_s", lambda *_, **__: draw.choice((0.0, 1e-6, 2e-5, 1e-4, 1.0))
         )
-        patch.setattr(stages, "_SEARCH_AT", (0.03, 0.1, 0.2))  # answers are of few words here
+        patch.setattr(workflow_run, "_SEARCH_AT", (0.03, 0.1, 0.2))  # answers are of few words here
         if scenario.forced:
             patch.setattr(PreviewStability, "launch_at", lambda self: 0.01)
             patch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)

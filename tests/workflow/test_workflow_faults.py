@@ -51,10 +51,10 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import Piece
-from ctxreuse.workflow.retrievers.atomic import CallableRetriever
-from ctxreuse.workflow.runtime import stages
+from ctxreuse.workflow.retrievers import CallableRetriever
+from ctxreuse.workflow.runtime import workflow_run
 from ctxreuse.workflow.runtime.events import NodeStarted, TextDelta
-from ctxreuse.workflow.runtime.options import WorkflowOptions
+from ctxreuse.workflow.runtime.services import WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import PreviewStability
 from ctxreuse.workflow.vector_search import scheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
@@ -66,7 +66,7 @@ EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have searches go in small steps, and everything that can be begun early be begun early."""
     monkeypatch.setattr(scheduler, "sub_stage_s", lambda *_, **__: 1e-6)
-    monkeypatch.setattr(stages, "_SEARCH_AT", (0.03, 0.1))
+    monkeypatch.setattr(workflow_run, "_SEARCH_AT", (0.03, 0.1))
     monkeypatch.setattr(PreviewStability, "is_worth_it", lambda self, progress: True)
 
 

@@ -23,9 +23,9 @@ from ivf_helpers import (
 )
 
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.workflow.vector_search.gpu_tier import GpuTier, fastest_tier, gpu_is_usable
+from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers.gpu_tier import GpuTier, fastest_tier, gpu_is_usable
-from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.top_k import Candidates, best_by_group
 
 metrics = pytest.mark.parametrize("metric", METRICS)
@@ -154,7 +154,7 @@ def test_many_rows_are_scored_in_blocks(torch: Any, monkeypatch: pytest.MonkeyPa
     searched = IVFIndex(shared_index("L2"))
     expected = every_pair(searched, QUERIES, 5)
     on_device(searched, list(range(NLIST)))
-    monkeypatch.setattr("ctxreuse.workflow.vector_search.tiers.gpu_tier._LARGEST_BLOCK", 700)
+    monkeypatch.setattr("ctxreuse.workflow.vector_search.gpu_tier._LARGEST_BLOCK", 700)
     assert_same(every_pair(searched, QUERIES, 5), *expected)
 
 

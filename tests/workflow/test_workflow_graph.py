@@ -5,8 +5,7 @@ from ctxreuse.workflow.errors import GraphError, RouterError, StateKeyError, Vis
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Router
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
-from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.graph.text_templates import Template
+from ctxreuse.workflow.graph.state import State, Template
 
 
 def visited(**visits):

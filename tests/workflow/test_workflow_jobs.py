@@ -9,8 +9,8 @@ from workflow_engines import DIMENSION, METRICS, NLIST, corpus_index
 from ctxreuse.workflow.vector_search.costs import ScanLoad
 from ctxreuse.workflow.vector_search.handle import SearchHandle
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.jobs import ScanJob, Scanned
 from ctxreuse.workflow.vector_search.scan_queue import ScanBatch
+from ctxreuse.workflow.vector_search.scheduler import ScanJob, Scanned
 
 
 def scanned(index, batch):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.vector_search.tiers.memory_split import (
+from ctxreuse.workflow.memory_split import (
     MemorySplit,
     ThroughputTable,
     split_memory,

@@ -6,7 +6,7 @@ from workflow_interpreter import interpret
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.nodes import Generation
-from ctxreuse.workflow.library.ready_made import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
 
 WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
 

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.workflow.errors import WorkflowError
-from ctxreuse.workflow.retrievers.atomic import CallableRetriever, Retriever, checked_retriever
-from ctxreuse.workflow.retrievers.fusion import (
+from ctxreuse.workflow.retrievers import (
+    CallableRetriever,
     FusedRetriever,
+    KeywordRetriever,
+    Retriever,
     RetrieverError,
+    checked_retriever,
     reciprocal_rank_fusion,
 )
-from ctxreuse.workflow.retrievers.keyword import KeywordRetriever
 
 BLOCKS = {letter: ContextBlock(id=letter, text=f"text {letter}") for letter in "abcdefgh"}
 

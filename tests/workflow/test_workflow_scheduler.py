@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from workflow_engines import BLOCKS, corpus_retriever, plain_search
 
 from ctxreuse.workflow.vector_search.handle import NEVER, SearchHandle
-from ctxreuse.workflow.vector_search.jobs import Job
-from ctxreuse.workflow.vector_search.scheduler import SearchScheduler
+from ctxreuse.workflow.vector_search.scheduler import Job, SearchScheduler
 
 WORKERS = 3
 

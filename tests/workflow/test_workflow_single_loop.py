@@ -24,7 +24,7 @@ from ctxreuse.workflow import (
     WorkflowGraph,
     WorkflowOptions,
 )
-from ctxreuse.workflow.library.speculative_rag import context_of, speculative_rag_graph
+from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.vector_search.scan_queue import ScanQueue
 
 

@@ -14,11 +14,9 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.graph.nodes import Generation
-from ctxreuse.workflow.graph.state import Documents, State
-from ctxreuse.workflow.graph.text_templates import Template
+from ctxreuse.workflow.graph.state import Documents, State, Template
 from ctxreuse.workflow.runtime.generations import GenerationRequest
-from ctxreuse.workflow.runtime.options import WorkflowOptions
-from ctxreuse.workflow.runtime.services import RunContext, Services
+from ctxreuse.workflow.runtime.services import RunContext, Services, WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import PreviewStability, check_rule
 from ctxreuse.workflow.runtime.speculative_stages import SpeculativeGeneration
 

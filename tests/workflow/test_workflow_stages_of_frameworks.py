@@ -16,8 +16,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.retrievers.atomic import checked_retriever
-from ctxreuse.workflow.retrievers.fusion import FusedRetriever
+from ctxreuse.workflow.retrievers import FusedRetriever, checked_retriever
 from langchain_ctxreuse import ReuseRetriever as LangChainReuse
 from langchain_ctxreuse.workflow.served_components import RetrieverStage as LangChainStage
 from llamaindex_ctxreuse import ReuseRetriever as LlamaIndexReuse

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.workflow.library.ready_made import asks_nothing
+from ctxreuse.workflow.library import asks_nothing
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.errors import GraphError, StateKeyError
-from ctxreuse.workflow.graph.state import Documents
-from ctxreuse.workflow.graph.text_templates import RenderedPrompt, Template
+from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, Template
 
 A, B, C = (ContextBlock(id=name, text=f"text of {name}") for name in "abc")
 

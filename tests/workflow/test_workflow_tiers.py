@@ -21,8 +21,8 @@ from ivf_helpers import (
 )
 
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
-from ctxreuse.workflow.vector_search.tiers.hot_tier import HotTier
 
 metrics = pytest.mark.parametrize("metric", METRICS)
 QUERIES = some_vectors(1)[:8]

@@ -15,7 +15,7 @@ from ctxreuse.evaluation.bench.workload import Found
 from ctxreuse.evaluation.datasets import Dataset, Passage, Question
 from ctxreuse.evaluation.plugins import RETRIEVERS, registered
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
-from ctxreuse.workflow.retrievers.keyword import KeywordRetriever
+from ctxreuse.workflow.retrievers import KeywordRetriever
 
 _DIMENSIONS = 128
 

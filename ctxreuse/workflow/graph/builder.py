@@ -9,11 +9,9 @@ from typing import Any
 
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, quoted
-from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router
-from ctxreuse.workflow.graph.drawing import drawn
+from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router, drawn
 from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.graph.text_templates import Template
+from ctxreuse.workflow.graph.state import State, Template
 from ctxreuse.workflow.graph.validation import check_flow, check_names
 from ctxreuse.workflow.models.language_model import LanguageModel
 

@@ -11,8 +11,7 @@ from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.workflow.errors import GraphError, quoted
-from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.graph.text_templates import Template
+from ctxreuse.workflow.graph.state import State, Template
 from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
 
 START = "__start__"

@@ -13,8 +13,8 @@ from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
+from ctxreuse.workflow.runtime.measurements import Outcome, Span
 from ctxreuse.workflow.runtime.services import RunContext, Services
-from ctxreuse.workflow.runtime.timeline import Outcome, Span
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import NEVER, SearchHandle, SearchRecord
 

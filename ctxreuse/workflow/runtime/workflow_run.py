@@ -5,15 +5,275 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
-from ctxreuse.workflow.runtime.events import Emit, NodeFinished, NodeStarted
-from ctxreuse.workflow.runtime.services import RunContext, Services
-from ctxreuse.workflow.runtime.stages import Stages
-from ctxreuse.workflow.runtime.timeline import Kind, Outcome, Span
+from ctxreuse.workflow.graph.state import Documents, State
+from ctxreuse.workflow.retrievers import found_blocks
+from ctxreuse.workflow.runtime.events import (
+    DocumentsFound,
+    Emit,
+    NodeFinished,
+    NodeStarted,
+    TextDelta,
+)
+from ctxreuse.workflow.runtime.generations import GenerationRequest
+from ctxreuse.workflow.runtime.measurements import Kind, Outcome, Span
+from ctxreuse.workflow.runtime.services import (
+    DEFAULT_RETRIEVER,
+    GenerationStatistics,
+    RunContext,
+    Services,
+)
+from ctxreuse.workflow.runtime.speculation import LaunchPolicy, PreviewStability
+from ctxreuse.workflow.runtime.speculative_stages import (
+    SpeculativeGeneration,
+    SpeculativeRetrieval,
+)
+from ctxreuse.workflow.vector_search.executor import SearchExecutor
+from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchRecord
+
+_SEARCH_AT = (0.5, 0.75)
+"""After which parts of a usual answer a search is begun with what has been said so far; 22 to 50 %
+of an answer are as near to all of it as its nearest document is (HedraRAG, Figure 7b)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """Launches the generation behind a search: the nodes, the state and the policy.
+
+    Attributes:
+        retrieval: The node of the search.
+        generation: The node behind it.
+        state: What is known when the search begins.
+        policy: Decides when to launch.
+        began_s: When the retrieval began.
+    """
+
+    retrieval: Retrieval
+    generation: Generation
+    state: State
+    policy: LaunchPolicy
+    began_s: float
+
+
+class Stages:
+    """Runs the generations and retrievals of one run.
+
+    Args:
+        services: What all runs share.
+        graph: The run's graph.
+        context: The run.
+        emit: Receives the events.
+    """
+
+    def __init__(self, services: Services, graph: Graph, context: RunContext, emit: Emit) -> None:
+        self._services = services
+        self._graph = graph
+        self._context = context
+        self._emit = emit
+        self._background = BackgroundTasks(services.speculating)
+        self._generation_ahead = SpeculativeGeneration(services, context, self._background)
+        self._search_ahead = SpeculativeRetrieval(services)
+        self._records: dict[str, SearchRecord] = {}
+        self._remembers = graph.searches_again or context.session is not None
+
+    async def close(self) -> None:
+        """Stop all speculative work, and wait for its end."""
+        self._generation_ahead.drop()
+        self._search_ahead.drop()
+        await self._background.wait()
+
+    async def generation(self, node: Generation, state: State, visit: int, is_alone: bool) -> str:
+        """Return the text of a generation; commit the speculative one if it is the same.
+
+        Args:
+            node: The node.
+            state: What is known.
+            visit: Which visit of the node.
+            is_alone: Whether no other node runs beside it.
+        """
+        services = self._services
+        request = GenerationRequest.of(node, state)
+        began = services.clock()
+        answer = self._generation_ahead.commit(node.name, visit, request)
+        if answer is None:
+            answer = services.generations.begin(request, self._context.tenant)
+        usual = self._usual(node)
+        search_at = [part * usual.tokens.value for part in _SEARCH_AT] if is_alone else []
+        texts: list[str] = []
+        tokens = 0
+        try:
+            async for piece in answer.pieces():
+                texts.append(piece.text)
+                tokens += piece.tokens
+                if piece.text:
+                    self._emit(TextDelta(node.name, visit, piece.text))
+                if search_at and tokens >= search_at[0] and not answer.receiving.done():
+                    del search_at[0]
+                    services.speculating.attempt(
+                        lambda: self._search_early(node, state, "".join(texts)),
+                        self._search_ahead.drop,
+                    )
+        finally:
+            if not answer.receiving.done():
+                await answer.cancel()
+        usual.seconds.add(services.clock() - began)
+        usual.tokens.add(tokens)
+        services.speculation.generated_tokens += tokens
+        return "".join(texts)
+
+    def _search_early(self, node: Generation, state: State, said: str) -> None:
+        """Begin the search behind a generation with the part of the answer that has come."""
+        retrieval = self._graph.next_retrieval(node.name, state)
+        if retrieval is None or not self._services.options.speculative_retrieval:
+            return
+        name = retrieval.retriever or DEFAULT_RETRIEVER
+        executor = self._services.executors.get(name)
+        if executor is not None:
+            expected = state.overlay({node.output: said})
+            self._search_ahead.begin(retrieval, expected, executor, self._last_search(name))
+
+    async def retrieval(
+        self, node: Retrieval, state: State, visit: int, is_alone: bool
+    ) -> Documents:
+        """Search, and return what was found; arguments as in `generation`."""
+        name = node.retriever or DEFAULT_RETRIEVER
+        text = node.query.render_text(state)
+        executor = self._services.executors.get(name)
+        scores = None
+        if executor is None:
+            found = await self._services.retrievers[name].retrieve(text, node.k)
+            documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
+        else:
+            documents, scores = await self._search(executor, name, node, text, state, is_alone)
+        self._emit(DocumentsFound(node.name, visit, documents, scores))
+        return documents
+
+    async def _search(
+        self,
+        executor: SearchExecutor,
+        name: str,
+        node: Retrieval,
+        text: str,
+        state: State,
+        is_alone: bool,
+    ) -> tuple[Documents, tuple[float, ...]]:
+        """Search step by step, and return what was found with its scores."""
+        due = self._services.clock()
+        search, hint = self._search_ahead.take(node, text)
+        record = hint or self._last_search(name) if search is None else search.record
+        launcher = self._launcher(node, state, record, due) if is_alone else None
+        previews = None if launcher is None else launcher.policy.previews()
+        if search is None:
+            is_remembered = self._remembers and self._may_prepare(executor)
+            search = executor.begin(
+                text, node.k, due, record, previews=previews, is_remembered=is_remembered
+            )
+        else:
+            search.due = due
+            search.schedule_previews(previews)
+            if launcher is not None and search.outcome is None:
+                self._speculate(executor, search, launcher)
+        try:
+            while await search.next_update():
+                if launcher is not None:
+                    self._speculate(executor, search, launcher)
+        finally:
+            if search.outcome is None:
+                executor.cancel(search)
+        best = search.result()
+        ids = best.ids[: search.k].tolist()
+        if launcher is not None:
+            if self._generation_ahead.ids != tuple(ids):
+                self._generation_ahead.drop()
+            launcher.policy.learn(search, best)
+        retriever = executor.retriever
+        nearness = best.scores if retriever.index.higher_is_better else -best.scores
+        if self._remembers:
+            self._remember(executor, name, search.record_of(best))
+        return Documents(retriever.blocks_of(ids)), tuple(nearness[: search.k].tolist())
+
+    def _launcher(
+        self, node: Retrieval, state: State, record: SearchRecord | None, began_s: float
+    ) -> _Launcher | None:
+        """Return the launcher of the generation behind a retrieval; None if none may launch."""
+        rule = self._services.options.speculation
+        generation = None if rule == "off" else self._graph.next_generation(node.name, state)
+        if generation is None:
+            return None
+        self._services.speculation.retrievals += 1
+        key = ((self._graph.name, node.name), record is not None)
+        stability = self._services.preview_stability.get_or_make(key, PreviewStability)
+        return _Launcher(node, generation, state, LaunchPolicy(rule, stability), began_s)
+
+    def _speculate(
+        self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher
+    ) -> None:
+        """Act on the policy's decision: launch from a preview, or drop a wrong speculation.
+
+        It never raises: a search does not fail because of a speculation.
+        """
+        self._services.speculating.attempt(
+            lambda: self._act(executor, search, launcher), self._generation_ahead.drop
+        )
+
+    def _act(self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher) -> None:
+        ahead = self._generation_ahead
+        decision = launcher.policy.decide(search, executor.progress(search), ahead.ids)
+        if decision.drops:
+            ahead.drop()
+            search.due = launcher.began_s
+        if decision.previews is not None:
+            search.schedule_previews(decision.previews)
+        if decision.launch is None:
+            return
+        documents = Documents(executor.retriever.blocks_of(decision.launch))
+        state = launcher.state.overlay({launcher.retrieval.output: documents})
+        if ahead.launch(launcher.generation, state, decision.launch):
+            launcher.policy.launches += 1
+            # the rest of the search is needed only when the generation ends
+            usual_s = self._usual(launcher.generation).seconds.value
+            search.due = self._services.clock() + 0.5 * usual_s
+
+    def _usual(self, node: Generation) -> GenerationStatistics:
+        key = (self._graph.name, node.name)
+        return self._services.generation_statistics.get_or_make(key, GenerationStatistics)
+
+    def _may_prepare(self, executor: SearchExecutor) -> bool:
+        """Return whether work that only helps the next search keeps no other one waiting."""
+        return executor.scheduler.has_time or self._services.options.speculation == "always"
+
+    def _last_search(self, name: str) -> SearchRecord | None:
+        if name in self._records or self._context.session is None:
+            return self._records.get(name)
+        return self._services.sessions.get((self._context.tenant, self._context.session, name))
+
+    def _remember(self, executor: SearchExecutor, name: str, record: SearchRecord | None) -> None:
+        """Keep what a search has found; at once, since the next node may be a search, too."""
+        if record is not None:
+            self._keep(name, record)
+            if self._may_prepare(executor):
+                self._background.start(self._add_vectors(executor, name, record))
+
+    def _keep(self, name: str, record: SearchRecord) -> None:
+        """Keep a record for the next search of the run, or of its session."""
+        self._records[name] = record
+        if self._context.session is not None:
+            key = (self._context.tenant, self._context.session, name)
+            self._services.sessions.put(key, record)
+
+    async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
+        """Look up the vectors of a record, with which the next search recalls the nearest."""
+        index = executor.retriever.index
+        vectors = await executor.execute(lambda: index.vectors_of(record.ids, record.found_in))
+        if self._records[name] is record:  # else a later search has ended meanwhile
+            self._keep(name, replace(record, vectors=vectors))
+
 
 _KINDS: dict[type[Node], Kind] = {
     Generation: "generation",

@@ -24,9 +24,8 @@ from ctxreuse.workflow.vector_search.handle import (
     SearchRecord,
     SearchUpdate,
 )
-from ctxreuse.workflow.vector_search.jobs import Job, Outcome
-from ctxreuse.workflow.vector_search.scheduler import SearchScheduler
-from ctxreuse.workflow.vector_search.tiers.hot_tier import BuiltTier, ClusterTier
+from ctxreuse.workflow.vector_search.hot_tier import BuiltTier, ClusterTier
+from ctxreuse.workflow.vector_search.scheduler import Job, Outcome, SearchScheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 

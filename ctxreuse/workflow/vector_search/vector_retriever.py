@@ -16,7 +16,7 @@ from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best_by_group
 
 if TYPE_CHECKING:
-    from ctxreuse.workflow.vector_search.tiers.hot_tier import ClusterTier
+    from ctxreuse.workflow.vector_search.hot_tier import ClusterTier
 
 Blocks: TypeAlias = Sequence[ContextBlock | str] | Callable[[int], ContextBlock]
 """The block of each id of an index."""

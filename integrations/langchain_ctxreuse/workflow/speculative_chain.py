@@ -19,7 +19,7 @@ from langchain_core.runnables.utils import AddableDict
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt
-from ctxreuse.workflow.library.speculative_rag import SEARCH, context_of, speculative_rag_graph
+from ctxreuse.workflow.library import SEARCH, context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeStarted, TextDelta
 from langchain_ctxreuse.scope import scope_from_config

@@ -25,7 +25,7 @@ from llama_index.core.settings import Settings
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt
-from ctxreuse.workflow.library.speculative_rag import context_of, speculative_rag_graph
+from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
 from llamaindex_ctxreuse.workflow.engine_retriever import WorkflowRetriever

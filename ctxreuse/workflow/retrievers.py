@@ -1,0 +1,333 @@
+"""Retrievers that find blocks in one call: a function, keyword search, several fused by rank."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.checks import checked_number, checked_optional_integer
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.workflow.errors import WorkflowError
+
+Found: TypeAlias = Sequence[ContextBlock | str]
+"""The result of a user's search, best first."""
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """A search that is one stage, without partial results."""
+
+    async def retrieve(self, query: str, k: int) -> Sequence[ContextBlock]:
+        """Return the k blocks that fit a query best, best first; fewer where there are no more."""
+
+
+class CallableRetriever:
+    """A retriever made of a function.
+
+    Args:
+        search: From a query and k to blocks or texts, best first. An async function runs in the
+            event loop, any other one in threads, several calls at a time; a thread cannot be
+            stopped, so the search of a cancelled stage runs to its end.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> retriever = CallableRetriever(lambda query, k: ["one text", "another"][:k])
+        >>> [block.text for block in asyncio.run(retriever.retrieve("Which?", 1))]
+        ['one text']
+    """
+
+    def __init__(self, search: Callable[[str, int], Found | Awaitable[Found]]) -> None:
+        if not callable(search):
+            raise InvalidRequestError(
+                f"search must be a function of a query and k, not {describe(search)}"
+            )
+        self._search: Callable[[str, int], Any] = search
+        self._is_async = _is_async(search)
+
+    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        """Return the first k blocks that the function finds.
+
+        Raises:
+            InvalidRequestError: The function does not return blocks or texts.
+        """
+        if self._is_async:
+            found = await self._search(query, k)
+        else:
+            found = await asyncio.to_thread(self._search, query, k)
+            if inspect.isawaitable(found):  # a lambda around an async function
+                found = await found
+        return found_blocks(found, k, "search")
+
+
+def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
+    """Return the argument if it is a retriever.
+
+    Args:
+        retriever: The argument.
+        name: Its name, for the error.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if isinstance(retriever, type) or not isinstance(retriever, Retriever):
+        raise InvalidRequestError(
+            f"{name} must have retrieve(query, k), not be {describe(retriever)}; wrap a function "
+            "in CallableRetriever, a LangChain or LlamaIndex retriever in its RetrieverStage"
+        )
+    if not _is_async(retriever.retrieve):
+        raise InvalidRequestError(
+            f"retrieve of {name} ({type(retriever).__name__}) must be an async function; wrap it: "
+            "CallableRetriever(it.retrieve)"
+        )
+    return retriever
+
+
+def found_blocks(found: object, k: int, finder: str) -> tuple[ContextBlock, ...]:
+    """Return the first k findings, as blocks.
+
+    Args:
+        found: Blocks or texts.
+        k: How many are wanted.
+        finder: The name of the search, for the error.
+
+    Raises:
+        InvalidRequestError: neither blocks nor texts; the message holds no text of the findings.
+    """
+    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
+        raise InvalidRequestError(
+            f"{finder} must return a list of ContextBlock or str, not {type(found).__name__}"
+        )
+    for one in found:
+        if not isinstance(one, (ContextBlock, str)):
+            raise InvalidRequestError(
+                f"{finder} must return a list of ContextBlock or str, not one with "
+                f"{type(one).__name__} in it"
+            )
+    return tuple(
+        one if isinstance(one, ContextBlock) else ContextBlock(text=one) for one in found[:k]
+    )
+
+
+def _is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object's method, not a question
+    )
+
+
+class KeywordRetriever:
+    """Finds the blocks whose words fit a query best, with bm25s; it searches in a thread.
+
+    Blocks that share no word with the query are not found; equally good ones stay in the order of
+    the corpus.
+
+    Args:
+        blocks: The corpus: blocks or texts; a block that occurs twice counts once.
+        stopwords: Words that do not count: a language that bm25s knows, or a list of words; None
+            counts all.
+        stemmer: Reduces words to their stems, as bm25s takes it, such as PyStemmer's
+            `Stemmer.Stemmer("english")`; None leaves words as they are.
+        k1: BM25's saturation of repeated words.
+        b: BM25's length normalisation, from 0 to 1.
+
+    Raises:
+        InvalidRequestError: no blocks, or no block with a word that counts.
+        MissingExtraError: bm25s is not installed.
+
+    Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond, 2009;
+    Lucene's variant, as in bm25s (Lù, 2024).
+
+    Example:
+        >>> retriever = KeywordRetriever(["Paris is in France.", "Rome is in Italy."])
+        >>> [block.text for block in asyncio.run(retriever.retrieve("Where is Rome?", 5))]
+        ['Rome is in Italy.']
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[ContextBlock | str],
+        *,
+        stopwords: str | Sequence[str] | None = "english",
+        stemmer: Callable[..., Any] | None = None,
+        k1: float = 1.5,
+        b: float = 0.75,
+    ) -> None:
+        try:
+            import bm25s
+        except ImportError as error:
+            raise MissingExtraError("keyword search", "workflow") from error
+        self._blocks = _distinct(blocks)
+        self._bm25s = bm25s
+        self._stopwords = [] if stopwords is None else stopwords
+        self._stemmer = stemmer
+        words = self._words([block.text for block in self._blocks])
+        if not any(words):
+            raise InvalidRequestError(
+                f"none of the {len(self._blocks)} blocks has a word that counts; "
+                "give blocks with text, or fewer stopwords"
+            )
+        self._index = bm25s.BM25(method="lucene", k1=k1, b=b)
+        self._index.index(words, show_progress=False)
+
+    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        """Return the k blocks that fit a query best, best first; fewer if fewer share a word."""
+        return await asyncio.to_thread(self._search, query, k)
+
+    def _search(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        words = self._words([query])[0]
+        if not words or k < 1:
+            return ()
+        scores: np.ndarray[Any, Any] = self._index.get_scores(words)
+        found = np.flatnonzero(scores > 0)
+        if len(found) > k:  # all as good as the kth, so that their order decides
+            kth = np.partition(scores[found], len(found) - k)[len(found) - k]
+            found = found[scores[found] >= kth]
+        best = found[np.lexsort((found, -scores[found]))][:k]
+        return tuple(self._blocks[position] for position in best)
+
+    def _words(self, texts: list[str]) -> list[list[str]]:
+        words: list[list[str]] = self._bm25s.tokenize(
+            texts,
+            stopwords=self._stopwords,
+            stemmer=self._stemmer,
+            return_ids=False,
+            show_progress=False,
+        )
+        return words
+
+
+def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
+    if isinstance(blocks, (str, bytes)) or not isinstance(blocks, Iterable):
+        raise InvalidRequestError(
+            f"blocks must be a list of ContextBlock or str, not {describe(blocks)}"
+        )
+    distinct: dict[bytes, ContextBlock] = {}
+    for one in blocks:
+        block = one if isinstance(one, ContextBlock) else ContextBlock(text=one)
+        distinct.setdefault(block.key, block)
+    if not distinct:
+        raise InvalidRequestError("blocks must hold at least one block")
+    return tuple(distinct.values())
+
+
+class RetrieverError(WorkflowError, RuntimeError):
+    """One of several retrievers failed; its own error is the cause."""
+
+
+def reciprocal_rank_fusion(
+    rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
+) -> tuple[ContextBlock, ...]:
+    """Return one ranking of all blocks of several rankings, each block once.
+
+    A block scores the sum of 1 / (constant + rank) over the rankings that hold it, ranks counted
+    from 1. Blocks with the same score are ordered by their best rank, then by the order of the
+    rankings.
+
+    Args:
+        rankings: Blocks, best first; if a ranking holds a block twice, its first place counts.
+        constant: From 0; the larger, the less the first ranks stand out.
+        limit: How many blocks are returned; None is all.
+
+    Returns:
+        The blocks, best first.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+
+    Source: Cormack, Clarke and Büttcher, Reciprocal Rank Fusion outperforms Condorcet and
+    individual Rank Learning Methods, 2009.
+
+    Example:
+        >>> a, b, c = (ContextBlock(text=text) for text in "abc")
+        >>> [block.text for block in reciprocal_rank_fusion([[a, b], [b, c]])]
+        ['b', 'a', 'c']
+    """
+    checked_number("constant", constant)
+    checked_optional_integer("limit", limit)
+    blocks: dict[BlockKey, ContextBlock] = {}
+    ranks: dict[BlockKey, list[int]] = {}
+    for ranking in rankings:
+        distinct = {block.key: block for block in reversed(ranking)}
+        for rank, (key, block) in enumerate(reversed(distinct.items()), start=1):
+            blocks.setdefault(key, block)
+            ranks.setdefault(key, []).append(rank)
+
+    def goodness(key: BlockKey) -> tuple[float, int]:
+        # fsum: the sum of the same ranks is the same in any order
+        return -math.fsum(1 / (constant + rank) for rank in ranks[key]), min(ranks[key])
+
+    return tuple(blocks[key] for key in sorted(blocks, key=goodness)[:limit])
+
+
+class FusedRetriever:
+    """Asks several retrievers side by side and fuses their results; one atomic stage.
+
+    Blocks with the same id and text are the same.
+
+    Args:
+        retrievers: The retrievers, by name: `{"dense": ..., "keyword": ...}`.
+        candidates: How many blocks each is asked for, at least as many as are wanted; None is twice
+            as many as are wanted.
+        constant: That of `reciprocal_rank_fusion`.
+
+    Raises:
+        InvalidRequestError: no retrievers, wrong type or out of range.
+    """
+
+    def __init__(
+        self,
+        retrievers: Mapping[str, Retriever],
+        *,
+        candidates: int | None = None,
+        constant: float = 60,
+    ) -> None:
+        if not isinstance(retrievers, Mapping) or not retrievers:
+            raise InvalidRequestError(
+                "retrievers must be a dict from names to retrievers, not "
+                f"{describe(retrievers)}; pass {{'dense': ..., 'keyword': ...}}"
+            )
+        checked_optional_integer("candidates", candidates, 1)
+        checked_number("constant", constant)
+        self._retrievers = {
+            name: checked_retriever(one, f"retriever {name!r}") for name, one in retrievers.items()
+        }
+        self._candidates = candidates
+        self._constant = constant
+
+    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+        """Return the k blocks that all the retrievers together find best.
+
+        Raises:
+            RetrieverError: One of them fails; the others are then cancelled.
+        """
+        wanted = max(k, 2 * k if self._candidates is None else self._candidates)
+        failed: list[RetrieverError] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                asking = [
+                    group.create_task(self._ask(name, one, query, wanted))
+                    for name, one in self._retrievers.items()
+                ]
+        except* RetrieverError as errors:
+            failed += [one for one in errors.exceptions if isinstance(one, RetrieverError)]
+        if failed:
+            raise failed[0]
+        return reciprocal_rank_fusion(
+            [task.result() for task in asking], constant=self._constant, limit=k
+        )
+
+    @staticmethod
+    async def _ask(name: str, retriever: Retriever, query: str, k: int) -> tuple[ContextBlock, ...]:
+        try:
+            return found_blocks(await retriever.retrieve(query, k), k, f"retriever {name!r}")
+        except Exception as error:
+            raise RetrieverError(
+                f"retriever {name!r} failed with {type(error).__name__}; its error is the cause"
+            ) from error

@@ -1,1 +1,0 @@
-"""Retrievers that find blocks in one go."""

@@ -1,1 +1,0 @@
-"""Tiers that hold the clusters that are searched most in faster memory."""
