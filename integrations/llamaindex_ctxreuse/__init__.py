@@ -26,22 +26,21 @@ except ImportError as error:
     raise MissingExtraError("llamaindex_ctxreuse", "llamaindex") from error
 
 from llamaindex_ctxreuse.chat.chat_engine import ReuseChatEngine
-from llamaindex_ctxreuse.formatting import format_context
 from llamaindex_ctxreuse.llm.reuse_llm import ReuseLLM
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 from llamaindex_ctxreuse.memory.replay_memory import ReplayMemory, reuse_memory
-from llamaindex_ctxreuse.nodes.node_postprocessor import ReusePostprocessor
-from llamaindex_ctxreuse.nodes.node_retriever import ReuseRetriever
+from llamaindex_ctxreuse.nodes.node_components import ReusePostprocessor, ReuseRetriever
+from llamaindex_ctxreuse.nodes.node_plans import format_context
 
 if TYPE_CHECKING:
-    from llamaindex_ctxreuse.workflow.engine_retriever import WorkflowRetriever
-    from llamaindex_ctxreuse.workflow.llamaindex_stage import LlamaIndexLLM, RetrieverStage
-    from llamaindex_ctxreuse.workflow.speculative_query_engine import (
+    from llamaindex_ctxreuse.workflow.engine_components import (
         LinkedQueryEngine as LinkedQueryEngine,
     )
-    from llamaindex_ctxreuse.workflow.speculative_query_engine import (
+    from llamaindex_ctxreuse.workflow.engine_components import (
         SpeculativeRAGQueryEngine,
+        WorkflowRetriever,
     )
+    from llamaindex_ctxreuse.workflow.llamaindex_stage import LlamaIndexLLM, RetrieverStage
 
 __all__ = [
     "LlamaIndexLLM",
@@ -59,11 +58,11 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    "SpeculativeRAGQueryEngine": "workflow.speculative_query_engine",
-    "LinkedQueryEngine": "workflow.speculative_query_engine",  # the former name
+    "SpeculativeRAGQueryEngine": "workflow.engine_components",
+    "LinkedQueryEngine": "workflow.engine_components",  # the former name
     "LlamaIndexLLM": "workflow.llamaindex_stage",
     "RetrieverStage": "workflow.llamaindex_stage",
-    "WorkflowRetriever": "workflow.engine_retriever",
+    "WorkflowRetriever": "workflow.engine_components",
 }
 
 

@@ -35,8 +35,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
-from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner
-from llamaindex_ctxreuse.chat.transcript import Transcript
+from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner, Transcript
 from llamaindex_ctxreuse.nodes.node_plans import checked_retriever
 
 

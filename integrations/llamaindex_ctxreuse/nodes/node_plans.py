@@ -1,4 +1,4 @@
-"""Nodes in their planned order: what the postprocessor and the retriever share.
+"""Nodes in their planned order, and as text: what the postprocessor and the retriever share.
 
 A planned node is a copy that carries its rank, label and plan in its metadata, where neither the
 model nor an embedding sees it; the retriever's own nodes are never changed.
@@ -26,6 +26,7 @@ from ctxreuse.adapters.document_planner import (
     PlannedItems,
     appended_annotation,
 )
+from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
@@ -34,10 +35,12 @@ from ctxreuse.adapters.plan_metadata import (
     left_out_words,
     retrievers_order,
 )
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -161,6 +164,39 @@ def _annotation_node(text: str, nodes: Iterable[BaseNode]) -> AnnotationNode:
         excluded_llm_metadata_keys=shared,
         excluded_embed_metadata_keys=shared,
     )
+
+
+def format_context(
+    nodes: Sequence[NodeWithScore],
+    metadata_mode: MetadataMode = MetadataMode.LLM,
+    templates: Templates = DEFAULT_TEMPLATES,
+    registry: ContextRegistry | None = None,
+) -> str:
+    r"""Return nodes as text for a prompt: labels, blocks, annotations.
+
+    Nodes in the order of one plan are shown as that plan says, even if some of them were taken
+    away since. Other nodes are shown in the order given, labels counted from 1, and a `ReuseLLM`
+    that finds the text in a prompt plans it then.
+
+    Args:
+        nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
+        metadata_mode: Which metadata is part of a node's text; pass the postprocessor's.
+        templates: The words around the nodes; pass the planner's.
+        registry: Where the text is remembered, for a `ReuseLLM` that has the same registry; None
+            takes the one of this process.
+
+    Raises:
+        InvalidRequestError: wrong type, or no such metadata mode.
+
+    Example:
+        >>> from llama_index.core.schema import TextNode
+        >>> texts = ["first text", "second text"]
+        >>> format_context([NodeWithScore(node=TextNode(text=text)) for text in texts])
+        '[Doc_1] first text\n\n[Doc_2] second text'
+    """
+    mode = checked_metadata_mode(metadata_mode)
+    given = checked_nodes(nodes, "format_context")
+    return format_documents(planned_documents(given, mode), templates, registry)
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
