@@ -24,6 +24,7 @@ from llamaindex_llm_helpers import (
 )
 
 from ctxreuse import ReusePlanner, request_context
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, format_context
 
 Way = Callable[[ReuseLLM, str], Any]
@@ -297,6 +298,20 @@ class TestMessages:
         llm.complete(text)
         assert inner.prompts[-1] == text == planned("kln", "321")
 
+    def test_a_registry_of_its_own_keeps_contexts_apart(self) -> None:
+        registry = ContextRegistry()
+        own, shared = RecordingLLM(), RecordingLLM()
+        llms = [
+            ReuseLLM(inner=own, window_s=0, registry=registry),
+            ReuseLLM(inner=shared, window_s=0),
+        ]
+        for word in ("klm", "mkl"):
+            text = format_context(letter_nodes(word), MetadataMode.NONE, registry=registry)
+            for llm in llms:
+                llm.complete(f"{text}\n\nWhich?")
+        assert sent_words(own) == ["klm", "klm"]
+        assert sent_words(shared) == ["klm", "mkl"]
+
     def test_tenants_do_not_see_each_others_order(self) -> None:
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
@@ -379,6 +394,7 @@ class TestTheInnerModel:
             ({"window_s": -1}, "micro-batch window"),
             ({"window_s": "soon"}, "micro-batch window"),
             ({"strategy": "best"}, "no strategy 'best'"),
+            ({"registry": "shared"}, "registry"),
             ({"send_cache_salt": "maybe"}, "send_cache_salt"),
             ({"system_prompt": "Be brief."}, "system_prompt is the inner model's"),
             ({"windows": 1}, "windows"),
@@ -390,10 +406,11 @@ class TestTheInnerModel:
 
 
 def test_a_model_in_another_process_has_a_planner_of_its_own() -> None:
-    llm = ReuseLLM(inner=MockLLM(), window_s=0.25)
+    llm = ReuseLLM(inner=MockLLM(), window_s=0.25, registry=ContextRegistry())
     again = ReuseLLM.__new__(ReuseLLM)
     again.__setstate__(llm.__getstate__())
     assert again.window_s == 0.25
     assert isinstance(llm.planner, ReusePlanner), "the original keeps its own"
     assert again.planner is not llm.planner
+    assert again.registry is None, "that of its process"
     assert again.complete("Where is Paris?").text == "Where is Paris?"

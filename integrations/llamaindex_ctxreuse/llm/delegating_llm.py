@@ -84,7 +84,7 @@ class DelegatingLLM(FunctionCallingLLM):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state of a copy in another process; see `state_without`."""
-        return state_without(self, {"planner", *_DELEGATED})
+        return state_without(self, {"planner", "registry", *_DELEGATED})
 
     @property
     def metadata(self) -> LLMMetadata:

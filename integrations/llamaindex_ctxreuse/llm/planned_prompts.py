@@ -7,7 +7,6 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.prompt_planner import Prompt, PromptPart
@@ -123,29 +122,6 @@ class PlannedTemplate(BasePromptTemplate):
 
     def _parsed(self) -> BasePromptTemplate:
         return self._template.model_copy(update={"output_parser": self.output_parser})
-
-
-def filled_in(
-    template: BasePromptTemplate, llm: LLM, arguments: dict[str, Any]
-) -> list[ChatMessage]:
-    """Return a filled-in template as messages for a model, without an output parser's words."""
-    bare = template.model_copy(update={"output_parser": None})
-    return bare.format_messages(llm=llm, **arguments)
-
-
-def planned_template(
-    template: BasePromptTemplate, messages: Iterable[ChatMessage], texts: Sequence[str]
-) -> PlannedTemplate:
-    """Return a template that shows planned texts once it is filled in.
-
-    Args:
-        template: The template.
-        messages: The template as filled in and not planned.
-        texts: A planned text for each text block in the messages; without any, nothing is planned.
-    """
-    given = [text for message in messages for text in _texts(message)]
-    pairs = zip(given, texts, strict=True) if texts else ()
-    return PlannedTemplate(template, [(old, new) for old, new in pairs if old != new])
 
 
 def _replaced(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
 from llama_index.core.base.llms.types import (
@@ -20,27 +20,33 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_validator
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, planned_aside
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPart, planner_or_new
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.serving.aio.gather import all_in_order
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
-from llamaindex_ctxreuse.llm.ordered_jobs import send_in_order
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    filled_in,
+    PlannedTemplate,
     messages_with,
-    planned_template,
     prompt_of_messages,
 )
 
 _ENGINE_OPTIONS = ("extra_body", "extra_headers")
 
+_Answer = TypeVar("_Answer")
+_Answer_co = TypeVar("_Answer_co", covariant=True)
+
 
 @dataclass(frozen=True, slots=True)
-class _ModelCall:
+class _ModelCall(Generic[_Answer_co]):
     """A call of the inner model.
 
     Attributes:
@@ -49,7 +55,7 @@ class _ModelCall:
     """
 
     prompt: Prompt
-    send: Callable[[PlannedPrompt], Any]
+    send: Callable[[PlannedPrompt], _Answer_co]
 
 
 class ReuseLLM(DelegatingLLM):
@@ -75,6 +81,8 @@ class ReuseLLM(DelegatingLLM):
         send_session_id: Whether each call carries its conversation, hashed, as `X-Session-ID`, for
             routers that keep a conversation on one engine. For models that take `extra_headers`.
         salt_key: A secret for both hashes; processes that share it share the cache.
+        registry: Where `format_context` remembers the contexts that are found; None takes the
+            registry of this process.
 
     Raises:
         ValueError: wrong type or out of range.
@@ -93,6 +101,7 @@ class ReuseLLM(DelegatingLLM):
     send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
     send_session_id: bool = Field(default=False, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
+    registry: ContextRegistry | None = Field(default=None, exclude=True, repr=False, frozen=True)
     _gateway: ModelGateway = PrivateAttr()
     _model: LLM = PrivateAttr()
     _always_sent: Mapping[str, Any] = PrivateAttr()
@@ -110,7 +119,9 @@ class ReuseLLM(DelegatingLLM):
         """Build what holds the state of a run."""
         super().model_post_init(context)
         planner = planner_or_new(self.planner)
-        self._gateway = ModelGateway(planner, self.strategy, self.window_s, type(self).__name__)
+        self._gateway = ModelGateway(
+            planner, self.strategy, self.window_s, type(self).__name__, self.registry
+        )
         self._model, self._always_sent = self.inner, {}
         if self.send_cache_salt or self.send_session_id:
             self._model, self._always_sent = _without_engine_options(self.inner)
@@ -127,55 +138,46 @@ class ReuseLLM(DelegatingLLM):
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
-        response: ChatResponse = self._answer(
-            self._chat(self._model.chat, messages, self._options(kwargs))
-        )
-        return response
+        return self._answer(self._chat(self._model.chat, messages, kwargs))
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""
-        call = self._chat(self._model.achat, messages, self._options(kwargs))
-        response: ChatResponse = await self._aanswer(call)
-        return response
+        return await self._aanswer(self._chat(self._model.achat, messages, kwargs))
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Return the inner model's answer to the messages, piece by piece."""
-        return self._stream(self._chat(self._model.stream_chat, messages, self._options(kwargs)))
+        return self._stream(self._chat(self._model.stream_chat, messages, kwargs))
 
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Return the inner model's answer to the messages, piece by piece."""
-        return self._astream(self._chat(self._model.astream_chat, messages, self._options(kwargs)))
+        return self._astream(self._chat(self._model.astream_chat, messages, kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
-        options = self._options({"formatted": formatted, **kwargs})
-        call = self._completion(self._model.complete, prompt, options)
-        response: CompletionResponse = self._answer(call)
-        return response
+        options = {"formatted": formatted, **kwargs}
+        return self._answer(self._completion(self._model.complete, prompt, options))
 
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
-        options = self._options({"formatted": formatted, **kwargs})
-        call = self._completion(self._model.acomplete, prompt, options)
-        response: CompletionResponse = await self._aanswer(call)
-        return response
+        options = {"formatted": formatted, **kwargs}
+        return await self._aanswer(self._completion(self._model.acomplete, prompt, options))
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Return the inner model's completion of the prompt, piece by piece."""
-        options = self._options({"formatted": formatted, **kwargs})
+        options = {"formatted": formatted, **kwargs}
         return self._stream(self._completion(self._model.stream_complete, prompt, options))
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Return the inner model's completion of the prompt, piece by piece."""
-        options = self._options({"formatted": formatted, **kwargs})
+        options = {"formatted": formatted, **kwargs}
         return self._astream(self._completion(self._model.astream_complete, prompt, options))
 
     def structured_predict(
@@ -246,8 +248,7 @@ class ReuseLLM(DelegatingLLM):
         Returns:
             One answer a chat, in the order given.
         """
-        options = self._options(kwargs)
-        calls = [self._chat(self._model.achat, messages, options) for messages in batch]
+        calls = [self._chat(self._model.achat, messages, kwargs) for messages in batch]
         progress = "Chatting" if show_progress else None
         return await self._send_batch(calls, workers, progress, return_exceptions)
 
@@ -261,8 +262,7 @@ class ReuseLLM(DelegatingLLM):
         **kwargs: Any,
     ) -> list[CompletionResponse]:
         """Return the completions of many prompts, as `achat_batch` does for chats."""
-        options = self._options(kwargs)
-        calls = [self._completion(self._model.acomplete, prompt, options) for prompt in prompts]
+        calls = [self._completion(self._model.acomplete, prompt, kwargs) for prompt in prompts]
         progress = "Completing" if show_progress else None
         return await self._send_batch(calls, workers, progress, return_exceptions)
 
@@ -285,45 +285,46 @@ class ReuseLLM(DelegatingLLM):
 
     def _chat(
         self,
-        method: Callable[..., Any],
+        method: Callable[..., _Answer],
         messages: Sequence[ChatMessage],
-        options: Mapping[str, Any],
-    ) -> _ModelCall:
+        arguments: dict[str, Any],
+    ) -> _ModelCall[_Answer]:
         given = list(messages)
+        options = self._options(arguments)
 
-        def send(planned: PlannedPrompt) -> Any:
+        def send(planned: PlannedPrompt) -> _Answer:
             sent = messages_with(given, planned.texts) if planned.texts else given
             return method(sent, **options)
 
         return _ModelCall(self._prompt(given), send)
 
     def _completion(
-        self, method: Callable[..., Any], text: str, options: Mapping[str, Any]
-    ) -> _ModelCall:
-        prompt = self._gateway.attempt(
-            lambda: Prompt((PromptPart("user", text),), current_scope()), lambda: Prompt(())
-        )
+        self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
+    ) -> _ModelCall[_Answer]:
+        options = self._options(arguments)
         return _ModelCall(
-            prompt,
-            lambda planned: method(planned.texts[0] if planned.texts else text, **options),
+            Prompt((PromptPart("user", text),), current_scope()),
+            lambda planned: method(planned.texts[0], **options),
         )
 
     def _structured(
         self,
-        method: Callable[..., Any],
+        method: Callable[..., _Answer],
         output_cls: type[BaseModel],
         template: BasePromptTemplate,
         llm_kwargs: dict[str, Any] | None,
         arguments: dict[str, Any],
-    ) -> _ModelCall:
-        messages = filled_in(template, self.inner, arguments)
+    ) -> _ModelCall[_Answer]:
+        bare = template.model_copy(update={"output_parser": None})  # it adds its words later
+        prompt = self._prompt(bare.format_messages(llm=self.inner, **arguments))
         options = self._options(llm_kwargs or {})
 
-        def send(planned: PlannedPrompt) -> Any:
-            sent = planned_template(template, messages, planned.texts)
-            return method(output_cls, sent, options, **arguments)
+        def send(planned: PlannedPrompt) -> _Answer:
+            texts = zip(prompt.parts, planned.texts, strict=True)
+            replacements = [(part.text, text) for part, text in texts if part.text != text]
+            return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
 
-        return _ModelCall(self._prompt(messages), send)
+        return _ModelCall(prompt, send)
 
     def _prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
         return self._gateway.attempt(
@@ -346,22 +347,22 @@ class ReuseLLM(DelegatingLLM):
         sent = zip(_ENGINE_OPTIONS, (body, headers), strict=True)
         return {**given, **{name: value for name, value in sent if value}}
 
-    def _answer(self, call: _ModelCall) -> Any:
+    def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)
         with self._gateway.evict_on_failure(planned):
             return call.send(planned)
 
-    async def _aanswer(self, call: _ModelCall) -> Any:
+    async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
         planned = await self._gateway.aplan(call.prompt)
         with self._gateway.evict_on_failure(planned):
             return await call.send(planned)
 
-    def _stream(self, call: _ModelCall) -> Generator[Any, None, None]:
+    def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
         planned = self._gateway.plan(call.prompt)
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
-    async def _astream(self, call: _ModelCall) -> AsyncGenerator[Any, None]:
+    async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt)
         with self._gateway.evict_on_failure(planned):
@@ -372,19 +373,35 @@ class ReuseLLM(DelegatingLLM):
 
     async def _send_batch(
         self,
-        calls: Sequence[_ModelCall],
+        calls: Sequence[_ModelCall[Awaitable[_Answer]]],
         workers: int,
         progress: str | None,
         return_exceptions: bool,
-    ) -> list[Any]:
-        return await send_in_order(
-            self._gateway,
-            [call.prompt for call in calls],
-            lambda planned: calls[planned.position].send(planned),
-            workers=workers,
-            progress=progress,
-            return_exceptions=return_exceptions,
-        )
+    ) -> list[_Answer]:
+        """Return the answers to calls that are planned together, in the order given."""
+        checked_integer("workers", workers, 1)
+        prompts = [call.prompt for call in calls]
+        planned = await planned_aside(lambda: self._gateway.plan_batch(prompts), len(prompts))
+        queue: OrderedQueue[int, PlannedPrompt] = OrderedQueue(workers, unused=self._gateway.evict)
+        slots = [Slot(queue, one.position, one) for one in planned]
+        queue.line_up(slots)
+        answers: dict[int, Any] = {}
+        with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
+
+            async def answer(slot: Slot[int, PlannedPrompt]) -> None:
+                one = slot.take()
+                assert one is not None, "a prompt of a batch is planned"
+                try:
+                    with self._gateway.evict_on_failure(one):
+                        answers[slot.item] = await calls[slot.item].send(one)
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    answers[slot.item] = error
+                bar.update()
+
+            await all_in_order(slots, answer)
+        return [answers[position] for position in range(len(calls))]
 
 
 def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:
