@@ -1,18 +1,34 @@
-"""A memory block that plans the memories it returns."""
+"""A memory block that plans the memories it returns, and where it finds them.
+
+Memories come from Mem0, a vector store, an index or any retriever.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.indices.base import BaseIndex
 from llama_index.core.memory.memory import BaseMemoryBlock
-from llama_index.core.schema import MetadataMode
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.settings import Settings
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+)
 
+from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
@@ -20,11 +36,15 @@ from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from llamaindex_ctxreuse.llm.planned_prompts import message_text
-from llamaindex_ctxreuse.memory.memory_sources import MemorySource, memory_source
-from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode
+from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
+from llamaindex_ctxreuse.nodes.node_plans import (
+    checked_metadata_mode,
+    node_block,
+    retrieved_nodes,
+)
 
 _REMEMBERED_CONTENTS = 256
 
@@ -36,11 +56,6 @@ class _Content:
     text: str
     plan: Plan
     left_out: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[str, str | int | None, str]:
-        """Tenant, conversation and text, because two of them may have got the same text."""
-        return self.plan.request.tenant, self.plan.request.conversation_id, self.text
 
 
 class ReuseMemoryBlock(BaseMemoryBlock[str]):
@@ -83,7 +98,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False)
     metadata_mode: MetadataMode = MetadataMode.NONE
     searched_messages: int = Field(default=1, ge=1)
-    _source: MemorySource = PrivateAttr()
+    _source: _Mem0Source | _RetrieverSource | _VectorStoreSource = PrivateAttr()
     _planning: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
@@ -99,13 +114,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         super().model_post_init(context)
         self._planner = planner_or_new(self.planner)
         self._contents = LRUMap(_REMEMBERED_CONTENTS)
-        self._source = memory_source(
-            self.memory,
-            top_k=self.top_k,
-            filters=self.filters,
-            embed_model=self.embed_model,
-            metadata_mode=self.metadata_mode,
-        )
+        self._source = _memory_source(self)
         name = type(self).__name__
         self._planning = FailOpen(name, "memories go through as found")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
@@ -132,22 +141,24 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return "\n\n".join(found.left_out)
         scope = current_scope()
         return self._planning.attempt(
-            lambda: self._planned(self._request(blocks, scope), found.left_out),
+            lambda: self._planned(
+                ContextRequest(
+                    blocks,
+                    history=scope.history,
+                    conversation_id=scope.conversation_id,
+                    tenant=self._tenant(scope),
+                ),
+                found.left_out,
+            ),
             lambda: "\n\n".join([*(block.text for block in blocks), *found.left_out]),
         )
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Remember messages that the short-term memory lets go."""
-        session_id = next(
-            (
-                message.additional_kwargs["session_id"]
-                for message in messages
-                if "session_id" in message.additional_kwargs
-            ),
-            None,
-        )
+        options = (message.additional_kwargs for message in messages)
+        sessions = [given["session_id"] for given in options if "session_id" in given]
         try:
-            await self._source.add(messages, session_id)
+            await self._source.add(messages, sessions[0] if sessions else None)
         except Exception as error:
             self._storing.note(error)
 
@@ -170,21 +181,15 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             lambda: self._truncated(made, tokens_to_truncate), lambda: None
         )
 
-    def _request(self, blocks: tuple[ContextBlock, ...], scope: RequestScope) -> ContextRequest:
-        return ContextRequest(
-            blocks,
-            history=scope.history,
-            conversation_id=scope.conversation_id,
-            tenant=self._tenant(scope),
-        )
-
     def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
         plan = self._planner.plan(request)
-        content = _Content(_rendered(plan, left_out), plan, left_out)
+        text = _rendered(plan, left_out)
+        # two tenants, or two conversations, may have got the same text
+        key = (request.tenant, request.conversation_id, text)
         with self._lock:
-            self._contents.put(content.key, content)
-        return content.text
+            self._contents.put(key, _Content(text, plan, left_out))
+        return text
 
     def _truncated(self, content: _Content, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one.
@@ -209,3 +214,178 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 def _rendered(plan: Plan, left_out: tuple[str, ...]) -> str:
     further = "\n\n".join(left_out)
     return render_turn(plan.parts, plan.order_annotation, further, plan.templates)
+
+
+class _FoundMemories(NamedTuple):
+    """What a search found, best first; `left_out` says where an earlier plan put the others."""
+
+    blocks: tuple[ContextBlock, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class _Mem0Source:
+    """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods.
+
+    Their owner is the tenant.
+    """
+
+    def __init__(self, memory: Any, top_k: int, filters: Mapping[str, Any] | None) -> None:
+        self._memory = memory
+        self._top_k = top_k
+        self._filters = dict(filters or {})
+        self.tenant = tenant_of(self._filters)
+
+    async def search(self, query: str, session_id: str | None) -> _FoundMemories:
+        found = await _called(
+            self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
+        )
+        ranked = _as_ranked(found)
+        return _FoundMemories(
+            tuple(ContextBlock(id=str(one["id"]), text=one["memory"]) for one in ranked)
+        )
+
+    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
+        """Let Mem0 remember what it finds worth remembering in the messages."""
+        entities = {name: self._filters[name] for name in ENTITIES if name in self._filters}
+        said = [
+            {"role": openai_role(message.role), "content": text}
+            for message in messages
+            if (text := message_text(message))
+        ]
+        if said:
+            await _called(self._memory.add, said, **entities)
+
+
+class _RetrieverSource:
+    """The nodes of a retriever; messages are stored if there is a function that inserts them."""
+
+    tenant: str = ""
+
+    def __init__(
+        self,
+        retriever: Callable[[], BaseRetriever],
+        metadata_mode: MetadataMode,
+        insert: Callable[[list[TextNode]], Any] | None = None,
+    ) -> None:
+        self._retriever = retriever
+        self._metadata_mode = metadata_mode
+        self._insert = insert
+
+    async def search(self, query: str, session_id: str | None) -> _FoundMemories:
+        return _found_nodes(await self._retriever().aretrieve(query), self._metadata_mode)
+
+    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
+        node = _messages_node(messages, session_id)
+        if self._insert is not None and node is not None:
+            await self._insert([node])
+
+
+class _VectorStoreSource:
+    """The nodes of a vector store, those of one session, as in LlamaIndex's VectorMemoryBlock."""
+
+    tenant: str = ""
+
+    def __init__(
+        self,
+        store: BasePydanticVectorStore,
+        top_k: int,
+        embed_model: BaseEmbedding | None,
+        metadata_mode: MetadataMode,
+    ) -> None:
+        if not store.stores_text:
+            raise InvalidRequestError(
+                f"{type(store).__name__} does not store the texts of its nodes; "
+                "pass the VectorStoreIndex that is built on it"
+            )
+        self._store = store
+        self._top_k = top_k
+        self._embed_model = embed_model or Settings.embed_model
+        self._metadata_mode = metadata_mode
+
+    async def search(self, query: str, session_id: str | None) -> _FoundMemories:
+        filters = None
+        if session_id is not None:
+            filters = MetadataFilters(filters=[MetadataFilter(key="session_id", value=session_id)])
+        result = await self._store.aquery(
+            VectorStoreQuery(
+                query_str=query,
+                query_embedding=await self._embed_model.aget_query_embedding(query),
+                similarity_top_k=self._top_k,
+                filters=filters,
+            )
+        )
+        nodes = [NodeWithScore(node=node) for node in result.nodes or []]
+        return _found_nodes(nodes, self._metadata_mode)
+
+    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
+        node = _messages_node(messages, session_id)
+        if node is not None:
+            node.embedding = await self._embed_model.aget_text_embedding(node.text)
+            await self._store.async_add([node])
+
+
+def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource | _VectorStoreSource:
+    """Return the source that reads from and writes to the memory of a block.
+
+    Raises:
+        InvalidRequestError: no known memory, or an argument that it does not take.
+    """
+    memory, top_k, mode = block.memory, block.top_k, block.metadata_mode
+    is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
+    if block.filters is not None and is_of_llamaindex:
+        raise InvalidRequestError(
+            "filters are Mem0's; for an index pass a retriever that has them: "
+            "index.as_retriever(filters=...)"
+        )
+    if isinstance(memory, BasePydanticVectorStore):
+        return _VectorStoreSource(memory, top_k, block.embed_model, mode)
+    if isinstance(memory, BaseIndex):
+        return _RetrieverSource(
+            # a new one for each search, because a retriever knows only the nodes of its creation
+            lambda: memory.as_retriever(similarity_top_k=top_k),
+            mode,
+            memory.ainsert_nodes,
+        )
+    if isinstance(memory, BaseRetriever):
+        return _RetrieverSource(lambda: memory, mode)
+    if callable(getattr(memory, "search", None)):
+        return _Mem0Source(memory, top_k, block.filters)
+    raise InvalidRequestError(
+        f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
+        f"{type(memory).__name__}"
+    )
+
+
+def _found_nodes(nodes: list[NodeWithScore], metadata_mode: MetadataMode) -> _FoundMemories:
+    found, words = retrieved_nodes(nodes)
+    return _FoundMemories(tuple(node_block(one.node, metadata_mode) for one in found), tuple(words))
+
+
+def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
+    """Return messages as one node, written as LlamaIndex's VectorMemoryBlock writes them."""
+    texts = [
+        f"<message role='{message.role.value}'>{text}</message>"
+        for message in messages
+        if (text := message_text(message))
+    ]
+    if not texts:
+        return None
+    return TextNode(text="\n".join(texts), metadata={"session_id": session_id})
+
+
+async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a method, asynchronous or not; the latter runs in a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*args, **kwargs)
+    result = await asyncio.to_thread(method, *args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _as_ranked(found: Any) -> list[Mapping[str, Any]]:
+    """Return memories best first, even if an earlier plan has put them into another order."""
+    memories = list(found["results"] if isinstance(found, Mapping) else found)
+    plan = found.get(METADATA_KEY) if isinstance(found, Mapping) else None
+    if not isinstance(plan, Mapping):
+        return memories
+    ranks = [place["rank"] for place in plan["memories"]]
+    return [memory for _, memory in sorted(zip(ranks, memories, strict=True), key=lambda p: p[0])]

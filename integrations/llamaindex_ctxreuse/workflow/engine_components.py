@@ -79,8 +79,6 @@ class WorkflowRetriever(BaseRetriever):
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self.engine = checked_kind("engine", engine, WorkflowEngine, "a WorkflowEngine")
-        if isinstance(k, bool):
-            raise InvalidRequestError(f"k must be an integer from 1, not {describe(k)}")
         self.k = checked_integer("k", k, 1)
         if node_of is not None and not callable(node_of):
             raise InvalidRequestError(
