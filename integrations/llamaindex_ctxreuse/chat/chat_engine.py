@@ -32,6 +32,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
@@ -87,12 +88,8 @@ class ReuseChatEngine(BaseChatEngine):
         token_counter: Any = None,
         callback_manager: CallbackManager | None = None,
     ) -> None:
-        if not isinstance(llm, LLM):
-            raise InvalidRequestError(
-                f"llm must be a LlamaIndex LLM, not {type(llm).__name__}; pass OpenAILike(...)"
-            )
         self._retriever = checked_retriever(retriever)
-        self._llm = llm
+        self._llm = checked_kind("llm", llm, LLM, "a LlamaIndex LLM; pass OpenAILike(...)")
         self._system_prompt = system_prompt
         self._postprocessors = _checked_postprocessors(node_postprocessors)
         self._skip_condense = skip_condense
@@ -190,11 +187,7 @@ class ReuseChatEngine(BaseChatEngine):
         turn = self._turn(message, chat_history)
         with self._taking_back(turn):
             pieces = self._llm.stream_chat(self._prompt(turn))
-        response = StreamingAgentChatResponse(
-            chat_stream=self._recorded_stream(turn, pieces),
-            sources=_sources(turn),
-            source_nodes=turn.nodes,
-        )
+        response = _streaming(turn, chat_stream=self._recorded_stream(turn, pieces))
         thread = Thread(target=response.write_response_to_history, args=(_NoMemory(),))
         response.write_response_to_history_thread = thread
         thread.start()
@@ -208,11 +201,7 @@ class ReuseChatEngine(BaseChatEngine):
         turn = await self._aturn(message, chat_history)
         with self._taking_back(turn):
             pieces = await self._llm.astream_chat(self._prompt(turn))
-        response = StreamingAgentChatResponse(
-            achat_stream=self._arecorded_stream(turn, pieces),
-            sources=_sources(turn),
-            source_nodes=turn.nodes,
-        )
+        response = _streaming(turn, achat_stream=self._arecorded_stream(turn, pieces))
         memory: Any = _NoMemory()
         response.awrite_response_to_history_task = asyncio.create_task(
             response.awrite_response_to_history(memory)
@@ -312,6 +301,10 @@ class _NoMemory:
 
     async def aput(self, message: ChatMessage) -> None:
         pass
+
+
+def _streaming(turn: ChatTurn, **stream: Any) -> StreamingAgentChatResponse:
+    return StreamingAgentChatResponse(sources=_sources(turn), source_nodes=turn.nodes, **stream)
 
 
 def _sources(turn: ChatTurn) -> list[ToolOutput]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +118,11 @@ class Transcript:
         utterances: list[Utterance] = []
         for number, message in enumerate(messages):
             known = self.utterances[number] if number < len(self) else None
-            if known is None or not _is_one_of(message, (known.said, known.sent)):
-                utterances += [Utterance(one, one) for one in _copies(messages[number:])]
+            both = () if known is None else (known.said, known.sent)
+            same = [one.role == message.role and one.blocks == message.blocks for one in both]
+            if known is None or not any(same):
+                copies = [one.model_copy(deep=True) for one in messages[number:]]
+                utterances += [Utterance(one, one) for one in copies]
                 break
             utterances.append(known)
         return Transcript(tuple(utterances))
@@ -357,11 +360,3 @@ def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
 def message_tokens(text: str, count: Callable[[str], int]) -> int:
     """Return what a message of this text takes."""
     return count(text) + _TOKENS_OF_A_MESSAGE
-
-
-def _is_one_of(message: ChatMessage, known: Iterable[ChatMessage]) -> bool:
-    return any(message.role == one.role and message.blocks == one.blocks for one in known)
-
-
-def _copies(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    return [message.model_copy(deep=True) for message in messages]

@@ -13,6 +13,7 @@ from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError
 
 _DELEGATED = frozenset(
@@ -47,17 +48,14 @@ class DelegatingLLM(FunctionCallingLLM):
     @field_validator("inner", mode="before")
     @classmethod
     def _check_inner(cls, inner: object) -> LLM:
-        if not isinstance(inner, LLM):
-            raise InvalidRequestError(
-                f"inner must be a LlamaIndex LLM, not {type(inner).__name__}; "
-                f"pass {cls.__name__}(inner=OpenAILike(...))"
-            )
+        remedy = f"pass {cls.__name__}(inner=OpenAILike(...))"
+        checked = checked_kind("inner", inner, LLM, f"a LlamaIndex LLM; {remedy}")
         if isinstance(inner, StructuredLLM):
             raise InvalidRequestError(
                 "inner is a StructuredLLM, which builds its prompts inside; "
                 f"wrap its model instead: {cls.__name__}(inner=llm).as_structured_llm(...)"
             )
-        return inner
+        return checked
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse the settings that only the inner model can have."""

@@ -38,7 +38,6 @@ from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
-from llamaindex_ctxreuse.workflow.llamaindex_stage import checked_llm
 
 NodeOf: TypeAlias = Callable[[BlockId], BaseNode]
 """From a block's id to the node that it was made from."""
@@ -161,7 +160,8 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
             )
         super().__init__(callback_manager=callback_manager or retriever.callback_manager)
         self._retriever = retriever
-        self._llm = checked_llm(Settings.llm if llm is None else llm)
+        llm = Settings.llm if llm is None else llm
+        self._llm = checked_kind("llm", llm, LLM, "a LlamaIndex LLM")
         self._template = checked_template(text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL)
         self._streaming = streaming
 

@@ -50,7 +50,7 @@ class LlamaIndexLLM:
     """
 
     def __init__(self, llm: LLM) -> None:
-        self._llm = checked_llm(llm)
+        self._llm = checked_kind("llm", llm, LLM, "a LlamaIndex LLM")
 
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
@@ -76,15 +76,6 @@ class LlamaIndexLLM:
                     yield Piece(chunk.delta, 1)
         if used > told:
             yield Piece("", used - told)
-
-
-def checked_llm(llm: object) -> LLM:
-    """Return the LLM.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
-    return checked_kind("llm", llm, LLM, "a LlamaIndex LLM")
 
 
 class RetrieverStage:
