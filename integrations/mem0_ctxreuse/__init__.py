@@ -8,9 +8,13 @@ Nothing of mem0 is imported here: anything that searches as mem0 does can be wra
 """
 
 from ctxreuse.adapters.memory_owners import tenant_of
-from mem0_ctxreuse.memory_results import MemoryContext
-from mem0_ctxreuse.memory_wrapper import AsyncSearchableMemory, SearchableMemory
-from mem0_ctxreuse.planned_memory import AsyncReuseMemory, ReuseMemory
+from mem0_ctxreuse.memory_planner import MemoryContext
+from mem0_ctxreuse.planned_memory import (
+    AsyncReuseMemory,
+    AsyncSearchableMemory,
+    ReuseMemory,
+    SearchableMemory,
+)
 
 __all__ = [
     "AsyncReuseMemory",

@@ -1,26 +1,142 @@
-"""mem0's memories and clients, sync and async, with planned searches."""
+"""Wrappers around mem0's memories and clients, sync and async, whose searches are planned.
+
+Everything but searching is the wrapped memory's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.memory_planner import MemorySearch, asked
-from mem0_ctxreuse.memory_results import MemoryContext
-from mem0_ctxreuse.memory_wrapper import (
-    AsyncSearchableMemory,
-    MemoryWrapper,
-    SearchableMemory,
-    is_async,
-    is_sync,
-    like_wrapped,
-)
+from mem0_ctxreuse.memory_planner import MemoryContext, MemoryPlanner, MemorySearch, asked
+
+_Memory = TypeVar("_Memory")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class ReuseMemory(MemoryWrapper):
+class SearchableMemory(Protocol):
+    """Searches as mem0's `Memory` and `MemoryClient` do."""
+
+    def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
+        """Return `{"results": [memory, ...]}` or a list of memories, best first."""
+        ...
+
+
+class AsyncSearchableMemory(Protocol):
+    """Searches as mem0's `AsyncMemory` and `AsyncMemoryClient` do."""
+
+    def search(self, query: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Return what a `SearchableMemory` does, awaited."""
+        ...
+
+
+def like_wrapped(method: _Method) -> _Method:
+    """Give a method of a wrapper the name, signature and docstring of the wrapped memory's.
+
+    Frameworks make tools from signatures.
+
+    Args:
+        method: A method of a subclass of `MemoryWrapper`.
+    """
+    return cast(_Method, _LikeWrapped(method))
+
+
+class _LikeWrapped:
+    """A descriptor: on the class the method itself, on an instance one with another signature.
+
+    The signature differs from instance to instance (a `Memory`, a `MemoryClient`), so the class
+    cannot have it.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        if instance is None:
+            return self._method
+        wrapped = getattr(instance.memory, self._method.__name__)
+        call = partial(MethodType(self._method, instance))
+        return update_wrapper(call, wrapped, updated=())
+
+
+class MemoryWrapper(Generic[_Memory]):
+    """A memory with its searches planned; what is not defined here is the wrapped memory's.
+
+    Args:
+        memory: The memory to wrap.
+        planner: Plans the contexts; None makes a new one.
+        tenant: The tenant of the requests; None takes the user whose memories are searched.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+
+    _is_async: ClassVar[bool]
+    _memory: Any
+    _memory_planner: MemoryPlanner
+
+    def __init__(
+        self,
+        memory: _Memory,
+        *,
+        planner: ReusePlanner | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__)
+        object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
+        object.__setattr__(self, "_memory_planner", memory_planner)
+
+    @property
+    def memory(self) -> Any:
+        """The wrapped memory; its own searches are neither planned nor counted as sent."""
+        return self._memory
+
+    @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; it has to learn what the engine evicts."""
+        return self._memory_planner.planner
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and memories went through as they were found."""
+        return self._memory_planner.faults
+
+    def __getattr__(self, name: str) -> Any:
+        # copying and unpickling ask for these before there is a memory
+        if name in ("_memory", "_memory_planner") or (name[:2] == name[-2:] == "__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._memory, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        memory = self.__dict__.get("_memory")  # none yet in a subclass's constructor
+        if not hasattr(type(self), name) and hasattr(memory, name):
+            setattr(memory, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._memory)})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self._memory).__name__})"
+
+    def _special(self, name: str) -> Any:
+        """Return a special method of the wrapped memory, as the interpreter would look it up."""
+        method = getattr(type(self._memory), name, None)
+        if method is None:
+            raise TypeError(
+                f"{type(self._memory).__name__!r} object is no context manager: it has no {name}"
+            )
+        return method.__get__(self._memory)
+
+
+class ReuseMemory(MemoryWrapper[SearchableMemory]):
     r"""A `Memory` or `MemoryClient` of mem0 whose searches come in planned order.
 
     Every other attribute and method is the wrapped memory's: `add`, `get_all` (in its own order and
@@ -49,18 +165,7 @@ class ReuseMemory(MemoryWrapper):
         [{'role': 'user', 'content': '[Doc_1] Alice lives in Porto.\n\nWhere does Alice live?'}]
     """
 
-    def __init__(
-        self,
-        memory: SearchableMemory,
-        *,
-        planner: ReusePlanner | None = None,
-        tenant: str | None = None,
-    ) -> None:
-        super().__init__(memory, planner=planner, tenant=tenant)
-        if is_async(memory):
-            raise InvalidRequestError(
-                f"the search of {type(memory).__name__} is awaited; use AsyncReuseMemory"
-            )
+    _is_async = False
 
     @like_wrapped
     def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +249,7 @@ class ReuseMemory(MemoryWrapper):
         return self._special("__exit__")(*raised)
 
 
-class AsyncReuseMemory(MemoryWrapper):
+class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
     """An `AsyncMemory` or `AsyncMemoryClient` of mem0 whose searches come in planned order.
 
     `ReuseMemory`, awaited; planning takes less than a millisecond and is not awaited.
@@ -158,18 +263,7 @@ class AsyncReuseMemory(MemoryWrapper):
         InvalidRequestError: wrong type.
     """
 
-    def __init__(
-        self,
-        memory: AsyncSearchableMemory,
-        *,
-        planner: ReusePlanner | None = None,
-        tenant: str | None = None,
-    ) -> None:
-        super().__init__(memory, planner=planner, tenant=tenant)
-        if is_sync(memory):
-            raise InvalidRequestError(
-                f"the search of {type(memory).__name__} cannot be awaited; use ReuseMemory"
-            )
+    _is_async = True
 
     @like_wrapped
     async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
@@ -212,3 +306,22 @@ class AsyncReuseMemory(MemoryWrapper):
 
     async def __aexit__(self, *raised: Any) -> Any:
         return await self._special("__aexit__")(*raised)
+
+
+def _checked_memory(memory: Any, is_async: bool) -> Any:
+    # only the type is named: a configuration given by mistake holds keys
+    kind = f"the class {memory.__name__}" if isinstance(memory, type) else type(memory).__name__
+    if isinstance(memory, MemoryWrapper):
+        raise InvalidRequestError(f"memory is a {kind} already; pass what it wraps")
+    if isinstance(memory, type) or not callable(getattr(memory, "search", None)):
+        raise InvalidRequestError(
+            f"memory must have a search method, as mem0's Memory and MemoryClient do; {kind} is "
+            "none: pass Memory.from_config(...) or MemoryClient(...)"
+        )
+    search = inspect.unwrap(memory.search)
+    is_awaited = inspect.iscoroutinefunction(search)
+    if is_awaited and not is_async:
+        raise InvalidRequestError(f"the search of {kind} is awaited; use AsyncReuseMemory")
+    if is_async and not is_awaited and inspect.isroutine(search):
+        raise InvalidRequestError(f"the search of {kind} cannot be awaited; use ReuseMemory")
+    return memory
