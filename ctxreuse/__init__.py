@@ -2,8 +2,8 @@
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.former_paths import keep_former_paths
+from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import request_context
-from ctxreuse.context.templates import Templates
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.index.radix_tree import Evicted
 from ctxreuse.planner import ReusePlanner

@@ -1,5 +1,5 @@
 """The papers' context distance under its public name."""
 
-from ctxreuse.ordering.paper.context_distance import context_distance, pairwise_distances
+from ctxreuse.ordering.paper import context_distance, pairwise_distances
 
 __all__ = ["context_distance", "pairwise_distances"]

@@ -13,7 +13,7 @@ from ctxreuse.context.checks import (
     checked_number,
     checked_optional_integer,
 )
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics

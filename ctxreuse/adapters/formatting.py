@@ -14,8 +14,7 @@ from ctxreuse.adapters.plan_metadata import (
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.rendering import Part, Reference, SentBlock, render_turn
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import Part, Reference, SentBlock, Templates, render_turn
 
 
 def format_documents(

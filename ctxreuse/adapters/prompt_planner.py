@@ -26,7 +26,7 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.ordering.schedule import prefix_order
+from ctxreuse.ordering.batch import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 

@@ -20,8 +20,13 @@ from typing import TypeAlias
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.context.rendering import SentBlock, render_block, render_turn
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import (
+    DEFAULT_TEMPLATES,
+    SentBlock,
+    Templates,
+    render_block,
+    render_turn,
+)
 
 _HEAD = 64
 _ENDING = 64

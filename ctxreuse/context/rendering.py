@@ -1,16 +1,141 @@
-"""A plan as chat messages: stable text first, then blocks, annotation, question.
+"""Contexts as the model reads them: labels, blocks, annotations and question, as chat messages.
 
-Everything that requests can share comes before anything that changes per request: an engine's
-prefix cache stops at the first token that differs.
+Stable text comes first, then blocks, annotation, question: an engine's prefix cache stops at the
+first token that differs, so all that requests can share stands before what changes per request.
+
+Order and location annotations (ContextPilot sections 5.3 and 6) tell the model about moved and
+left-out blocks. The default words are the papers'; every template can be replaced.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
-from ctxreuse.context.templates import Templates
+from ctxreuse.errors import InvalidRequestError, describe
+
+SHORTEST_OVERLAP = 40
+"""Characters; what is shorter than this costs less than the words that replace it."""
+
+_LONGEST_OVERLAP = 4_000
+_TRIES = 20
+_KEPT_LABELS = 100
+
+AnnotationPosition = Literal["before_question", "after_question"]
+
+
+@dataclass(frozen=True)
+class Templates:
+    """The words around blocks.
+
+    Args:
+        label: A block's label; `{ordinal}` counts the blocks of a conversation's prompt from 1.
+        block: A labelled block; `{label}` comes before `{text}`, and both stand once.
+        order: The order annotation; `{order}` is the labels from best to worst.
+        order_separator: What stands between the labels in `{order}`.
+        location: The location annotation; `{label}` is the left-out block's label.
+        legend: Which labels the documents before it have, where these are shown without; `{labels}`
+            is the labels in order.
+        overlap: What replaces the beginning of a block that repeats the end of an earlier one;
+            `{label}` is the earlier one's.
+        separator: What stands between the parts of the message.
+        order_position: Whether the order annotation comes before or after the question.
+
+    Raises:
+        InvalidRequestError: a template lacks its field or has another one.
+    """
+
+    label: str = "[Doc_{ordinal}]"
+    block: str = "{label} {text}"
+    order: str = (
+        "Please read the context in the following priority order: {order} and answer the question."
+    )
+    order_separator: str = " > "
+    location: str = "Please refer to {label} in the previous conversation."
+    legend: str = "The documents above are {labels}, in this order."
+    overlap: str = "(continues {label}) "
+    separator: str = "\n\n"
+    order_position: AnnotationPosition = "before_question"
+
+    def __post_init__(self) -> None:
+        for name, fields in (
+            ("label", ["{ordinal}"]),
+            ("block", ["{label}", "{text}"]),
+            ("order", ["{order}"]),
+            ("location", ["{label}"]),
+            ("legend", ["{labels}"]),
+            ("overlap", ["{label}"]),
+        ):
+            template = getattr(self, name)
+            if not isinstance(template, str) or re.findall(r"\{[^{}]*\}?|\}", template) != fields:
+                raise InvalidRequestError(
+                    f"template {name} is {describe(template)}; it must hold "
+                    f"{' then '.join(fields)}, each once, and no other braces"
+                )
+        for name in ("order_separator", "separator"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidRequestError(
+                    f"template {name} is {describe(getattr(self, name))}; it must be a string"
+                )
+        if self.order_position not in ("before_question", "after_question"):
+            raise InvalidRequestError(
+                f"order_position is {describe(self.order_position)}; "
+                "choose 'before_question' or 'after_question'"
+            )
+
+    def block_label(self, ordinal: int) -> str:
+        """Return the label of the block that was sent as the `ordinal`-th, from 1."""
+        if ordinal <= _KEPT_LABELS:
+            return self._first_labels[ordinal - 1]
+        return self.label.replace("{ordinal}", str(ordinal))
+
+    @cached_property
+    def _first_labels(self) -> list[str]:
+        return [self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)]
+
+    def before_text(self, label: str) -> str:
+        """Return what stands in the message before a block's text."""
+        return self.block.partition("{text}")[0].replace("{label}", label)
+
+    @cached_property
+    def after_text(self) -> str:
+        """What stands in the message after a block's text."""
+        return self.block.partition("{text}")[2]
+
+    @cached_property
+    def label_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds every label in a text; group 1 is the ordinal."""
+        before, _, after = self.label.partition("{ordinal}")
+        # no ordinal of ours is longer, and int() of a hostile million digits would be slow
+        ordinal = re.escape(before) + r"([1-9][0-9]{0,17})" + re.escape(after)
+        return re.compile(ordinal if after and not after[-1].isdigit() else ordinal + r"(?![0-9])")
+
+    def order_annotation(self, labels: Sequence[str]) -> str:
+        """Return the retriever's ranking in words.
+
+        Args:
+            labels: The labels of the sent blocks, in the retriever's order.
+        """
+        return self.order.replace("{order}", self.order_separator.join(labels))
+
+    def location_annotation(self, label: str) -> str:
+        """Return the words that stand in place of a block that the conversation shows already."""
+        return self.location.replace("{label}", label)
+
+    def legend_annotation(self, labels: Sequence[str]) -> str:
+        """Return the words that say which labels the documents before them have, in order."""
+        return self.legend.replace("{labels}", ", ".join(labels))
+
+    def overlap_annotation(self, label: str) -> str:
+        """Return the words that stand for the beginning of a block that repeats an earlier one."""
+        return self.overlap.replace("{label}", label)
+
+
+DEFAULT_TEMPLATES = Templates()
 
 
 class SentBlock(NamedTuple):
@@ -45,12 +170,6 @@ def render_block(label: str, text: str, templates: Templates) -> str:
     return templates.before_text(label) + text + templates.after_text
 
 
-def _shown_text(part: SentBlock, templates: Templates) -> str:
-    if not part.repeated:
-        return part.block.text
-    return templates.overlap_annotation(part.repeats) + part.block.text[part.repeated :]
-
-
 def render_turn(
     parts: Iterable[Part], order_annotation: str | None, query: str, templates: Templates
 ) -> str:
@@ -62,12 +181,15 @@ def render_turn(
         query: The question; an empty one adds nothing.
         templates: The words around all this.
     """
-    pieces = [
-        render_block(part.label, _shown_text(part, templates), templates)
-        if isinstance(part, SentBlock)
-        else part.annotation
-        for part in parts
-    ]
+    pieces: list[str] = []
+    for part in parts:
+        if isinstance(part, Reference):
+            pieces.append(part.annotation)
+            continue
+        text = part.block.text
+        if part.repeated:
+            text = templates.overlap_annotation(part.repeats) + text[part.repeated :]
+        pieces.append(render_block(part.label, text, templates))
     closing = [order_annotation, query]
     if templates.order_position == "after_question":
         closing.reverse()
@@ -97,3 +219,58 @@ def message_texts(message: Message) -> list[str]:
         return []
     texts = (part.get("text") for part in content if isinstance(part, Mapping))
     return [text for text in texts if isinstance(text, str)]
+
+
+def repeated_length(earlier: str, text: str) -> int:
+    """Return how many characters at the start of a text repeat the end of an earlier one.
+
+    Args:
+        earlier: The text that stands before.
+        text: The text that may begin with its end.
+
+    Returns:
+        Characters, at least `SHORTEST_OVERLAP` and fewer than the text has; else 0.
+    """
+    beginning = text[:SHORTEST_OVERLAP]
+    if len(beginning) < SHORTEST_OVERLAP:
+        return 0
+    end = earlier[-_LONGEST_OVERLAP:]
+    position = end.find(beginning)
+    for _ in range(_TRIES):  # a text that repeats itself has very many candidates
+        if position < 0:
+            return 0
+        length = len(end) - position
+        if length < len(text) and text.startswith(end[position:]):
+            return length
+        position = end.find(beginning, position + 1)
+    return 0
+
+
+def replace_overlaps(parts: Iterable[Part], shown: Mapping[str, str]) -> list[Part]:
+    """Mark the blocks whose beginning repeats the end of a block before them.
+
+    Splitters with an overlap make such blocks. A block stays whole; only its rendering replaces the
+    repeated beginning by words that say where it stands. What is replaced depends on the blocks
+    before it alone, so prompts that begin with the same blocks still begin with the same bytes.
+
+    Args:
+        parts: A turn's parts in the order in which they are shown.
+        shown: Label -> text of the blocks in the messages before this turn.
+
+    Returns:
+        The same parts; `SentBlock.repeated` says how many characters its rendering leaves out, and
+        `SentBlock.repeats` under which label they stand.
+    """
+    texts = dict(shown)
+    marked: list[Part] = []
+    for part in parts:
+        if isinstance(part, SentBlock):
+            longest, label = 0, ""
+            for earlier_label, earlier in texts.items():
+                length = repeated_length(earlier, part.block.text)
+                if length > longest:
+                    longest, label = length, earlier_label
+            texts[part.label] = part.block.text
+            part = SentBlock(part.label, part.block, longest, label)
+        marked.append(part)
+    return marked

@@ -5,7 +5,7 @@ that text comes first in the prompt. Nodes hold *runs* of blocks (a radix tree):
 in a long tail that nothing shares, which costs one node instead of one a block.
 
 Children are found by their first block. The papers' descent (ContextPilot Algorithm 1) compares
-with every child of a node instead; `ordering.paper.online_order.paper_order` does that, for
+with every child of a node instead; `ordering.paper.paper_order` does that, for
 `strategy="paper"`.
 """
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, Message, text_digest
-from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.index.radix_tree import Node
 
 _TRUSTED_ORDINALS = 1_000_000

@@ -1,14 +1,22 @@
-"""Arranging a batch: every context's order, and which request runs when."""
+"""A batch: every context's order, and which request runs when.
+
+Requests run in depth-first order of the prefix tree that their contexts or, where only texts are
+known, their prompts form: those that share a prefix run back to back, so even a small cache keeps
+it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
-from ctxreuse.ordering.paper.linkage import paper_orders
-from ctxreuse.ordering.schedule import depth_first_order, paper_schedule
+from ctxreuse.ordering.paper import paper_orders, paper_schedule
+
+_GRAIN = 64
+"""Characters; about one engine block of 16 tokens. Shorter common beginnings save nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +71,11 @@ def arrange(
         if not request.history:
             groups.setdefault((request.tenant, request.system), []).append(position)
     execution: list[int] = []
-    by_size = sorted(groups.values(), key=len, reverse=True)
-    for group in by_size:
+    for group in sorted(groups.values(), key=len, reverse=True):
         if strategy == "paper":
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
+            assert strategy == "reuse"
             execution += _arrange_reuse(batch, group, orders)
     if any(context.request.history is not None for context in batch):
         execution = _with_later_turns([context.request for context in batch], execution)
@@ -85,20 +93,20 @@ def _arrange_reuse(
     for position in group:
         behind.setdefault(batch[position].cached, []).append(position)
     for path, positions in behind.items():
-        cached = set(path)
+        weights: dict[BlockKey, int] = {}
+        for position in positions:
+            for key, weight in batch[position].weights.items():
+                weights.setdefault(key, weight)
+        for key in path:
+            del weights[key]
+        keys = list(weights)
+        numbers = {key: number for number, key in enumerate(keys)}
         remainders = [
-            [key for key in batch[position].weights if key not in cached] for position in positions
+            [numbers[key] for key in batch[position].weights if key in numbers]
+            for position in positions
         ]
-        numbers: dict[BlockKey, int] = {}
-        weights: list[int] = []
-        for position, remainder in zip(positions, remainders, strict=True):
-            for key in remainder:
-                if key not in numbers:
-                    numbers[key] = len(numbers)
-                    weights.append(batch[position].weights[key])
-        keys = list(numbers)
-        contexts = [[numbers[key] for key in remainder] for remainder in remainders]
-        for position, order in zip(positions, reuse_orders(contexts, weights), strict=True):
+        ordered = reuse_orders(remainders, list(weights.values()))
+        for position, order in zip(positions, ordered, strict=True):
             orders[position] = [*path, *(keys[number] for number in order)]
     return [group[i] for i in depth_first_order([orders[position] for position in group])]
 
@@ -154,3 +162,100 @@ def _conversation(request: ContextRequest) -> Hashable | None:
     if request.conversation_id is None or request.history is None:
         return None
     return (request.tenant, type(request.conversation_id), request.conversation_id)
+
+
+def depth_first_order(sequences: Sequence[Sequence[Hashable]]) -> list[int]:
+    """Return the positions of the sequences in depth-first order of their prefix tree.
+
+    At each node the sequences that end there come first, then its branches, larger ones first;
+    branches of equal size in the order of their earliest sequence. Shared prefixes stand together
+    at every depth.
+
+    Args:
+        sequences: For each request its blocks in the order in which they will be sent.
+
+    Returns:
+        A permutation of `range(len(sequences))`.
+    """
+    order: list[int] = []
+    stack: list[tuple[list[int], int]] = [(list(range(len(sequences))), 0)]
+    while stack:
+        group, depth = stack.pop()
+        if len(group) == 1:
+            order += group
+            continue
+        branches: dict[Hashable, list[int]] = {}
+        for position in group:
+            sequence = sequences[position]
+            if len(sequence) > depth:
+                branches.setdefault(sequence[depth], []).append(position)
+            else:
+                order.append(position)
+        ordered = sorted(branches.values(), key=len, reverse=True)  # stable
+        stack += [(branch, depth + 1) for branch in reversed(ordered)]
+    return order
+
+
+def prefix_order(prompts: Sequence[str]) -> list[int]:
+    """Return positions such that prompts with a long common beginning stand next to each other.
+
+    As `depth_first_order`, for prompts that are only known as texts: larger groups go first, then
+    what arrived first; a prompt that another one continues goes before it. Prompts that share less
+    than 64 characters keep the order in which they arrived.
+
+    Args:
+        prompts: Whole prompts as text.
+
+    Returns:
+        A permutation of `range(len(prompts))`.
+    """
+    by_text = sorted(range(len(prompts)), key=lambda position: (prompts[position], position))
+    open_groups = [_Group(0)]  # of the prompts that share a beginning with the next one
+    for number, position in enumerate(by_text):
+        text = prompts[position]
+        shared = 0
+        if number + 1 < len(by_text):
+            shared = _shared_grains(text, prompts[by_text[number + 1]])
+        done, first, grains = [position], position, len(text) // _GRAIN
+        while open_groups[-1].depth > shared:
+            group = open_groups.pop()
+            group.add(done, first, grains)
+            done, first, grains = group.order(), group.first, -1
+        if open_groups[-1].depth < shared:
+            open_groups.append(_Group(shared))
+        open_groups[-1].add(done, first, grains)
+    return open_groups[0].order()
+
+
+def _shared_grains(one: str, other: str) -> int:
+    """Return how many grains two prompts share at their beginning."""
+    low, high = 0, min(len(one), len(other)) // _GRAIN
+    while low < high:
+        middle = (low + high + 1) // 2
+        start, end = low * _GRAIN, middle * _GRAIN
+        if one[start:end] == other[start:end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _Group:
+    """Prompts that share their first `depth` grains."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.first = sys.maxsize
+        self._members: list[tuple[bool, int, int, list[int]]] = []
+
+    def add(self, members: list[int], first: int, grains: int) -> None:
+        """Add a single prompt with its length in grains, or an ordered group with -1."""
+        is_continued = 0 < self.depth == grains
+        self._members.append((not is_continued, -len(members), first, members))
+        self.first = min(self.first, first)
+
+    def order(self) -> list[int]:
+        order: list[int] = []
+        for *_, members in sorted(self._members):
+            order += members
+        return order

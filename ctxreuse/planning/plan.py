@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
-from ctxreuse.context.rendering import Part, Reference, SentBlock, render_messages, render_turn
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import (
+    Part,
+    Reference,
+    SentBlock,
+    Templates,
+    render_messages,
+    render_turn,
+)
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.explain import Explanation, LoggedPrompt, explain
 

@@ -13,8 +13,7 @@ from itertools import count
 from threading import RLock
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
-from ctxreuse.context.rendering import Part, Reference, SentBlock
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import Part, Reference, SentBlock, Templates, replace_overlaps
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.cooccurrence import Cooccurrence
 from ctxreuse.index.explain import HEAVIEST, LoggedPrompt, PromptLog, SentPrompt
@@ -23,8 +22,7 @@ from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, Conversations, History
 from ctxreuse.ordering.batch import BatchContext, arrange
 from ctxreuse.ordering.online import OnlineOrder
-from ctxreuse.ordering.overlaps import replace_overlaps
-from ctxreuse.ordering.paper.online_order import paper_order
+from ctxreuse.ordering.paper import paper_order
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 
 _REMEMBERED_COUNTS = 100_000

@@ -8,7 +8,7 @@ from langchain_core.documents import Document
 
 from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse.documents.document_plans import planned_document
 

@@ -17,7 +17,7 @@ from ctxreuse.adapters.plan_metadata import (
     positions_as_planned,
     retrievers_order,
 )
-from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.planning.plan import Plan
 
 PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}

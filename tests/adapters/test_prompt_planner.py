@@ -16,8 +16,8 @@ from ctxreuse.adapters.prompt_planner import (
     planner_or_new,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.context.templates import Templates
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 
 

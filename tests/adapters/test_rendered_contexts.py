@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, FoundContext, context_registry
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import Templates
 
 
 def blocks(*texts: str) -> list[ContextBlock]:

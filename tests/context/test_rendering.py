@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.rendering import (
+    DEFAULT_TEMPLATES,
     Reference,
     SentBlock,
+    Templates,
     message_texts,
     render_block,
     render_messages,
     render_turn,
 )
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 
 PARTS = (
     SentBlock("[Doc_3]", ContextBlock(id="a", text="first")),

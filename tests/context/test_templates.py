@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 
 plain_words = st.text(st.characters(exclude_characters="{}"), max_size=5)

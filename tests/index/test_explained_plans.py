@@ -21,7 +21,7 @@ from planning_helpers import (
 )
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.explain import (
     Cause,

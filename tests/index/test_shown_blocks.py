@@ -4,8 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.rendering import SentBlock, render_block, render_turn
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import (
+    DEFAULT_TEMPLATES,
+    SentBlock,
+    Templates,
+    render_block,
+    render_turn,
+)
 from ctxreuse.index.radix_tree import Node
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, Conversations, History
 

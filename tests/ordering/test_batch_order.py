@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.ordering import paper
 from ctxreuse.ordering.batch import BatchContext, arrange
-from ctxreuse.ordering.paper import linkage
 
 STRATEGIES = ["reuse", "paper"]
 LATER = ({"role": "user", "content": "Before?"},)
@@ -82,7 +82,7 @@ def test_requests_of_other_tenants_and_system_texts_share_nothing(strategy):
 
 
 def test_a_batch_that_the_papers_algorithm_cannot_hold_is_refused(monkeypatch):
-    monkeypatch.setattr(linkage, "MAX_CONTEXTS", 1)
+    monkeypatch.setattr(paper, "MAX_CONTEXTS", 1)
     batch = [asked("a"), asked("b")]
     assert arranged(batch, "reuse") == (["a", "b"], [0, 1])
     with pytest.raises(BatchTooLargeError):

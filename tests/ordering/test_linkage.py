@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import linkage
 
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.ordering.paper import linkage as paper_linkage
-from ctxreuse.ordering.paper.linkage import AlignedContexts, paper_orders
+from ctxreuse.ordering import paper
+from ctxreuse.ordering.paper import AlignedContexts, paper_orders
 
 batches = st.lists(st.lists(st.integers(0, 7), unique=True, max_size=5), max_size=8)
 
@@ -114,7 +114,7 @@ def test_a_tree_of_thousands_of_levels_needs_no_recursion():
 
 
 def test_a_batch_that_no_matrix_can_hold_is_refused(monkeypatch):
-    monkeypatch.setattr(paper_linkage, "MAX_CONTEXTS", 2)
+    monkeypatch.setattr(paper, "MAX_CONTEXTS", 2)
     assert paper_orders([[1], [2], [1]], alpha=0.001).orders == [[1], [2], [1]]
     with pytest.raises(BatchTooLargeError) as caught:
         paper_orders([[1], [2], [3]], alpha=0.001)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
 from ctxreuse.index.cooccurrence import Cooccurrence
 from ctxreuse.ordering.online import OnlineOrder
-from ctxreuse.ordering.paper.online_order import paper_order
+from ctxreuse.ordering.paper import paper_order
 
 HEAVY = defaultdict(lambda: 100)
 LIGHT = defaultdict(lambda: 1)

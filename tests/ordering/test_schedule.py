@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.cache import BlockLevelCache
-from ctxreuse.ordering.schedule import depth_first_order, paper_schedule
+from ctxreuse.ordering.batch import depth_first_order
+from ctxreuse.ordering.paper import paper_schedule
 
 sequences = st.lists(
     st.lists(st.sampled_from("abc"), unique=True, max_size=3).map("".join), max_size=12

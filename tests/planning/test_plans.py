@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.rendering import Reference, SentBlock
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, Templates
 from ctxreuse.planning.plan import BatchPlan, Plan
 
 A, B, C = (ContextBlock(id=name, text=f"text {name}") for name in "abc")

@@ -9,8 +9,7 @@ from ctxreuse.cache.block_level import BlockLevelCache, block_key
 from ctxreuse.cache.simulator import PrefixCacheSimulator
 from ctxreuse.cache.usage import CacheUsage
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.rendering import Reference, SentBlock, render_turn
-from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, render_turn
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest

@@ -10,8 +10,7 @@ from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import SentBlock, render_messages, render_turn
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import SentBlock, Templates, render_messages, render_turn
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.graph.nodes import Generation

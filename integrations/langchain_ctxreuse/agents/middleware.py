@@ -17,8 +17,8 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registr
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.context.templates import Templates
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan

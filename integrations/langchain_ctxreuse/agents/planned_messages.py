@@ -23,8 +23,7 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.rendering import Reference, SentBlock, render_block, render_turn
-from ctxreuse.context.templates import Templates
+from ctxreuse.context.rendering import Reference, SentBlock, Templates, render_block, render_turn
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.messages import TextPart, text_parts, with_text
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.ordering.overlaps import SHORTEST_OVERLAP, repeated_length
+from ctxreuse.context.rendering import SHORTEST_OVERLAP, repeated_length
 
 SHARED = "This sentence stands at the end of one chunk and opens the next one. "
 FIRST = ContextBlock(id=1, text="The first chunk. " + SHARED)

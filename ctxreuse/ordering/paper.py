@@ -1,0 +1,298 @@
+"""The papers' own algorithms, as printed, for `strategy="paper"`.
+
+The distance of two contexts (Equation 1 of ContextPilot), the order of an arriving context
+(Algorithms 1 and 2), the order of a known batch (Algorithm 4) and its schedule (Algorithm 5). They
+exist to reproduce the papers and to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.index.radix_tree import Node
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAX_CONTEXTS = 20_000
+"""Average linkage holds all pairs: 20,000 distinct contexts take 1.6 GB."""
+
+
+def context_distance(
+    ids_a: Sequence[Hashable], ids_b: Sequence[Hashable], alpha: float = 0.001
+) -> float:
+    """Return Equation 1 of ContextPilot (section 4.1).
+
+        d = 1 - |S| / max(|A|, |B|) + alpha * sum(|rank in A - rank in B| over S) / |S|
+
+    The equation divides by zero for disjoint contexts; their distance is 1, the largest that
+    overlap alone can give. A repeated id counts at its first position.
+
+    Args:
+        ids_a: Block ids, best first.
+        ids_b: Block ids, best first.
+        alpha: Weight of the ranks; the papers use 0.001 to 0.01.
+
+    Returns:
+        0 for equal contexts, 1 for disjoint ones (two empty ones included).
+    """
+    ranks_a = {block: rank for rank, block in enumerate(dict.fromkeys(ids_a))}
+    ranks_b = {block: rank for rank, block in enumerate(dict.fromkeys(ids_b))}
+    shared = ranks_a.keys() & ranks_b.keys()
+    if not shared:
+        return 1.0
+    moved = sum(abs(ranks_a[block] - ranks_b[block]) for block in shared)
+    return 1 - len(shared) / max(len(ranks_a), len(ranks_b)) + alpha * moved / len(shared)
+
+
+def pairwise_distances(
+    contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
+) -> npt.NDArray[np.float64]:
+    """Return Equation 1 for all pairs of contexts.
+
+    Only pairs that share a block are looked at: each block's holders are joined with themselves,
+    a bounded number of pairs at a time; every other pair is at distance 1.
+
+    Args:
+        contexts: For each context its blocks as integers from 0, best first, without repeats.
+        alpha: Weight of the ranks.
+        chunk_pairs: How many (context, context, block) triples may be held at once.
+
+    Returns:
+        The condensed upper triangle, as `scipy.cluster.hierarchy.linkage` takes it:
+        n * (n - 1) / 2 distances in row order.
+    """
+    import numpy as np  # only known batches under the papers' strategy need it
+
+    n = len(contexts)
+    sizes = np.array([len(context) for context in contexts], dtype=np.int64)
+    distances = np.ones(n * (n - 1) // 2)
+    if not sizes.sum():
+        return distances
+    block = np.concatenate([np.asarray(context, dtype=np.int64) for context in contexts])
+    owner = np.repeat(np.arange(n), sizes)
+    rank = np.arange(len(block)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+    # entries sorted by block, and by context within a block: a block's holders stand together
+    by_block = np.argsort(block, kind="stable")
+    holders, ranks = owner[by_block], rank[by_block]
+    ends = np.searchsorted(block[by_block], block, side="right")
+    here = np.empty_like(by_block)
+    here[by_block] = np.arange(len(block))
+    partners = ends - here - 1  # holders of the same block in later contexts
+
+    row_cost = np.bincount(owner, weights=partners, minlength=n)
+    for first, last in _row_chunks(row_cost, chunk_pairs):
+        low, high = np.searchsorted(owner, [first, last])
+        count = partners[low:high]
+        left = np.repeat(np.arange(low, high), count)
+        if not len(left):
+            continue
+        offset = np.arange(len(left)) - np.repeat(np.cumsum(count) - count, count)
+        right = here[left] + 1 + offset
+        pair = (owner[left] - first) * n + holders[right]
+        width = (last - first) * n
+        shared = np.bincount(pair, minlength=width)
+        moved = np.bincount(pair, weights=np.abs(rank[left] - ranks[right]), minlength=width)
+        i, j = np.divmod(np.flatnonzero(shared), n)
+        s, m = shared[shared > 0], moved[shared > 0]
+        i += first
+        distance = 1 - s / np.maximum(sizes[i], sizes[j]) + alpha * m / s
+        distances[i * n - i * (i + 1) // 2 + j - i - 1] = distance
+    return distances
+
+
+def _row_chunks(row_cost: npt.NDArray[Any], limit: int) -> list[tuple[int, int]]:
+    """Cut rows 0..n into runs that cost at most `limit` (a single row may cost more)."""
+    chunks: list[tuple[int, int]] = []
+    first, cost, n = 0, 0.0, len(row_cost)
+    for row in range(n):
+        row_width = max(float(row_cost[row]), n)
+        if row > first and cost + row_width > limit:
+            chunks.append((first, row))
+            first, cost = row, 0.0
+        cost += row_width
+    chunks.append((first, n))
+    return chunks
+
+
+def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> list[BlockKey]:
+    """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
+
+    Where the paper leaves a choice, this takes what saves more:
+
+    - A node's blocks that the context lacks cannot be put in front (Algorithm 2 on a leaf match
+      would inject them), so only children whose first block is in the context are candidates, and
+      a node counts only as far as its run consists of blocks of the context.
+    - Algorithm 1 returns a leaf where the text stops above it; stopping inside its run covers both.
+    - Children at equal distance: the one that more requests share, then the older one. (The
+      paper's C6 ties C3 and C4, which two requests share.)
+
+    Args:
+        context: Block -> weight, in the retriever's order.
+        root: The root of the request's system text.
+        alpha: Weight of the ranks in the distance.
+
+    Returns:
+        A permutation of the context's keys.
+    """
+    retrieved = list(context)
+    prefix: list[BlockKey] = []
+    node = root
+    while True:
+        candidates = [child for child in node.children.values() if child.edge in context]
+        if not candidates:
+            break
+        node = min(
+            candidates,
+            key=lambda child: (
+                context_distance(retrieved, [*prefix, *child.run], alpha),
+                -child.uses,
+            ),
+        )
+        matched = list(takewhile(context.__contains__, node.run))
+        prefix += matched
+        if len(matched) < len(node.run):
+            break
+    return list(dict.fromkeys(prefix + retrieved))
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedContexts:
+    """The reordered contexts of a batch, and where each stands in the tree.
+
+    Attributes:
+        orders: For each context a permutation of it.
+        search_paths: For each context the child positions from the root to its leaf.
+    """
+
+    orders: list[list[int]]
+    search_paths: list[list[int]]
+
+
+def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedContexts:
+    """Order the contexts of a batch as ContextPilot's Algorithm 4 does.
+
+    Contexts of the same blocks share a leaf (line 7), whatever their order. The blocks within a
+    node stand in the order of its first context; the paper sorts them, which is the same to a
+    prefix cache.
+
+    Args:
+        contexts: For each context its blocks as numbers, best first, without repeats.
+        alpha: Weight of the ranks in Equation 1.
+
+    Raises:
+        BatchTooLargeError: there are more distinct contexts than a matrix of pairs can hold.
+    """
+    leaf_of: dict[frozenset[int], int] = {}
+    leaves: list[Sequence[int]] = []
+    positions: list[int] = []
+    for context in contexts:
+        leaf = leaf_of.setdefault(frozenset(context), len(leaves))
+        if leaf == len(leaves):
+            leaves.append(context)
+        positions.append(leaf)
+    if len(leaves) > MAX_CONTEXTS:
+        raise BatchTooLargeError(
+            f"strategy 'paper' compares all pairs and takes at most {MAX_CONTEXTS} distinct "
+            f"contexts, not {len(leaves)}; split the batch or use strategy 'reuse'"
+        )
+    content, children = _linkage_tree(leaves, alpha)
+    orders, paths = _aligned(leaves, content, children)
+    return AlignedContexts(
+        [list(orders[leaf]) for leaf in positions], [list(paths[leaf]) for leaf in positions]
+    )
+
+
+def _linkage_tree(
+    leaves: list[Sequence[int]], alpha: float
+) -> tuple[list[frozenset[int]], list[list[int]]]:
+    """Return each node's content and children; leaves first, the root last (its content empty)."""
+    content = [frozenset(leaf) for leaf in leaves]
+    children: list[list[int]] = [[] for _ in leaves]
+    tops = dict.fromkeys(range(len(leaves)))
+    if len(leaves) > 1:
+        # imported here: scipy.cluster takes half a second that nothing else needs
+        from scipy.cluster.hierarchy import linkage
+
+        for one, two, _, _ in linkage(pairwise_distances(leaves, alpha), method="average"):
+            pair = [int(one), int(two)]
+            tops[len(content)] = None
+            content.append(content[pair[0]] & content[pair[1]])
+            children.append(pair)
+            for child in pair:
+                del tops[child]
+    content.append(frozenset())
+    children.append(list(tops))
+    return content, children
+
+
+def _aligned(
+    leaves: list[Sequence[int]], content: list[frozenset[int]], children: list[list[int]]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Align every node with its parent from the top down (lines 16 to 23)."""
+    first_leaf = list(range(len(leaves))) + [0] * (len(content) - len(leaves))
+    for node in range(len(leaves), len(content) - 1):
+        first_leaf[node] = min(first_leaf[child] for child in children[node])
+    root = len(content) - 1
+    orders: dict[int, list[int]] = {}
+    paths: dict[int, list[int]] = {}
+    stack: list[tuple[int, list[int], list[int]]] = [(root, [], [])]
+    while stack:
+        node, order, path = stack.pop()
+        for position, child in enumerate(
+            _without_empty(children[node], content, len(leaves), children)
+        ):
+            placed = set(order)
+            aligned = order + [
+                block
+                for block in leaves[first_leaf[child]]
+                if block in content[child] and block not in placed
+            ]
+            if child < len(leaves):
+                orders[child], paths[child] = aligned, [*path, position]
+            else:
+                stack.append((child, aligned, [*path, position]))
+    return orders, paths
+
+
+def _without_empty(
+    nodes: list[int], content: list[frozenset[int]], leaves: int, children: list[list[int]]
+) -> list[int]:
+    """Return the nodes, internal ones without content replaced by what is below them (line 16)."""
+    kept: list[int] = []
+    stack = nodes[::-1]
+    while stack:
+        node = stack.pop()
+        if node >= leaves and not content[node]:
+            stack += children[node][::-1]
+        else:
+            kept.append(node)
+    return kept
+
+
+def paper_schedule(search_paths: Sequence[Sequence[int]]) -> list[int]:
+    """Return the execution order of ContextPilot's Algorithm 5.
+
+    Requests are grouped by the first element of their search path, longer paths run first within
+    a group, larger groups first. Ties keep the input order.
+
+    Args:
+        search_paths: For each request the child positions from the root to its node.
+
+    Returns:
+        A permutation of `range(len(search_paths))`.
+    """
+    groups: dict[int | None, list[int]] = {}
+    for position, path in enumerate(search_paths):
+        groups.setdefault(path[0] if path else None, []).append(position)
+    for group in groups.values():
+        group.sort(key=lambda position: len(search_paths[position]), reverse=True)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return [position for group in ordered for position in group]

@@ -1,1 +1,0 @@
-"""The papers' own algorithms, as printed, for `strategy="paper"`."""
