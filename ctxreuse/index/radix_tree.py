@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -69,54 +69,6 @@ def path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
         runs.append(above.run)
         above = above.parent
     return tuple(key for run in reversed(runs) for key in run)
-
-
-class LRUHeap:
-    """The leaves of a tree by their last use.
-
-    A heap that is told of each node that becomes a leaf, and of nothing else: entries of nodes that
-    were used again, grew children or left the tree are passed over when they come up, and swept out
-    once they are many.
-
-    Args:
-        nodes: Returns all nodes of the tree, for sweeping.
-    """
-
-    def __init__(self, nodes: Callable[[], Iterable[Node]]) -> None:
-        self._nodes = nodes
-        self._heap: list[tuple[int, int, Node]] = []
-        self._number = count()  # decides between leaves of equal last use
-
-    def __len__(self) -> int:
-        """Return the number of entries, stale ones included."""
-        return len(self._heap)
-
-    def push(self, leaf: Node, tree_size: int) -> None:
-        """Note a leaf.
-
-        Args:
-            leaf: A node without children, not a root.
-            tree_size: How many nodes the tree has: the queue stays within four times as many.
-        """
-        heapq.heappush(self._heap, (leaf.last_use, next(self._number), leaf))
-        if len(self._heap) > 64 + 4 * tree_size:
-            leaves = [node for node in self._nodes() if _is_leaf(node)]
-            self._heap = [(node.last_use, next(self._number), node) for node in leaves]
-            heapq.heapify(self._heap)
-
-    def oldest(self) -> Node | None:
-        """Return the leaf whose last use is longest ago; None if there is none."""
-        heap = self._heap
-        while heap:
-            last_use, _, node = heap[0]
-            if node.last_use == last_use and _is_leaf(node):
-                return node
-            heapq.heappop(heap)
-        return None
-
-
-def _is_leaf(node: Node) -> bool:
-    return node.parent is not None and not node.children
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +135,9 @@ class ContextIndex:
         self._by_request: OrderedDict[str | int, Node] = OrderedDict()
         self._tokens = 0
         self.node_count = 0
-        self._leaves = LRUHeap(self.nodes)
-        self._turns = count()
+        # a heap of every node that has become a leaf, by last use; stale entries are passed over
+        self._leaves: list[tuple[int, int, Node]] = []
+        self._numbers = count()  # of turns, and of heap entries, to decide between equal last uses
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -262,7 +215,7 @@ class ContextIndex:
             above.last_use = now
             above = above.parent
         if path:
-            mark = ("turn", next(self._turns))
+            mark = ("turn", next(self._numbers))
             node = self._grow(node, mark, tuple(path), tuple(weights), now)
         self._end_request(node, request_id)
         return Inserted(node, 0)
@@ -317,7 +270,7 @@ class ContextIndex:
 
     def oldest_use(self) -> int | None:
         """Return when the least recently used leaf was used; None for an empty index."""
-        leaf = self._leaves.oldest()
+        leaf = self._oldest_leaf()
         return None if leaf is None else leaf.last_use
 
     def evict_oldest(self, tokens: int) -> int:
@@ -326,26 +279,14 @@ class ContextIndex:
         Returns:
             The tokens that left; 0 for an empty index.
         """
-        leaf = self._leaves.oldest()
+        leaf = self._oldest_leaf()
         if leaf is None:
             return 0
         keep, gone = len(leaf.run), 0
         while keep and gone < tokens:
             keep -= 1
             gone += leaf.weights[keep]
-        if keep:
-            self._tokens -= gone
-            leaf.run, leaf.weights = leaf.run[:keep], leaf.weights[:keep]
-            return gone
-        parent = leaf.parent
-        assert parent is not None
-        if parent.parent is not None and leaf.edge == leaf.run[0]:
-            # what is left of its requests ends above; of a later turn's own blocks nothing is
-            parent.request_ids.update(leaf.request_ids)
-            self._by_request.update(dict.fromkeys(leaf.request_ids, parent))
-            leaf.request_ids = {}
-        self._remove(leaf)
-        self._note_leaf(parent)
+        self._cut(leaf, keep)
         return gone
 
     def nodes(self) -> Iterator[Node]:
@@ -360,21 +301,23 @@ class ContextIndex:
         """Shorten a node's run to `keep` blocks, and remove all below it; without any, itself."""
         parent = node.parent
         assert parent is not None
-        end = node if keep else parent
-        stays = end.parent is not None and (keep > 0 or not opens_turn(node))
-        below = [(node, stays)]
+        if keep:
+            end = node
+            below = [(child, not opens_turn(child)) for child in node.children.values()]
+        else:
+            end = parent
+            below = [(node, end.parent is not None and not opens_turn(node))]
         for above, is_same_turn in below:  # grows; parents come first
             below += [
                 (child, is_same_turn and not opens_turn(child)) for child in above.children.values()
             ]
         for gone, is_same_turn in below:
-            if is_same_turn and gone is not end:
+            if is_same_turn:
                 end.request_ids.update(gone.request_ids)
                 self._by_request.update(dict.fromkeys(gone.request_ids, end))
                 gone.request_ids = {}
         for gone, _ in reversed(below):
-            if gone is not end:
-                self._remove(gone)
+            self._remove(gone)
         if keep:
             self._tokens -= sum(node.weights[keep:])
             node.run, node.weights = node.run[:keep], node.weights[:keep]
@@ -432,10 +375,24 @@ class ContextIndex:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
         if node.children:
             return
-        if node.parent is not None:
-            self._leaves.push(node, self.node_count)
-        elif not node.request_ids and self._roots.get(node.edge) is node:
-            del self._roots[node.edge]
+        if node.parent is None:
+            if not node.request_ids and self._roots.get(node.edge) is node:
+                del self._roots[node.edge]
+            return
+        heapq.heappush(self._leaves, (node.last_use, next(self._numbers), node))
+        if len(self._leaves) > 64 + 4 * self.node_count:  # most are stale
+            leaves = [one for one in self.nodes() if one.parent is not None and not one.children]
+            self._leaves = [(leaf.last_use, next(self._numbers), leaf) for leaf in leaves]
+            heapq.heapify(self._leaves)
+
+    def _oldest_leaf(self) -> Node | None:
+        """Return the leaf whose last use is longest ago; None if there is none."""
+        while self._leaves:
+            last_use, _, node = self._leaves[0]
+            if node.last_use == last_use and node.parent is not None and not node.children:
+                return node
+            heapq.heappop(self._leaves)
+        return None
 
     def _remove(self, node: Node) -> None:
         assert node.parent is not None

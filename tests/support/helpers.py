@@ -137,7 +137,7 @@ def check_index(index: ContextIndex) -> None:
     assert size.tokens == sum(sum(node.weights) for node in inner)
     assert index.capacity_tokens is None or size.tokens <= index.capacity_tokens
 
-    queued = {(last_use, id(node)) for last_use, _, node in index._leaves._heap}
+    queued = {(last_use, id(node)) for last_use, _, node in index._leaves}
     leaves = [node for node in inner if not node.children]
     assert all((leaf.last_use, id(leaf)) in queued for leaf in leaves)
     assert index.oldest_use() == min((leaf.last_use for leaf in leaves), default=None)
