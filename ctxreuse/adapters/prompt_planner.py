@@ -113,9 +113,7 @@ class PromptPlanner:
         """
         drafts = [_Draft(prompt, self._registry) for prompt in prompts]
         waiting = [
-            (draft, request)
-            for draft in drafts
-            if (request := self._next_request(draft)) is not None
+            (draft, request) for draft in drafts if (request := self._advance(draft)) is not None
         ]
         if len(waiting) == 1:
             plans = [self._planner.plan(waiting[0][1], self._strategy)]
@@ -125,10 +123,10 @@ class PromptPlanner:
         else:
             plans = []
         for (draft, _), plan in zip(waiting, plans, strict=True):
-            self._show(draft, plan)
-        for draft, _ in waiting:
-            while (request := self._next_request(draft)) is not None:
-                self._show(draft, self._planner.plan(request, self._strategy))
+            next_request = self._advance(draft, plan)
+            while next_request is not None:
+                plan = self._planner.plan(next_request, self._strategy)
+                next_request = self._advance(draft, plan)
         whole = []  # what the engine will see, for comparing prompts; tenants share nothing
         for draft in drafts:
             texts = zip(draft.prompt.parts, draft.texts, strict=True)
@@ -143,8 +141,19 @@ class PromptPlanner:
         """Take back plans whose prompts never reached the engine."""
         self._planner.evict([plan.request_id for plan in plans])
 
-    def _next_request(self, draft: _Draft) -> ContextRequest | None:
-        """Go on to the draft's next context that needs a plan; show again what was sent."""
+    def _advance(self, draft: _Draft, plan: Plan | None = None) -> ContextRequest | None:
+        """Go on to the draft's next context that needs a plan; show again what was sent.
+
+        Args:
+            draft: The draft.
+            plan: The plan of the context that the draft has come to; it is shown first.
+        """
+        if plan is not None:
+            text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+            with self._lock:
+                self._sent_texts.put(draft.pieces[0].key, text)
+            draft.plans.append(plan)
+            draft.show(text)
         while draft.pieces:
             number, piece, key = draft.pieces[0]
             if isinstance(piece, str):
@@ -158,15 +167,6 @@ class PromptPlanner:
             else:
                 return draft.request(number, piece)
         return None
-
-    def _show(self, draft: _Draft, plan: Plan) -> None:
-        """Show the draft's next context as planned, and remember that."""
-        key = draft.pieces[0].key
-        text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
-        draft.show(text)
-        draft.plans.append(plan)
-        with self._lock:
-            self._sent_texts.put(key, text)
 
 
 def as_given(prompts: Sequence[Prompt]) -> list[PlannedPrompt]:

@@ -24,7 +24,6 @@ from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
     Templates,
-    render_block,
     render_turn,
 )
 
@@ -123,11 +122,11 @@ class ContextRegistry:
         spans: list[_BlockSpan] = []
         end = 0
         for ordinal, block in enumerate(ContextRequest(blocks).unique_blocks.values(), start=1):
-            part = SentBlock(templates.block_label(ordinal), block)
-            start = end + len(templates.before_text(part.label))
+            label = templates.block_label(ordinal)
+            start = end + len(templates.before_text(label))
             spans.append(_BlockSpan(block.id, start, start + len(block.text), block.tokens))
-            parts.append(part)
-            end += len(render_block(part.label, block.text, templates)) + len(templates.separator)
+            parts.append(SentBlock(label, block))
+            end = spans[-1].end + len(templates.after_text) + len(templates.separator)
         text = render_turn(parts, None, "", templates)
         if parts:
             next_label = templates.before_text(templates.block_label(len(parts) + 1))
@@ -205,25 +204,21 @@ class ContextRegistry:
         )
         with self._lock:
             known = self._renderings.pop(rendering.digest)
-            if known is not None:
-                self._forget(known)
-            for _, least_recent in self._renderings.put(rendering.digest, rendering):
-                self._forget(least_recent)
+            gone = [] if known is None else [known]
+            gone += [oldest for _, oldest in self._renderings.put(rendering.digest, rendering)]
+            for old in gone:
+                del self._by_head[old.head][old.digest]
+                if not self._by_head[old.head]:
+                    del self._by_head[old.head]
+                self._head_lengths[len(old.head)] -= 1
+                if not self._head_lengths[len(old.head)]:
+                    del self._head_lengths[len(old.head)]
+                self._openings[old.opening] -= 1
+                if not self._openings[old.opening]:
+                    del self._openings[old.opening]
             self._by_head.setdefault(rendering.head, {})[rendering.digest] = rendering
             self._head_lengths[len(rendering.head)] += 1
             self._openings[rendering.opening] += 1
-
-    def _forget(self, rendering: _Rendering) -> None:
-        same_head = self._by_head[rendering.head]
-        del same_head[rendering.digest]
-        if not same_head:
-            del self._by_head[rendering.head]
-        self._head_lengths[len(rendering.head)] -= 1
-        self._openings[rendering.opening] -= 1
-        if not self._head_lengths[len(rendering.head)]:
-            del self._head_lengths[len(rendering.head)]
-        if not self._openings[rendering.opening]:
-            del self._openings[rendering.opening]
 
 
 _sharing = Lock()

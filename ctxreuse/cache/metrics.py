@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ctxreuse.context.checks import checked_string
+from ctxreuse.context.checks import checked_kind
 
 _SAMPLE = re.compile(
     r"""^(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)
@@ -58,7 +58,7 @@ class PrefixCacheMetrics:
             InvalidRequestError: wrong type.
         """
         queries, hits, usages, configs = [], [], [], []
-        for name, labels, value in _samples(checked_string("metrics", text)):
+        for name, labels, value in _samples(checked_kind("metrics", text, str, "a string")):
             match name:
                 case "prefix_cache_queries":
                     queries.append(value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NewType, TypeAlias
 
-from ctxreuse.context.checks import checked_kind, checked_string
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 
 BlockId: TypeAlias = str | int
@@ -121,10 +121,10 @@ class ContextRequest:
         tenant: str = "",
         request_id: str | int | None = None,
     ) -> None:
-        checked_string("query", query)
-        checked_string("tenant", tenant)
+        checked_kind("query", query, str, "a string")
+        checked_kind("tenant", tenant, str, "a string")
         if system is not None:
-            checked_string("system", system)
+            checked_kind("system", system, str, "a string")
         for name, value in (("conversation_id", conversation_id), ("request_id", request_id)):
             if value is not None:
                 checked_kind(name, value, (str, int), "a string or an integer")

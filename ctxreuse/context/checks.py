@@ -60,15 +60,6 @@ def checked_number(name: str, value: Any, at_least: float = 0) -> float:
     return value
 
 
-def checked_string(name: str, value: Any) -> str:
-    """Return the value if it is a string.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
-    return checked_kind(name, value, str, "a string")
-
-
 def checked_kind(
     name: str, value: Any, kind: type[_Kind] | tuple[type[_Kind], ...], words: str
 ) -> _Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
@@ -15,8 +16,8 @@ class LRUMap(Generic[Key, Value]):
 
     Args:
         max_entries: How many entries it keeps.
-        max_weight: How much the entries may weigh together; None does not weigh them. The newest
-            entry stays however heavy it is.
+        max_weight: How much the entries may weigh together. The newest entry stays however heavy it
+            is.
         weight_of: The weight of a value; the same for one value at any time.
     """
 
@@ -24,9 +25,9 @@ class LRUMap(Generic[Key, Value]):
 
     def __init__(
         self,
-        max_entries: int | None = None,
+        max_entries: float = math.inf,
         *,
-        max_weight: int | None = None,
+        max_weight: float = math.inf,
         weight_of: Callable[[Value], int] = lambda value: 1,
     ) -> None:
         self._entries: OrderedDict[Key, Value] = OrderedDict()
@@ -60,16 +61,17 @@ class LRUMap(Generic[Key, Value]):
         return self._entries.get(key)
 
     def put(self, key: Key, value: Value) -> list[tuple[Key, Value]]:
-        """Keep a value as the most recently used; return the entries that had to go."""
-        self.pop(key)
+        """Keep a value as the most recently used; return the entries that had to go for it."""
+        if key in self._entries:
+            self.pop(key)
         self._entries[key] = value
-        if self._max_weight is not None:
-            self.weight += self._weight_of(value)
+        self.weight += self._weight_of(value)
         gone: list[tuple[Key, Value]] = []
-        while len(self._entries) > 1 and self._is_too_large():
-            oldest = next(iter(self._entries))
-            gone.append((oldest, self._entries[oldest]))
-            self.pop(oldest)
+        while len(self._entries) > 1 and (
+            len(self._entries) > self._max_entries or self.weight > self._max_weight
+        ):
+            gone.append(self._entries.popitem(last=False))
+            self.weight -= self._weight_of(gone[-1][1])
         return gone
 
     def get_or_make(self, key: Key, make: Callable[[], Value]) -> Value:
@@ -83,16 +85,6 @@ class LRUMap(Generic[Key, Value]):
     def pop(self, key: Key) -> Value | None:
         """Forget a key; return its value, or None if it is not there."""
         value = self._entries.pop(key, None)
-        if value is not None and self._max_weight is not None:
+        if value is not None:
             self.weight -= self._weight_of(value)
         return value
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries.clear()
-        self.weight = 0
-
-    def _is_too_large(self) -> bool:
-        if self._max_entries is not None and len(self._entries) > self._max_entries:
-            return True
-        return self._max_weight is not None and self.weight > self._max_weight

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.checks import checked_string
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import render_messages
 from ctxreuse.errors import ConversationError, describe
 from ctxreuse.planning.plan import Plan
@@ -83,7 +83,7 @@ class Conversation:
         Raises:
             ConversationError: no turn waits for an answer.
         """
-        checked_string("answer", answer)
+        checked_kind("answer", answer, str, "a string")
         with self._lock:
             if self._unanswered is None:
                 raise ConversationError(
@@ -103,7 +103,7 @@ class Conversation:
         Args:
             summary: What to keep of the conversation; becomes its first message.
         """
-        checked_string("summary", summary)
+        checked_kind("summary", summary, str, "a string")
         with self._lock:
             self._history = [{"role": "user", "content": summary}]
             self._unanswered = None

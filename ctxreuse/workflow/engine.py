@@ -12,7 +12,7 @@ from itertools import count
 from os import PathLike
 from typing import Any, TypeAlias
 
-from ctxreuse.context.checks import checked_kind, checked_string
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -183,7 +183,7 @@ class WorkflowEngine(AsyncClosing):
             InvalidRequestError: wrong type of query.
             WorkflowError: no such k or retriever, or the search has failed.
         """
-        checked_string("query", query)
+        checked_kind("query", query, str, "a string")
         found: list[SearchResult] = []
 
         def keep(event: Event) -> None:

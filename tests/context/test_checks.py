@@ -6,7 +6,6 @@ from ctxreuse.context.checks import (
     checked_kind,
     checked_number,
     checked_optional_integer,
-    checked_string,
 )
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 
@@ -16,7 +15,7 @@ def test_what_is_allowed_is_returned():
     assert checked_optional_integer("n", 0) == 0
     assert checked_optional_integer("n", None) is None
     assert checked_number("x", 0.5) == 0.5
-    assert checked_string("s", "") == ""
+    assert checked_kind("s", "", str, "a string") == ""
     assert checked_kind("k", (1,), tuple, "a tuple") == (1,)
     assert checked_choice("mode", "b", ("a", "b")) == "b"
 
@@ -32,7 +31,7 @@ def test_what_is_allowed_is_returned():
         ),
         (lambda: checked_number("x", float("nan")), "x must be a number from 0, not nan (float)"),
         (lambda: checked_number("x", float("inf")), "x must be a number from 0, not inf (float)"),
-        (lambda: checked_string("s", 5), "s must be a string, not 5 (int)"),
+        (lambda: checked_kind("s", 5, str, "a string"), "s must be a string, not 5 (int)"),
         (
             lambda: checked_kind("k", 5, tuple, "a tuple; give (5,)"),
             "k must be a tuple, not 5 (int); give (5,)",

@@ -17,7 +17,7 @@ from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, token_array
 from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentRequest
 from ctxreuse.cache.kv_events.sockets import EventSockets, Received
 from ctxreuse.cache.kv_events.wire_format import decode_batch
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_string
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
@@ -168,7 +168,7 @@ class KVEventSync:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
-        checked_string("topic", topic)
+        checked_kind("topic", topic, str, "a string")
         checked_integer("max_requests", max_requests, 1)
         self._sockets = EventSockets(
             endpoint, replay_endpoint, topic, bind=bind, replay_timeout_s=replay_timeout_s
