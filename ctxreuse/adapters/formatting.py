@@ -43,30 +43,26 @@ def format_documents(
     shown = [one for one in documents if not one.is_annotation]
     blocks = [one.block for one in shown]
     positions = positions_as_planned(shown)
-    if positions is not None and _each_label_has_one_text(positions, blocks):
-        text = _render_as_planned(positions, blocks, templates)
+    text = None if positions is None else _render_as_planned(positions, blocks, templates)
+    if text is not None:
         rendered.remember_planned(text)
         return text
     given = [rendered.render(blocks, templates)] if blocks else []
     return templates.separator.join([*given, *left_out_words(documents)])
 
 
-def _each_label_has_one_text(
-    positions: Sequence[DocumentPosition], blocks: Sequence[ContextBlock]
-) -> bool:
-    placed = list(zip(positions, blocks, strict=True))
-    text_of = {position.label: block.text for position, block in placed}
-    return all(text_of[position.label] == block.text for position, block in placed)
-
-
 def _render_as_planned(
     positions: Sequence[DocumentPosition], blocks: Sequence[ContextBlock], templates: Templates
-) -> str:
-    """Return blocks with labels, location annotations and order annotation as their plan says."""
+) -> str | None:
+    """Return blocks with labels, location annotations and order annotation as their plan says.
+
+    None if a label stands for two texts.
+    """
     plan = positions[0].plan
     at: dict[str, tuple[DocumentPosition, ContextBlock]] = {}
     for position, block in zip(positions, blocks, strict=True):
-        at.setdefault(position.label, (position, block))
+        if at.setdefault(position.label, (position, block))[1].text != block.text:
+            return None
     block_at = {label: block for label, (_, block) in at.items()}
     missing = {part[0] for part in plan["parts"] if len(part) == 2} - set(at)
     parts: list[Part] = []
@@ -77,7 +73,8 @@ def _render_as_planned(
             parts.append(_sent(*at[part[0]], block_at, missing))
     order = plan.get("order_annotation")
     if order is not None and missing:
-        order = _order_of_the_rest([position for position, _ in at.values()], templates)
+        ranked = sorted(at, key=lambda label: at[label][0].rank)
+        order = None if ranked == list(at) else templates.order_annotation(ranked)
     return render_turn(parts, order, "", templates)
 
 
@@ -98,10 +95,3 @@ def _sent(
     ):
         return SentBlock(position.label, block)
     return SentBlock(position.label, block, overlap.characters, overlap.label)
-
-
-def _order_of_the_rest(positions: Sequence[DocumentPosition], templates: Templates) -> str | None:
-    """Return the ranking of the documents that are left, or None if it is the order shown."""
-    labels = [position.label for position in positions]
-    ranked = [position.label for position in sorted(positions, key=lambda one: one.rank)]
-    return None if ranked == labels else templates.order_annotation(ranked)
