@@ -1,12 +1,13 @@
-"""The prefix cache of vLLM v1, token by token.
+"""Prefix caches to compare plans with: vLLM v1's, token by token, and one of context blocks.
 
-Follows `vllm/v1/core`: a prompt is cut into blocks of `block_size` tokens; a full block is known by
-the hash of its tokens chained over its parent; the longest known chain of blocks is served, but
-never the last token of the prompt, which must be computed to get logits, so a fully cached prompt
-still computes its last block. Finished requests put their full blocks at the end of a free queue,
-last block first, and blocks are taken from its front: least recently used first, and of one request
-the last blocks first. A full block keeps its content in the free queue until it is taken. The block
-that a request leaves part-filled can serve no other, so it is taken before any with content.
+`PrefixCacheSimulator` follows `vllm/v1/core`: a prompt is cut into blocks of `block_size` tokens; a
+full block is known by the hash of its tokens chained over its parent; the longest known chain of
+blocks is served, but never the last token of the prompt, which must be computed to get logits, so a
+fully cached prompt still computes its last block. Finished requests put their full blocks at the
+end of a free queue, last block first, and blocks are taken from its front: least recently used
+first, and of one request the last blocks first. A full block keeps its content in the free queue
+until it is taken. The block that a request leaves part-filled can serve no other, so it is taken
+before any with content.
 
 Two physical blocks may hold the same content, as in vLLM, which does not merge them. A block that
 several running requests share is held until the last of them ends. An engine gives a running
@@ -20,19 +21,54 @@ import hashlib
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NewType
 
-from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.context.blocks import BlockKey, text_digest
 from ctxreuse.context.checks import checked_integer, checked_optional_integer
+from ctxreuse.index.radix_tree import ContextIndex
 
 ContentHash = NewType("ContentHash", bytes)
 """A full block's tokens, chained over everything before them."""
 
 BlockNumber = NewType("BlockNumber", int)
 """A block's content at one place in the cache; a block that is taken again has a new number."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """Prompt tokens, and how many of them came from the prefix cache.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompts.
+        cached_tokens: Those served from the cache; vLLM counts them as `prefix_cache_hits`.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Tokens that the engine had to compute."""
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the prompt tokens that came from the cache; 0 for no tokens."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def __add__(self, other: CacheUsage) -> CacheUsage:
+        return CacheUsage(
+            self.prompt_tokens + other.prompt_tokens, self.cached_tokens + other.cached_tokens
+        )
+
+    def __sub__(self, earlier: CacheUsage) -> CacheUsage:
+        """Return what came after an earlier reading of the same counters."""
+        return CacheUsage(
+            self.prompt_tokens - earlier.prompt_tokens, self.cached_tokens - earlier.cached_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,3 +269,39 @@ class PrefixCacheSimulator:
         del copies[block]
         if not copies:
             del self._blocks_with[content]
+
+
+class BlockLevelCache:
+    """A prefix cache that counts whole context blocks: fast, and without a tokenizer.
+
+    A block is served if it and everything before it is cached; the last blocks of the least
+    recently used prompt go first. There are no engine blocks, labels or questions here: this is the
+    measure of the papers and of most comparisons.
+
+    Args:
+        capacity_tokens: What the cache holds; None is unlimited.
+    """
+
+    def __init__(self, capacity_tokens: int | None = None) -> None:
+        self._index = ContextIndex(capacity_tokens, max_nodes=2**62)
+        self._clock = count(1)
+
+    def serve(
+        self, blocks: Sequence[BlockKey], tokens: Sequence[int], group: Hashable = None
+    ) -> CacheUsage:
+        """Run one prompt.
+
+        Args:
+            blocks: The prompt's context blocks in order.
+            tokens: Each block's tokens.
+            group: Prompts of different groups (system text, salt) share nothing.
+        """
+        now = next(self._clock)
+        root = self._index.root(group)
+        inserted = self._index.insert(root, blocks, tokens, now, now)
+        return CacheUsage(sum(tokens), sum(tokens[: inserted.blocks_before]))
+
+
+def block_key(name: str) -> BlockKey:
+    """Return a key for a block that is known by name only, as in a plan file."""
+    return BlockKey(text_digest(name))

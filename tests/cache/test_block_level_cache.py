@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.cache.block_level import block_key
+from ctxreuse.cache.simulator import block_key
 
 
 class DictOfPrefixes:

@@ -2,8 +2,8 @@ from array import array
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import EngineBlocks
-from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentRequest
-from ctxreuse.cache.kv_events.wire_format import BlocksRemoved, BlocksStored, CacheCleared
+from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, SentRequest
+from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheCleared
 from ctxreuse.index.radix_tree import IndexStatistics
 
 NOTHING = IndexStatistics()

@@ -8,15 +8,15 @@ from kv_event_helpers import encoded
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import EngineBlocks
-from ctxreuse.cache.kv_events.event_sync import Arrival, EventSequence
-from ctxreuse.cache.kv_events.held_requests import HeldRequests
-from ctxreuse.cache.kv_events.wire_format import (
+from ctxreuse.cache.kv_events.engine_blocks import HeldRequests
+from ctxreuse.cache.kv_events.event_stream import (
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
     EventBatch,
     decode_batch,
 )
+from ctxreuse.cache.kv_events.event_sync import Arrival, EventSequence
 
 
 def test_numbers_say_what_a_message_is():

@@ -13,10 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from ctxreuse.cache import prompt_ends
-from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, token_array
-from ctxreuse.cache.kv_events.held_requests import HeldRequests, SentRequest
-from ctxreuse.cache.kv_events.sockets import EventSockets, Received
-from ctxreuse.cache.kv_events.wire_format import decode_batch
+from ctxreuse.cache.kv_events.engine_blocks import (
+    EngineBlocks,
+    HeldRequests,
+    SentRequest,
+    token_array,
+)
+from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ctxreuse.cache.block_level import BlockLevelCache, block_key
-from ctxreuse.cache.simulator import PrefixCacheSimulator
-from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator, block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, render_turn
 from ctxreuse.context.tokens import well_formed

@@ -21,8 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate, count, repeat
 
-from ctxreuse.cache.simulator import PrefixCacheSimulator, RunningPrompt
-from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates

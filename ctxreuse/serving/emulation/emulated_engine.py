@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.adapters.engine_options import is_cache_salt
-from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
 from ctxreuse.serving.emulation.openai_replies import (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.serving.client.completion import ToolCall
 
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from ctxreuse.cache.usage import CacheUsage
+from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import checked_integer, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt, messages_of
