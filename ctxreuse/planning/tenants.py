@@ -219,8 +219,17 @@ class TenantPlanner:
         deduplicate: bool | None = None,
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
+        contexts: list[BatchContext] = []
         with self._lock:  # counts all tokens too, before anything is recorded
-            contexts = [self._batch_context(request) for request in requests]
+            for request in requests:
+                _, weights = self._weigh(request.blocks)
+                cached: tuple[BlockKey, ...] = ()
+                if not request.history:
+                    index = self._tenants.state(request.tenant).index
+                    match = heaviest_path(index.root(request.system), weights)
+                    if match.weight >= ENGINE_BLOCK_TOKENS:
+                        cached = match.path
+                contexts.append(BatchContext(request, weights, cached))
         if strategy == "none":
             plans = [self.plan(request, strategy, deduplicate) for request in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
@@ -308,20 +317,11 @@ class TenantPlanner:
         root = turn.state.index.root(turn.request.system)
         if strategy == "paper":
             return paper_order(turn.weights, root, self._settings.alpha)
+        assert strategy == "reuse"
         order = turn.state.online.order(turn.weights, root)
         if not preview:
             turn.state.online.learn(turn.weights, turn.request.system)
         return order
-
-    def _batch_context(self, request: ContextRequest) -> BatchContext:
-        _, weights = self._weigh(request.blocks)
-        cached: tuple[BlockKey, ...] = ()
-        if not request.history:
-            index = self._tenants.state(request.tenant).index
-            match = heaviest_path(index.root(request.system), weights)
-            if match.weight >= ENGINE_BLOCK_TOKENS:
-                cached = match.path
-        return BatchContext(request, weights, cached)
 
     def _send(self, turn: _Turn, order: list[BlockKey], *, preview: bool = False) -> Plan:
         """Make the plan for an order, and record that it is sent unless it is a preview."""
