@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ctxreuse.context.rendering import render_turn
-from ctxreuse.context.templates import DEFAULT_TEMPLATES
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, render_turn
 from ctxreuse.errors import describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.request import Prompt, messages_of
