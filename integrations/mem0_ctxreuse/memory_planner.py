@@ -18,9 +18,8 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import BlockKey, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import SentBlock, render_messages, render_turn
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
 from ctxreuse.context.scope import current_scope
-from ctxreuse.context.templates import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
 
 MemoryRecord: TypeAlias = Mapping[str, Any]

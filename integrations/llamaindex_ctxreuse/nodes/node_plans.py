@@ -39,8 +39,8 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
