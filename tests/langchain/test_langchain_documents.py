@@ -12,12 +12,12 @@ from langchain_document_helpers import LetterRetriever, document, documents, let
 
 import langchain_ctxreuse
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.adapters.plan_metadata import DocumentPosition, copied, position_of
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
-    RetrievedDocuments,
     document_block,
     planned_document,
     without_plan,
@@ -35,8 +35,8 @@ def document_planner(
 def planned(letters: str, annotation: str = "append") -> list[Document]:
     """Return documents in another order than the retriever's, with the annotation behind them."""
     used = document_planner(annotation)
-    used.plan(RetrievedDocuments(documents("".join(sorted(letters))), "?", NO_SCOPE))
-    found = used.plan(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
+    used.plan(RetrievedItems(documents("".join(sorted(letters))), "?", NO_SCOPE))
+    found = used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE))
     assert letters_of(found)[: len(letters)] == "".join(sorted(letters))
     return found
 
@@ -139,19 +139,17 @@ def test_unplanned_documents_among_planned_ones_stay_in_the_order_given():
 def test_a_plan_that_left_something_out_is_not_made_anew():
     used = document_planner()
     conversation = RequestScope(conversation_id="t", history=())
-    used.plan(RetrievedDocuments(documents("ab"), "?", conversation))
+    used.plan(RetrievedItems(documents("ab"), "?", conversation))
     history = ({"role": "user", "content": f"[Doc_1] {document('a').page_content}\n\n?"},)
-    found = used.plan(
-        RetrievedDocuments(documents("ca"), "?", conversation.inside(history=history))
-    )
+    found = used.plan(RetrievedItems(documents("ca"), "?", conversation.inside(history=history)))
     assert letters_of(found) == "cP", "P: Please refer to [Doc_1]"
     assert without_plan(found) is None
-    assert document_planner().plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    assert document_planner().plan(RetrievedItems(found, "?", NO_SCOPE)) == found
 
 
 def test_planning_twice_gives_one_plan_and_one_annotation():
     found = planned("cba")
-    again = document_planner(planner=ReusePlanner()).plan(RetrievedDocuments(found, "?", NO_SCOPE))
+    again = document_planner(planner=ReusePlanner()).plan(RetrievedItems(found, "?", NO_SCOPE))
     assert letters_of(again) == "cba", "another planner, so the order as retrieved"
     assert [place.rank for place in places(again)] == [0, 1, 2]
     assert not any(planned_document(one).is_annotation for one in again)
@@ -160,8 +158,8 @@ def test_planning_twice_gives_one_plan_and_one_annotation():
 def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
     used = document_planner()
     for letters in ("abc", "cba"):
-        once = used.plan(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
-        twice = used.plan(RetrievedDocuments(once, "?", NO_SCOPE))
+        once = used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE))
+        twice = used.plan(RetrievedItems(once, "?", NO_SCOPE))
         assert [one.page_content for one in twice] == [one.page_content for one in once]
         assert [place.rank for place in places(twice)] == [place.rank for place in places(once)]
 
@@ -169,7 +167,7 @@ def test_planning_twice_with_one_planner_changes_nothing_but_the_request():
 def test_a_fault_in_replanning_leaves_the_earlier_plan():
     found = planned("cba")
     faulty = document_planner(planner=FaultyPlanner())
-    assert faulty.plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    assert faulty.plan(RetrievedItems(found, "?", NO_SCOPE)) == found
     assert faulty.faults == 1
 
 

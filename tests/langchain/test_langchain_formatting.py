@@ -13,12 +13,12 @@ from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import document, documents, letters_of, no_sockets, text_of
 
 from ctxreuse import ContextRequest, ReusePlanner, Templates
+from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from langchain_ctxreuse import ReuseCompressor, format_context
 from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
-    RetrievedDocuments,
     document_block,
 )
 
@@ -38,17 +38,17 @@ def order(*ordinals: int) -> str:
 def planned(letters: str, annotation: Any = "append", **arguments: Any) -> list[Document]:
     """Return documents sorted by letter, retrieved in the order given."""
     used = LangChainDocumentPlanner(ReusePlanner(**arguments), annotation, "Test")
-    used.plan(RetrievedDocuments(documents("".join(sorted(letters))), "?", NO_SCOPE))
-    return used.plan(RetrievedDocuments(documents(letters), "?", NO_SCOPE))
+    used.plan(RetrievedItems(documents("".join(sorted(letters))), "?", NO_SCOPE))
+    return used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE))
 
 
 def second_turn(letters: str, annotation: Any = "append") -> list[Document]:
     """Return the documents of a turn behind one that showed a and b."""
     used = LangChainDocumentPlanner(ReusePlanner(), annotation, "Test")
     scope = RequestScope(conversation_id="t", history=())
-    first = format_context(used.plan(RetrievedDocuments(documents("ab"), "?", scope)))
+    first = format_context(used.plan(RetrievedItems(documents("ab"), "?", scope)))
     scope = scope.inside(history=[{"role": "user", "content": f"{first}\n\n?"}])
-    return used.plan(RetrievedDocuments(documents(letters), "?", scope))
+    return used.plan(RetrievedItems(documents(letters), "?", scope))
 
 
 @pytest.mark.parametrize("annotation", ["append", "metadata"])
@@ -71,7 +71,7 @@ def test_a_whole_plan_reads_as_the_core_renders_it(contexts):
     used, alone = LangChainDocumentPlanner(ReusePlanner(), "append", "Test"), ReusePlanner()
     for letters in contexts:
         plan = alone.plan(ContextRequest([document_block(one) for one in documents(letters)]))
-        shown = format_context(used.plan(RetrievedDocuments(documents(letters), "?", NO_SCOPE)))
+        shown = format_context(used.plan(RetrievedItems(documents(letters), "?", NO_SCOPE)))
         assert shown == render_turn(plan.parts, plan.order_annotation, "", plan.templates)
 
 
@@ -146,7 +146,7 @@ def test_no_documents_make_no_text():
 def test_two_documents_with_one_text_are_shown_once():
     used = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
     twins = [document("a", page=1), document("a", page=2), document("b")]
-    found = used.plan(RetrievedDocuments(twins, "?", NO_SCOPE))
+    found = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
     assert len(found) == 3
     assert format_context(found) == f"[Doc_1] {A}\n\n[Doc_2] {B}"
 
@@ -162,7 +162,7 @@ def test_a_text_that_was_changed_since_is_shown_as_it_is_now():
 def test_one_label_with_two_texts_is_no_plan():
     used = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
     twins = [document("a", page=1), document("a", page=2)]
-    one, other = used.plan(RetrievedDocuments(twins, "?", NO_SCOPE))
+    one, other = used.plan(RetrievedItems(twins, "?", NO_SCOPE))
     changed = other.model_copy(update={"page_content": "now another"})
     assert format_context([one, changed]) == f"[Doc_1] {A}\n\n[Doc_2] now another"
 
@@ -191,7 +191,7 @@ CHUNKS = [
 
 def chunks() -> list[Document]:
     used = LangChainDocumentPlanner(ReusePlanner(trim_overlaps=True), "append", "Test")
-    return used.plan(RetrievedDocuments(CHUNKS, "?", NO_SCOPE))
+    return used.plan(RetrievedItems(CHUNKS, "?", NO_SCOPE))
 
 
 def test_overlaps_are_left_out_as_the_plan_says():
@@ -218,9 +218,9 @@ def test_an_overlap_is_shown_where_the_chunk_before_was_taken_away_or_changed():
 def test_an_overlap_with_the_history_is_left_out_as_the_plan_says():
     used = LangChainDocumentPlanner(ReusePlanner(trim_overlaps=True), "append", "Test")
     scope = RequestScope(conversation_id="t", history=())
-    first = format_context(used.plan(RetrievedDocuments(CHUNKS[:1], "?", scope)))
+    first = format_context(used.plan(RetrievedItems(CHUNKS[:1], "?", scope)))
     scope = scope.inside(history=[{"role": "user", "content": first}])
-    second = used.plan(RetrievedDocuments(CHUNKS[1:], "?", scope))
+    second = used.plan(RetrievedItems(CHUNKS[1:], "?", scope))
     assert format_context(second) == (
         f"[Doc_2] (continues [Doc_1]) {CHUNKS[1].page_content[len(OVERLAP) :]}"
     )

@@ -34,10 +34,11 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 import ctxreuse
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse import ReuseRetriever, format_context
-from langchain_ctxreuse.documents.document_plans import RetrievedDocuments, planned_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 __all__ = ["no_sockets"]
 
@@ -349,7 +350,7 @@ def test_the_annotation_of_documents_that_are_all_left_out_has_their_metadata_na
 @pytest.mark.parametrize("found", [None, "text", [1]])
 def test_what_a_retriever_returns_instead_of_documents_comes_back_as_it_is(found):
     retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever._documents.plan(RetrievedDocuments(found, "?", NO_SCOPE)) == found
+    assert retriever._documents.plan(RetrievedItems(found, "?", NO_SCOPE)) == found
     assert retriever.faults == 1
 
 

@@ -9,9 +9,10 @@ from langchain_core.documents import Document
 from langchain_document_helpers import documents, no_sockets, text_of
 
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
-from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner, RetrievedDocuments
+from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner
 
 __all__ = ["no_sockets"]
 
@@ -89,8 +90,8 @@ def test_a_named_tools_text_is_split_where_its_documents_do_not_stand_in_it():
 
 def test_documents_that_a_planned_retriever_gave_go_back_to_its_order_without_the_annotation():
     document_planner = LangChainDocumentPlanner(ReusePlanner(), "append", "Test")
-    document_planner.plan(RetrievedDocuments(documents("abc"), "?", NO_SCOPE))
-    given = document_planner.plan(RetrievedDocuments(documents("cba"), "?", NO_SCOPE))
+    document_planner.plan(RetrievedItems(documents("abc"), "?", NO_SCOPE))
+    given = document_planner.plan(RetrievedItems(documents("cba"), "?", NO_SCOPE))
     found = in_documents(given, "\n\n".join(one.page_content for one in given))
     assert [block_id for block_id, _ in blocks(found) or []] == ["id-c", "id-b", "id-a"]
 

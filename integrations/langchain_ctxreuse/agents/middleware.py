@@ -30,8 +30,12 @@ from langchain_ctxreuse.agents.planned_messages import (
     planned_result,
 )
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
-from langchain_ctxreuse.documents.document_plans import document_block, labelled_copy, without_plan
-from langchain_ctxreuse.formatting import format_context
+from langchain_ctxreuse.documents.document_plans import (
+    carrying,
+    document_block,
+    format_context,
+    without_plan,
+)
 from langchain_ctxreuse.messages import text_parts
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config
 
@@ -249,7 +253,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
             return planned
         label_of = plan.label_of
         artifact = [
-            labelled_copy(document, rank, label_of[block.key])
+            carrying(document, {"rank": rank, "label": label_of[block.key]})
             for rank, (document, block) in enumerate(
                 zip(found.documents, found.blocks, strict=True)
             )

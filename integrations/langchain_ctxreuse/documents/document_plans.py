@@ -1,4 +1,4 @@
-"""Documents in their planned order: what the retriever and the compressor share.
+"""Documents in their planned order, and as text: what the retriever and the compressor share.
 
 A planned document is a copy whose metadata carries its rank, label and plan; the documents that the
 retriever returned are never changed.
@@ -7,7 +7,8 @@ retriever returned are never changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from langchain_core.documents import Document
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
@@ -20,6 +21,7 @@ from ctxreuse.adapters.document_planner import (
     appended_annotation,
     checked_annotation,
 )
+from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
@@ -28,25 +30,13 @@ from ctxreuse.adapters.plan_metadata import (
     retrievers_order,
 )
 from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.templates import DEFAULT_TEMPLATES, Templates
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-
-
-class RetrievedDocuments(NamedTuple):
-    """What one query retrieved.
-
-    Attributes:
-        documents: The documents, best first.
-        query: The query.
-        scope: Whose request it is.
-    """
-
-    documents: Sequence[Document]
-    query: str
-    scope: RequestScope
 
 
 class DocumentPlanningFields(BaseModel):
@@ -95,28 +85,28 @@ class LangChainDocumentPlanner:
         """How often documents went through as retrieved."""
         return self._planner.faults + self._fail_open.faults
 
-    def plan(self, retrieved: RetrievedDocuments) -> list[Document]:
+    def plan(self, retrieved: RetrievedItems[Document]) -> list[Document]:
         """Return what one query retrieved in its planned order."""
         return self.plan_batch([retrieved])[0]
 
-    def plan_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
-        """Return what some queries retrieved, planned together, each in its planned order.
+    def plan_batch(self, batch: Sequence[RetrievedItems[Document]]) -> list[list[Document]]:
+        """Return what several queries retrieved, planned together, each in its planned order.
 
         Returns:
             The documents of each query, in the order given.
         """
         return self._fail_open.attempt(
             lambda: self._planned_batch(batch),
-            lambda: [_as_they_came(retrieved.documents) for retrieved in batch],
+            lambda: [_as_they_came(retrieved.items) for retrieved in batch],
         )
 
-    def _planned_batch(self, batch: Sequence[RetrievedDocuments]) -> list[list[Document]]:
-        planned: list[list[Document]] = [list(retrieved.documents) for retrieved in batch]
+    def _planned_batch(self, batch: Sequence[RetrievedItems[Document]]) -> list[list[Document]]:
+        planned: list[list[Document]] = [list(retrieved.items) for retrieved in batch]
         unplanned: dict[int, RetrievedItems[Document]] = {}
-        for position, (documents, query, scope) in enumerate(batch):
-            given = without_plan(documents)
+        for position, retrieved in enumerate(batch):
+            given = without_plan(retrieved.items)
             if given is not None:
-                unplanned[position] = RetrievedItems(given, query, scope)
+                unplanned[position] = replace(retrieved, items=given)
         items = self._planner.plan_batch(list(unplanned.values()))
         for position, one in zip(unplanned, items, strict=True):
             if one.plan is not None:
@@ -127,7 +117,7 @@ class LangChainDocumentPlanner:
         """Return copies that carry their plan, the annotation behind them."""
         metadata = document_metadata(plan, with_order=self._annotation != "off")
         documents = [
-            _copy_with(one.item, metadata.position(one.rank, one.label or ""))
+            carrying(one.item, metadata.position(one.rank, one.label or ""))
             for one in planned.items
         ]
         annotation = planned.annotation
@@ -141,16 +131,54 @@ class LangChainDocumentPlanner:
         return documents
 
 
+def format_context(
+    documents: Sequence[Document],
+    templates: Templates = DEFAULT_TEMPLATES,
+    registry: ContextRegistry | None = None,
+) -> str:
+    r"""Return documents as text for a prompt: labels, blocks, annotations.
+
+    Documents in the order of one plan are shown as that plan says, even if some of them were
+    removed since. Any others are shown in the order given, labels counted from 1; a
+    `ReuseChatModel` that finds the text in a prompt plans it. `retriever | format_context` works.
+
+    Args:
+        documents: Documents of a `ReuseRetriever`, a `ReuseCompressor` or any other retriever.
+        templates: The words around them; pass the planner's if they are not the default.
+        registry: Where the text is remembered, for a `ReuseChatModel` that has the same registry;
+            None takes the one of this process.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> format_context([Document("first text"), Document("second text")])
+        '[Doc_1] first text\n\n[Doc_2] second text'
+    """
+    if not isinstance(documents, Sequence) or isinstance(documents, (str, bytes)):
+        raise InvalidRequestError(
+            f"format_context takes a list of Documents, not {type(documents).__name__}; "
+            "pass what a retriever returns"
+        )
+    others = {type(one).__name__ for one in documents if not isinstance(one, Document)}
+    if others:
+        raise InvalidRequestError(
+            f"format_context takes a list of Documents, not one with {', '.join(sorted(others))} "
+            "in it; put Document(page_content=...) into it"
+        )
+    return format_documents([planned_document(one) for one in documents], templates, registry)
+
+
 def document_block(document: Document) -> ContextBlock:
     """Return a document as a context block."""
-    if document.id is None:
-        return ContextBlock(text=document.page_content)
-    return ContextBlock(id=document.id, text=document.page_content)
+    return planned_document(document).block
 
 
 def planned_document(document: Document) -> PlannedDocument:
     """Return a document as one that may carry a plan."""
-    return PlannedDocument(document_block(document), document.metadata)
+    # without an id, the block's is derived from its text
+    block = ContextBlock(id=document.id, text=document.page_content)  # type: ignore[arg-type]
+    return PlannedDocument(block, document.metadata)
 
 
 def without_plan(documents: Sequence[Document]) -> list[Document] | None:
@@ -160,11 +188,6 @@ def without_plan(documents: Sequence[Document]) -> list[Document] | None:
     """
     order = retrievers_order([planned_document(one) for one in documents])
     return None if order is None else [_without_metadata(documents[position]) for position in order]
-
-
-def labelled_copy(document: Document, rank: int, label: str) -> Document:
-    """Return a copy that says its rank and label, without a plan of which they are a part."""
-    return _copy_with(document, {"rank": rank, "label": label})
 
 
 def _as_they_came(documents: Any) -> Any:
@@ -179,7 +202,8 @@ def _without_metadata(document: Document) -> Document:
     return document.model_copy(update={"metadata": metadata})
 
 
-def _copy_with(document: Document, carried: Mapping[str, Any]) -> Document:
+def carrying(document: Document, carried: Mapping[str, Any]) -> Document:
+    """Return a copy with plan metadata: its rank and label, and the plan if it is a part of one."""
     metadata = copied(document.metadata) | {METADATA_KEY: carried}
     return document.model_copy(update={"metadata": metadata})
 

@@ -1,4 +1,4 @@
-"""A retriever that plans what another retriever retrieves."""
+"""A retriever that plans what another one retrieves, and a compressor that plans its input."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any, Self
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
     CallbackManagerForRetrieverRun,
+    Callbacks,
 )
-from langchain_core.documents import Document
+from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
 from pydantic import ConfigDict, PrivateAttr, field_validator
 
+from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.errors import InvalidRequestError, describe
-from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields, RetrievedDocuments
+from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
 from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 
 
@@ -124,7 +126,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     def _planned(self, query: str, documents: list[Document]) -> list[Document]:
         if self._is_in_batch:
             return documents
-        retrieved = RetrievedDocuments(documents, query, self._carried.scope)
+        retrieved = RetrievedItems(documents, query, self._carried.scope)
         return self._documents.plan(retrieved)
 
     def _planned_batch(
@@ -135,7 +137,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     ) -> list[list[Document]]:
         """Return what a batch retrieved in planned order; exceptions stay in their positions."""
         batch = {
-            position: RetrievedDocuments(documents, query, scope_from_config(config))
+            position: RetrievedItems(documents, query, scope_from_config(config))
             for position, (documents, query, config) in enumerate(
                 zip(retrieved, queries, configs, strict=True)
             )
@@ -143,3 +145,51 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         }
         planned = dict(zip(batch, self._documents.plan_batch(list(batch.values())), strict=True))
         return [planned.get(position, given) for position, given in enumerate(retrieved)]
+
+
+class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
+    """Puts documents into the order in which the engine's prefix cache serves most of them.
+
+    For `ContextualCompressionRetriever` and, as the last one, for `DocumentCompressorPipeline`. No
+    document is lost or altered; if planning fails they go through as they came. Inside a chain or
+    graph its config says tenant and conversation; a `ContextualCompressionRetriever` that is
+    invoked on its own passes no config on: use `ctxreuse.request_context` there.
+
+    Args:
+        planner: Plans the contexts; None makes one.
+        annotation: "append" puts the annotation behind the documents as one more Document, so that
+            an unchanged "stuff" chain shows it; "metadata" keeps it in the metadata, for
+            `format_context`, and for chains that call the model once a document (map-reduce,
+            refine) or list their sources; "off" drops it.
+
+    Raises:
+        ValueError: wrong type, or no such annotation mode.
+
+    Example:
+        >>> from langchain_core.documents import Document
+        >>> documents = [Document("first text"), Document("second text")]
+        >>> planned = ReuseCompressor().compress_documents(documents, "Which?")
+        >>> [document.metadata["ctxreuse"]["label"] for document in planned]
+        ['[Doc_1]', '[Doc_2]']
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """Return copies of the documents in their planned order.
+
+        Args:
+            documents: What was retrieved, best first.
+            query: The question.
+            callbacks: Not used: planning calls no model.
+        """
+        retrieved = RetrievedItems(documents, query, scope_from_config(None))
+        return self._documents.plan(retrieved)
+
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[Document]:
+        """Return what `compress_documents` returns; planning one context takes no time to await."""
+        return self.compress_documents(documents, query, callbacks)
