@@ -90,14 +90,20 @@ class PromptTexts:
     parts: tuple[PromptPart, ...]
     positions: tuple[_TextPosition | None, ...]
 
-    def says_the_same_as(self, other: PromptTexts) -> bool:
+    def says_the_same_as(self, other: PromptTexts | None) -> bool:
         """Return whether another prompt's texts are the same, and stand in the same positions.
 
         What is no text does not count: LangChain rewrites it on the way from prompt to model.
         """
-        return self.positions == other.positions and all(
-            position is None or one == another
-            for position, one, another in zip(self.positions, self.parts, other.parts, strict=True)
+        return (
+            other is not None
+            and self.positions == other.positions
+            and all(
+                position is None or one == another
+                for position, one, another in zip(
+                    self.positions, self.parts, other.parts, strict=True
+                )
+            )
         )
 
     def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
@@ -128,7 +134,11 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         parts.append(PromptPart("system", _digest(before)))
         positions.append(None)
     for number, message in enumerate(messages):
-        role = _role(message)
+        role = (
+            message.role
+            if isinstance(message, ChatMessage)
+            else next((role for kind, role in _ROLES if isinstance(message, kind)), message.type)
+        )
         is_string = isinstance(message.content, str)
         content: Sequence[Any] = [message.content] if is_string else message.content
         for part, one in enumerate(content):
@@ -146,12 +156,6 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
             parts.append(PromptPart(role, _digest(calls) if calls else ""))
             positions.append(None)
     return PromptTexts(tuple(messages), tuple(parts), tuple(positions))
-
-
-def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    return next((role for kind, role in _ROLES if isinstance(message, kind)), message.type)
 
 
 def _digest(value: object) -> str:

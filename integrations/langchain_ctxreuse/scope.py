@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, closing
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, Self, TypeVar, cast
 
-from langchain_core.documents import Document
 from langchain_core.messages import (
     MessageLikeRepresentation,
     convert_to_messages,
@@ -24,6 +25,7 @@ from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from langchain_ctxreuse.messages import text_parts
 
 _Step = TypeVar("_Step")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _fail_open = FailOpen(
     "langchain_ctxreuse",
@@ -98,27 +100,34 @@ class RequestCarrier(BaseModel):
         return self._request or CarriedRequest(ensure_config(), scope_from_config(None))
 
 
+def on_carrying_copy(method: _Method) -> _Method:
+    """Return a public method of LangChain's that runs on a copy that carries the request.
+
+    Args:
+        method: One that takes `input`, `config` and keyword arguments, as `Runnable.invoke` does.
+    """
+
+    @wraps(method)
+    def call(
+        self: RequestCarrier,
+        input: Any,  # noqa: A002  # LangChain's name
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        return method(self._carrying(config), input, config, **kwargs)
+
+    @wraps(method)
+    async def acall(*args: Any, **kwargs: Any) -> Any:
+        return await call(*args, **kwargs)
+
+    return cast(_Method, acall if iscoroutinefunction(method) else call)
+
+
 class CarryingRetriever(RequestCarrier, BaseRetriever):
     """A retriever whose private methods know the request that they serve."""
 
-    def invoke(
-        self,
-        input: str,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return the documents for a query; `kwargs` reach the private methods."""
-        return super(CarryingRetriever, self._carrying(config)).invoke(input, config, **kwargs)
-
-    async def ainvoke(
-        self,
-        input: str,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return the documents for a query, as `invoke` does."""
-        call = self._carrying(config)
-        return await super(CarryingRetriever, call).ainvoke(input, config, **kwargs)
+    invoke = on_carrying_copy(BaseRetriever.invoke)
+    ainvoke = on_carrying_copy(BaseRetriever.ainvoke)
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:

@@ -2,55 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from contextlib import aclosing
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from operator import itemgetter
+from threading import Event
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list, merge_configs
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 
+from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.ordered_release import planned_aside
+from ctxreuse.adapters.ordered_release import (
+    OrderedQueue,
+    Slot,
+    TaskWaiter,
+    in_event_loop,
+    planned_aside,
+)
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
+    BatchInput,
     BatchSlot,
-    aanswers,
-    aanswers_as_completed,
+    PlannedBatch,
     answers,
-    answers_as_completed,
-    ataken_plan,
-    batch_slots,
-    taken_plan,
+    started,
 )
-from langchain_ctxreuse.chat_model.request_options import with_cache_salt, with_session_id
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
-from langchain_ctxreuse.scope import RequestCarrier, scope_from_config
+from langchain_ctxreuse.scope import RequestCarrier, on_carrying_copy, scope_from_config
 
 if TYPE_CHECKING:
-    from langchain_core.language_models.chat_model_stream import (
-        AsyncChatModelStream,
-        ChatModelStream,
-    )
     from langchain_core.language_models.model_profile import ModelProfile
 
 _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 _Step = TypeVar("_Step")
+_Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
+"""What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
 
 class ReuseChatModel(RequestCarrier, BaseChatModel):
@@ -136,8 +141,12 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             )
         return arguments
 
-    @model_validator(mode="after")
-    def _take_over_settings(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what plans the calls, and take over the inner model's settings."""
+        super().model_post_init(context)
+        self._gateway = ModelGateway(
+            self.planner, self.strategy, self.window_s, type(self).__name__, self.registry
+        )
         inner = self.inner
         for name in _TAKEN_OVER:
             if name not in self.model_fields_set:
@@ -151,14 +160,6 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         theirs, ours = inner.metadata or {}, self.metadata or {}
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
-        return self
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what plans the calls."""
-        super().model_post_init(context)
-        self._gateway = ModelGateway(
-            self.planner, self.strategy, self.window_s, type(self).__name__, self.registry
-        )
 
     @property
     def faults(self) -> int:
@@ -167,71 +168,12 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 
     # The public methods know the config; each call runs on a copy that carries it.
 
-    def invoke(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AIMessage:
-        """Return the model's answer; concurrent calls are planned together."""
-        call = self._carrying(config)
-        return super(ReuseChatModel, call).invoke(input, config, stop=stop, **kwargs)
-
-    async def ainvoke(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AIMessage:
-        """Return the model's answer; concurrent calls are planned together."""
-        call = self._carrying(config)
-        return await super(ReuseChatModel, call).ainvoke(input, config, stop=stop, **kwargs)
-
-    def stream(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
-        """Yield the model's answer in pieces, or whole if the model does not stream."""
-        call = self._carrying(config)
-        return super(ReuseChatModel, call).stream(input, config, stop=stop, **kwargs)
-
-    def astream(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Yield the model's answer in pieces, or whole if the model does not stream."""
-        call = self._carrying(config)
-        return super(ReuseChatModel, call).astream(input, config, stop=stop, **kwargs)
-
-    def _chat_model_stream_v3(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> ChatModelStream:
-        call = self._carrying(config)
-        return super(ReuseChatModel, call)._chat_model_stream_v3(input, config, **kwargs)
-
-    async def _achat_model_stream_v3(
-        self,
-        input: LanguageModelInput,  # noqa: A002  # the base class names it so
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> AsyncChatModelStream:
-        call = self._carrying(config)
-        return await super(ReuseChatModel, call)._achat_model_stream_v3(input, config, **kwargs)
+    invoke = on_carrying_copy(BaseChatModel.invoke)
+    ainvoke = on_carrying_copy(BaseChatModel.ainvoke)
+    stream = on_carrying_copy(BaseChatModel.stream)
+    astream = on_carrying_copy(BaseChatModel.astream)
+    _chat_model_stream_v3 = on_carrying_copy(BaseChatModel._chat_model_stream_v3)
+    _achat_model_stream_v3 = on_carrying_copy(BaseChatModel._achat_model_stream_v3)
 
     def _carrying(self, config: RunnableConfig | None) -> Self:
         _ = self._serialized  # kept by the model, or each copy would make it anew
@@ -251,12 +193,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         **kwargs: Any | None,
     ) -> list[AIMessage]:
         """Return the answers in the caller's order; the calls are sent in the planned order."""
-        if not inputs:
-            return []
-        configs = get_config_list(config, len(inputs))
-        slots = self._planned_batch(inputs, configs, kwargs)
-        send = partial(self._answer, inputs, configs, return_exceptions, kwargs)
-        return answers(slots, send, configs[0])
+        batch = self._planned_batch(inputs, config, kwargs)
+        answered = answers(batch, partial(self._answer, return_exceptions, kwargs))
+        return [answer for _, answer in sorted(answered, key=itemgetter(0))]
 
     async def abatch(
         self,
@@ -267,13 +206,10 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         **kwargs: Any | None,
     ) -> list[AIMessage]:
         """Return the answers in the caller's order; the calls are sent in the planned order."""
-        if not inputs:
-            return []
-        configs = get_config_list(config, len(inputs))
-        work = partial(self._planned_batch, inputs, configs, kwargs)
-        slots = await planned_aside(work, len(inputs))
-        send = partial(self._aanswer, inputs, configs, return_exceptions, kwargs)
-        return await aanswers(slots, send, configs[0])
+        work = partial(self._planned_batch, inputs, config, kwargs)
+        batch = await planned_aside(work, len(inputs))
+        tasks = started(batch, partial(self._aanswer, return_exceptions, kwargs))
+        return [answer for _, answer in sorted(await asyncio.gather(*tasks), key=itemgetter(0))]
 
     def batch_as_completed(
         self,
@@ -284,12 +220,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         **kwargs: Any | None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield input positions and answers as they come; the calls are sent as in `batch`."""
-        if not inputs:
-            return
-        configs = get_config_list(config, len(inputs))
-        slots = self._planned_batch(inputs, configs, kwargs)
-        send = partial(self._answer, inputs, configs, return_exceptions, kwargs)
-        yield from answers_as_completed(slots, send, configs[0])
+        batch = self._planned_batch(inputs, config, kwargs)
+        yield from answers(batch, partial(self._answer, return_exceptions, kwargs), as_completed)
 
     async def abatch_as_completed(
         self,
@@ -300,23 +232,27 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         **kwargs: Any | None,
     ) -> AsyncIterator[tuple[int, Any]]:
         """Yield input positions and answers as they come; the calls are sent as in `batch`."""
-        if not inputs:
-            return
-        configs = get_config_list(config, len(inputs))
-        work = partial(self._planned_batch, inputs, configs, kwargs)
-        slots = await planned_aside(work, len(inputs))
-        send = partial(self._aanswer, inputs, configs, return_exceptions, kwargs)
-        async with aclosing(aanswers_as_completed(slots, send, configs[0])) as completed:
-            async for answered in completed:
-                yield answered
+        work = partial(self._planned_batch, inputs, config, kwargs)
+        batch = await planned_aside(work, len(inputs))
+        tasks = started(batch, partial(self._aanswer, return_exceptions, kwargs))
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _planned_batch(
         self,
         inputs: Sequence[LanguageModelInput],
-        configs: Sequence[RunnableConfig],
+        config: RunnableConfig | Sequence[RunnableConfig] | None,
         arguments: Mapping[str, Any],
-    ) -> list[BatchSlot]:
-        """Return the slots of a batch's inputs, planned together, in the order to send them."""
+    ) -> PlannedBatch:
+        """Return a batch's inputs, planned together; those that are not planned go last."""
+        if not inputs:
+            return PlannedBatch([], {})
+        configs = get_config_list(config, len(inputs))
         texts: dict[int, PromptTexts] = {}
         for position, value in enumerate(inputs):
             try:
@@ -332,42 +268,40 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         ]
         positions = list(texts)
         planned = {positions[one.position]: one for one in self._gateway.plan_batch(prompts)}
-        return batch_slots(list(map(texts.get, range(len(inputs)))), planned, self._gateway.evict)
+        queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=self._gateway.evict)
+        slots = [
+            Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
+            for n in dict.fromkeys([*planned, *range(len(inputs))])
+        ]
+        queue.line_up(slots)
+        return PlannedBatch(slots, configs[0])
 
     def _answer(
-        self,
-        inputs: Sequence[LanguageModelInput],
-        configs: Sequence[RunnableConfig],
-        return_exceptions: bool,
-        arguments: Mapping[str, Any],
-        slot: BatchSlot,
-    ) -> Any:
-        """Return the answer, or the exception, to one input of a batch."""
-        call, position = self.model_copy(), slot.item.position
+        self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot
+    ) -> tuple[int, Any]:
+        """Return the position of one input of a batch, and the answer or the exception."""
+        call, (position, value, config, _) = self.model_copy(), slot.item
         call._slot = slot
         try:
-            return call.invoke(inputs[position], configs[position], **arguments)
+            return position, call.invoke(value, config, **arguments)
         except Exception as error:
             if return_exceptions:
-                return error
+                return position, error
             raise
+        finally:
+            slot.leave()
 
     async def _aanswer(
-        self,
-        inputs: Sequence[LanguageModelInput],
-        configs: Sequence[RunnableConfig],
-        return_exceptions: bool,
-        arguments: Mapping[str, Any],
-        slot: BatchSlot,
-    ) -> Any:
-        """Return the answer, or the exception, to one input of a batch."""
-        call, position = self.model_copy(), slot.item.position
+        self, return_exceptions: bool, arguments: Mapping[str, Any], slot: BatchSlot
+    ) -> tuple[int, Any]:
+        """Return what `_answer` does; the slot leaves when the task has ended."""
+        call, (position, value, config, _) = self.model_copy(), slot.item
         call._slot = slot
         try:
-            return await call.ainvoke(inputs[position], configs[position], **arguments)
+            return position, await call.ainvoke(value, config, **arguments)
         except Exception as error:
             if return_exceptions:
-                return error
+                return position, error
             raise
 
     # The private methods send what LangChain hands to them: planned, in the planned order.
@@ -379,14 +313,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        texts = self._texts(messages, kwargs)
-        planned = self._planned(texts)
-        with self._gateway.evict_on_failure(planned):
-            sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+        planned, sent, arguments = self._outgoing(messages, kwargs)
+        with self._gateway.evict_on_failure(planned), self._carried.serving():
             if "run_manager" in signature(self.inner._generate).parameters:  # as LangChain does it
                 arguments["run_manager"] = run_manager
-            with self._carried.serving():
-                return self.inner._generate(sent, stop=stop, **arguments)
+            return self.inner._generate(sent, stop=stop, **arguments)
 
     async def _agenerate(
         self,
@@ -395,14 +326,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        texts = self._texts(messages, kwargs)
-        planned = await self._aplanned(texts)
-        with self._gateway.evict_on_failure(planned):
-            sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+        planned, sent, arguments = await self._aoutgoing(messages, kwargs)
+        with self._gateway.evict_on_failure(planned), self._carried.serving():
             if "run_manager" in signature(self.inner._agenerate).parameters:
                 arguments["run_manager"] = run_manager
-            with self._carried.serving():
-                return await self.inner._agenerate(sent, stop=stop, **arguments)
+            return await self.inner._agenerate(sent, stop=stop, **arguments)
 
     def _stream(
         self,
@@ -443,9 +371,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[_Step]:
-        texts = self._texts(messages, kwargs)
-        planned = self._planned(texts)
-        sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+        planned, sent, arguments = self._outgoing(messages, kwargs)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
@@ -460,9 +386,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[_Step]:
-        texts = self._texts(messages, kwargs)
-        planned = await self._aplanned(texts)
-        sent, arguments = self._outgoing(messages, kwargs, texts, planned)
+        planned, sent, arguments = await self._aoutgoing(messages, kwargs)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
@@ -476,43 +400,67 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         """Return the texts of a prompt; None if they cannot be read."""
         return self._gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
 
-    def _planned(self, texts: PromptTexts | None) -> PlannedPrompt | None:
-        """Wait until a prompt is to be sent; return it planned."""
-        if texts is None:
-            return None
-        planned = None if self._slot is None else taken_plan(self._slot, texts)
-        return planned or self._gateway.plan(Prompt(texts.parts, self._carried.scope))
+    def _outgoing(self, messages: list[BaseMessage], arguments: Mapping[str, Any]) -> _Outgoing:
+        """Wait in this thread until a prompt is to be sent; return it planned."""
+        texts, slot, planned = self._texts(messages, arguments), self._slot, None
+        if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
+            if not in_event_loop():  # else those before it could not run while it waits
+                woken = Event()
+                slot.attach(woken.set)
+                woken.wait()
+            planned = slot.take()  # None if the plan was taken before
+            slot.leave()
+        if texts is not None and planned is None:
+            planned = self._gateway.plan(Prompt(texts.parts, self._carried.scope))
+        return self._with_plan(messages, arguments, texts, planned)
 
-    async def _aplanned(self, texts: PromptTexts | None) -> PlannedPrompt | None:
-        """Wait in this task as `_planned` does."""
-        if texts is None:
-            return None
-        planned = None if self._slot is None else await ataken_plan(self._slot, texts)
-        return planned or await self._gateway.aplan(Prompt(texts.parts, self._carried.scope))
+    async def _aoutgoing(
+        self, messages: list[BaseMessage], arguments: Mapping[str, Any]
+    ) -> _Outgoing:
+        """Wait in this task as `_outgoing` does."""
+        texts, slot, planned = self._texts(messages, arguments), self._slot, None
+        if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
+            await TaskWaiter(slot).wait()
+            planned = slot.take()
+            slot.leave()
+        if texts is not None and planned is None:
+            planned = await self._gateway.aplan(Prompt(texts.parts, self._carried.scope))
+        return self._with_plan(messages, arguments, texts, planned)
 
-    def _outgoing(
+    def _with_plan(
         self,
         messages: list[BaseMessage],
         arguments: Mapping[str, Any],
         texts: PromptTexts | None,
         planned: PlannedPrompt | None,
-    ) -> tuple[list[BaseMessage], dict[str, Any]]:
+    ) -> _Outgoing:
         """Return what to call the inner model with: planned texts, and the request options."""
         return self._gateway.attempt(
             lambda: (
+                planned,
                 messages if texts is None or planned is None else texts.with_texts(planned.texts),
-                self._with_options(arguments),
+                {**arguments, **self._request_options(arguments)},
             ),
-            lambda: (messages, dict(arguments)),
+            lambda: (planned, messages, dict(arguments)),
         )
 
-    def _with_options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        more = dict(arguments)
-        if self.send_cache_salt:
-            more = with_cache_salt(more, self.inner, self._carried.scope, self.salt_key)
-        if self.send_session_id:
-            more = with_session_id(more, self.inner, self._carried.scope, self.salt_key)
-        return more
+    def _request_options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `extra_body` with the tenant's salt, `extra_headers` with the session's name.
+
+        What the user has set there stays. A call's replaces the model's, so both are merged.
+        """
+        options: dict[str, Any] = {}
+        for is_wanted, name, added in (
+            (self.send_cache_salt, "extra_body", added_salt),
+            (self.send_session_id, "extra_headers", added_session),
+        ):
+            if is_wanted:
+                at_model = getattr(self.inner, name, None)
+                at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
+                given = arguments.get(name, at_model) or {}
+                more = added(given, self._carried.scope, self.salt_key)
+                options |= {name: {**given, **more}} if more else {}
+        return options
 
     # Passthrough: what the inner model says of itself, for traces and for LangChain's cache.
 
@@ -545,39 +493,19 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 
     # Passthrough: what the inner model can do.
 
-    def _streaming_disabled(self, **kwargs: Any) -> bool:
-        return super()._streaming_disabled(**kwargs) or self.inner._streaming_disabled(**kwargs)
+    def _should_stream(self, **kwargs: Any) -> bool:
+        return not self._streaming_disabled(**kwargs) and self.inner._should_stream(**kwargs)
 
-    def _should_stream(
-        self,
-        *,
-        async_api: bool,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> bool:
-        return not self._streaming_disabled(**kwargs) and self.inner._should_stream(
-            async_api=async_api, run_manager=run_manager, **kwargs
-        )
-
-    def _should_use_protocol_streaming(
-        self,
-        *,
-        async_api: bool,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> bool:
-        return not self._streaming_disabled(**kwargs) and self.inner._should_use_protocol_streaming(
-            async_api=async_api, run_manager=run_manager, **kwargs
-        )
+    def _should_use_protocol_streaming(self, **kwargs: Any) -> bool:
+        streams = self.inner._should_use_protocol_streaming
+        return not self._streaming_disabled(**kwargs) and streams(**kwargs)
 
     def _combine_llm_outputs(self, _llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
         return self.inner._combine_llm_outputs(_llm_outputs)
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the text's token ids, as the inner model counts unless told otherwise."""
-        if self.custom_get_token_ids is not None:
-            return self.custom_get_token_ids(text)
-        return self.inner.get_token_ids(text)
+        return (self.custom_get_token_ids or self.inner.get_token_ids)(text)
 
     def get_num_tokens(self, text: str) -> int:
         """Return the number of tokens in the text, counted as `get_token_ids` does."""
@@ -615,7 +543,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 
     def _around(self, method: str, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """Return what the inner model made of itself, with the wrapper in its place."""
-        around: Runnable[Any, Any] = with_substitutes(made, self._in_place_of)
+        around: Runnable[Any, Any] = with_substitutes(
+            made,
+            # some models bind by returning a changed copy of themselves
+            lambda one: self if one is self.inner else self.model_copy(update={"inner": one}),
+        )
         if around is made:
             _log.warning(
                 "%s: %s.%s returned a %s in which no chat model was found; its calls go past the "
@@ -626,10 +558,6 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
                 type(made).__name__,
             )
         return around
-
-    def _in_place_of(self, model: BaseChatModel) -> BaseChatModel:
-        # some models bind by returning a changed copy of themselves
-        return self if model is self.inner else self.model_copy(update={"inner": model})
 
 
 def _class_name(model: BaseChatModel) -> str:
