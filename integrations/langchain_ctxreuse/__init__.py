@@ -25,10 +25,9 @@ from langchain_ctxreuse.documents.retriever import ReuseCompressor, ReuseRetriev
 if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
+    from langchain_ctxreuse.workflow.retrieval_chain import LinkedChain as LinkedChain
+    from langchain_ctxreuse.workflow.retrieval_chain import SpeculativeRAGChain, WorkflowRetriever
     from langchain_ctxreuse.workflow.served_components import LangChainLLM, RetrieverStage
-    from langchain_ctxreuse.workflow.speculative_chain import LinkedChain as LinkedChain
-    from langchain_ctxreuse.workflow.speculative_chain import SpeculativeRAGChain
-    from langchain_ctxreuse.workflow.workflow_retriever import WorkflowRetriever
     from langchain_ctxreuse.workflow.workflow_runnable import WorkflowRunnable
 
 __all__ = [
@@ -46,12 +45,12 @@ __all__ = [
 
 _ON_DEMAND = {
     "LangChainLLM": "workflow.served_components",
-    "SpeculativeRAGChain": "workflow.speculative_chain",
-    "LinkedChain": "workflow.speculative_chain",  # the former name
+    "SpeculativeRAGChain": "workflow.retrieval_chain",
+    "LinkedChain": "workflow.retrieval_chain",  # the former name
     "RetrieverStage": "workflow.served_components",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",
-    "WorkflowRetriever": "workflow.workflow_retriever",
+    "WorkflowRetriever": "workflow.retrieval_chain",
     "WorkflowRunnable": "workflow.workflow_runnable",
 }
 

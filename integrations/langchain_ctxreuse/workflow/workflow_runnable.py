@@ -7,10 +7,12 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list
 
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import describe
+from ctxreuse.serving.aio.runnable_bridge import Input, Output, RunnableBridge
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
@@ -25,12 +27,28 @@ from ctxreuse.workflow.runtime.events import (
     WorkflowResult,
 )
 from langchain_ctxreuse.scope import scope_from_config
-from langchain_ctxreuse.workflow.engine_runnable import EngineRunnable
-from langchain_ctxreuse.workflow.langchain_documents import (
+from langchain_ctxreuse.workflow.served_components import (
     DocumentOf,
     checked_document_of,
     with_documents,
 )
+
+
+class EngineRunnable(RunnableBridge[Input, Output, RunnableConfig], Runnable[Input, Output]):
+    """Runs on a workflow engine, for asynchronous and sync callers.
+
+    `batch` gives all inputs to the engine at once, which runs as many at a time as it takes.
+    """
+
+    @property
+    def InputType(self) -> Any:  # noqa: N802  # the base class names it so
+        """The type of the input, for schemas."""
+        return Any
+
+    def _configs(
+        self, config: RunnableConfig | list[RunnableConfig] | None, count: int
+    ) -> list[RunnableConfig]:
+        return get_config_list(config, count)
 
 
 class WorkflowRunnable(EngineRunnable[Any, Any]):
@@ -77,11 +95,6 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         self._outputs = _checked_outputs(outputs, compiled)
         self._deadline_s = deadline_s
         self._document_of = document_of
-
-    @property
-    def InputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """The type of the input, for schemas."""
-        return Any
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
