@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxreuse.evaluation.demo.corpus import ReferenceBlock, python_reference_blocks
-from ctxreuse.evaluation.demo.questions import QUESTIONS
+from ctxreuse.evaluation.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
 from ctxreuse.workflow import TfidfEmbedder
 
 _CHAPTERS = {

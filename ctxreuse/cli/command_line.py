@@ -9,7 +9,6 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import savings_commands, trace_commands
-from ctxreuse.cli.bench_command import bench
 from ctxreuse.cli.terminal import progress, show
 
 app = typer.Typer(
@@ -65,10 +64,10 @@ def _demo(
 
 
 app.command("demo")(_demo)
-app.command("record", context_settings={"allow_interspersed_args": False})(savings_commands.record)
+app.command("record", context_settings={"allow_interspersed_args": False})(trace_commands.record)
 app.command("estimate")(savings_commands.estimate)
 app.command("report")(savings_commands.report)
-app.command("bench")(bench)
+app.command("bench")(savings_commands.bench)
 app.command("plan")(trace_commands.plan)
 app.command("simulate")(trace_commands.simulate)
 app.command("explain")(trace_commands.explain)

@@ -1,56 +1,26 @@
-"""`ctxreuse record`, `estimate` and `report`: what an application would save."""
+"""`ctxreuse estimate`, `report` and `bench`: what ordering saves."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
 
 from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, say, show
+from ctxreuse.evaluation.replay.policies import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
-from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.tables import estimate_json, estimate_output
-from ctxreuse.evaluation.results.trace_savings import measure_savings
-from ctxreuse.evaluation.traces.recorded_program import run_recorded
-from ctxreuse.evaluation.traces.recording import TraceRecorder
-
-
-def record(
-    program: Annotated[str, typer.Argument(help="A Python script, or with --module a module.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="What the program is given; behind its name.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for corpus.jsonl and trace.jsonl.")
-    ] = Path("recording"),
-    hash_only: Annotated[
-        bool,
-        typer.Option("--hash-only", help="Store no text: token counts and salted hashes only."),
-    ] = False,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What to listen to: langchain, llamaindex (their retrievers) or openai (reads "
-            "paragraphs of prompts as blocks); several may be given. Without it, all retrievers."
-        ),
-    ] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
-) -> None:
-    """Run a program as it is, and record what it retrieves or sends.
-
-    `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
-    """
-    with TraceRecorder(output, hash_only=hash_only) as recorder:
-        try:
-            run_recorded(program, arguments or [], recorder, source or [], is_module=module)
-        finally:
-            if recorder.requests:
-                say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
-            else:
-                recorder.discard()  # an empty recording would stand in the next one's way
-                say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
+from ctxreuse.evaluation.results.results_file import Results, measure_savings
+from ctxreuse.evaluation.results.tables import (
+    bench_output,
+    comparison,
+    estimate_json,
+    estimate_output,
+)
+from ctxreuse.evaluation.traces.json_lines import file_errors
 
 
 def estimate(
@@ -132,3 +102,158 @@ def write_page(results: Results, path: str) -> None:
     """Write a report, and say so."""
     write_report(results, path)
     say(f"ctxreuse: wrote {path}")
+
+
+def bench(
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="The files' format: multihop-rag, narrativeqa, qasper, mtrag, locomo, as their "
+            "authors publish them; jsonl for a folder with corpus.jsonl (id, text) and "
+            "queries.jsonl (id, question; optionally answers, gold, conversation_id, turn)."
+        ),
+    ],
+    data: Annotated[Path, typer.Option(help="Where the files are.")],
+    retriever: Annotated[
+        str,
+        typer.Option(
+            help="bm25, faiss (TF-IDF with SVD), or module:name of a LangChain or LlamaIndex "
+            "retriever, or of a function that makes one from a list of passages."
+        ),
+    ] = "bm25",
+    k: Annotated[int, typer.Option(min=1, help="Blocks a request.")] = 15,
+    requests: Annotated[
+        int, typer.Option(min=1, help="The most questions, in whole conversations.")
+    ] = 1_000,
+    independent: Annotated[
+        bool,
+        typer.Option("--independent", help="Take turns of conversations as independent questions."),
+    ] = False,
+    in_order: Annotated[
+        bool,
+        typer.Option(
+            "--in-order",
+            help="Take the first questions, and have them arrive as the files have them; else both "
+            "are random (--seed).",
+        ),
+    ] = False,
+    part: Annotated[
+        list[Part] | None,
+        typer.Option(help="What to measure; several may be given. Without it, everything."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy that parts policies and k compare with the retriever's order; several "
+            "may be given. Without it, all."
+        ),
+    ] = None,
+    at_k: Annotated[
+        list[int] | None, typer.Option(min=1, help="Blocks a request that part k tries.")
+    ] = None,
+    at_sessions: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Conversations at a time that part sessions tries."),
+    ] = None,
+    capacity_tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Tokens that the cache holds; several may be given. Without it, some sizes that "
+            "suit the data. An engine has its own.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="A tokenizer.json, or words: count whole prompts, token by token; blocks: count "
+            "each block as its tokens, questions and annotations as none."
+        ),
+    ] = "words",
+    chunk_tokens: Annotated[
+        int, typer.Option(min=16, help="Length of the pieces that long documents are cut into.")
+    ] = 512,
+    contextpilot_python: Annotated[
+        str | None,
+        typer.Option(
+            "--contextpilot-python",
+            "--peer-python",
+            help="A Python that has the published contextpilot package, which then takes part.",
+        ),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask this vLLM server instead of simulating: its cached tokens, times to the "
+            "first token, and how good the answers are. Start it with "
+            "--enable-prompt-tokens-details. The key is taken from OPENAI_API_KEY."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model that it answers with.")] = None,
+    answer_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="The longest answer of an engine; one of 1 token is not scored."),
+    ] = 32,
+    seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for results.json and results.csv.")
+    ] = Path("bench-output"),
+    html: HtmlPath = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Earlier results; say what has changed.")
+    ] = None,
+) -> None:
+    """Compare ways to order retrieved blocks on a data set.
+
+    As retrieved, LangChain's and LlamaIndex's own LongContextReorder, the papers' algorithm,
+    ctxreuse, and if its Python is given the published contextpilot package; over cache sizes
+    (policies), numbers of blocks (k) and of conversations at a time (sessions), and with one idea
+    left out at a time (ablations).
+
+    `ctxreuse bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
+    """
+    from ctxreuse.evaluation.bench import BenchConfig, run  # loads most of the package
+
+    earlier = None if compare is None else Results.read(compare)
+    _make_folder(output)  # before a long measurement whose results could not be written
+    results = run(
+        BenchConfig(
+            dataset=dataset,
+            data=data,
+            retriever=retriever,
+            k=k,
+            requests=requests,
+            independent=independent,
+            in_order=in_order,
+            parts=part or (),
+            policies=policy or (),
+            ks=at_k or (),
+            sessions=at_sessions or (),
+            capacities=capacity_tokens or (),
+            tokenizer=tokenizer,
+            chunk_tokens=chunk_tokens,
+            contextpilot_python=contextpilot_python,
+            base_url=base_url,
+            model=model,
+            api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
+            answer_tokens=answer_tokens,
+            seed=seed,
+        ),
+        progress,
+    )
+    results.write(output / "results.json")
+    results.write_csv(output / "results.csv")
+    show(bench_output(results))
+    say(f"ctxreuse: wrote {output / 'results.json'} and {output / 'results.csv'}")
+    if html is not None:
+        write_page(results, html)
+    if earlier is not None:
+        show(comparison(earlier, results))
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder if it is missing, and check that files can be written there."""
+    with file_errors(path, "written"):
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass

@@ -1,15 +1,17 @@
-"""`ctxreuse plan`, `simulate` and `explain`: traces as files."""
+"""`ctxreuse record`, `plan`, `simulate` and `explain`: traces as files."""
 
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
-from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
 from ctxreuse.cli.terminal import (
     AsJson,
@@ -17,31 +19,64 @@ from ctxreuse.cli.terminal import (
     PlanPath,
     only_one_from_standard_input,
     progress,
+    say,
     show,
 )
-from ctxreuse.errors import InputFileError
+from ctxreuse.context.checks import checked_choice
+from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.evaluation.plugins import (
+    RECORDERS,
+    NotInstalledError,
+    naming_what_is_missing,
+    registered,
+)
 from ctxreuse.evaluation.replay import simulate as simulation
 from ctxreuse.evaluation.replay.explain_plan import explain_plan, explanation_json, in_words
 from ctxreuse.evaluation.replay.plan_file import read_plan
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
+from ctxreuse.evaluation.replay.policies import TraceMode
 from ctxreuse.evaluation.results.tables import explanation_output
+from ctxreuse.evaluation.traces import openai_recording
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, write_lines
+from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.planner import ReusePlanner, Strategy
 
 
-class ModeName(StrEnum):
-    """How the requests of a trace are planned."""
+def record(
+    program: Annotated[str, typer.Argument(help="A Python script, or with --module a module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the program is given; behind its name.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for corpus.jsonl and trace.jsonl.")
+    ] = Path("recording"),
+    hash_only: Annotated[
+        bool,
+        typer.Option("--hash-only", help="Store no text: token counts and salted hashes only."),
+    ] = False,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to listen to: langchain, llamaindex (their retrievers) or openai (reads "
+            "paragraphs of prompts as blocks); several may be given. Without it, all retrievers."
+        ),
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="As in python -m.")] = False,
+) -> None:
+    """Run a program as it is, and record what it retrieves or sends.
 
-    online = "online"
-    offline = "offline"
-
-
-class StrategyName(StrEnum):
-    """The strategy that orders the blocks."""
-
-    reuse = "reuse"
-    paper = "paper"
-    none = "none"
+    `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
+    """
+    with TraceRecorder(output, hash_only=hash_only) as recorder:
+        try:
+            _run_recorded(program, arguments or [], recorder, source or [], module)
+        finally:
+            if recorder.requests:
+                say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
+            else:
+                recorder.discard()  # an empty recording would stand in the next one's way
+                say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
 
 
 def plan(
@@ -55,13 +90,13 @@ def plan(
     ],
     corpus: CorpusPath,
     mode: Annotated[
-        ModeName,
+        TraceMode,
         typer.Option(help="online: one request after the other; offline: all as one batch."),
     ],
     strategy: Annotated[
-        StrategyName,
+        Strategy,
         typer.Option(help="reuse: this package's order; paper: ContextPilot's; none: as it is."),
-    ] = StrategyName.reuse,
+    ] = "reuse",
     dedup: Annotated[
         bool,
         typer.Option(
@@ -84,7 +119,7 @@ def plan(
     planner = ReusePlanner(capacity_tokens=capacity_tokens)
     with progress("planning", len(requests)) as advance:
         planned = plan_trace(
-            requests, planner, mode.value, strategy.value, conversations=dedup, advance=advance
+            requests, planner, mode, strategy, conversations=dedup, advance=advance
         )
     write_lines(output, (request.as_json() for request in planned))
 
@@ -183,3 +218,57 @@ def explain(
             typer.echo(in_words(one))
     else:
         show(explanation_output(explained, worst))
+
+
+_Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
+
+PROMPTS = "openai"
+"""The source that reads blocks from what OpenAI clients send; the others see what is retrieved."""
+
+
+def _run_recorded(
+    program: str,
+    arguments: Sequence[str],
+    recorder: TraceRecorder,
+    sources: Sequence[str],
+    is_module: bool,
+) -> None:
+    """Run a program as `python` would, in this process; without sources, record all frameworks."""
+    if not is_module and not Path(program).is_file():
+        raise InputFileError(f"{program}: there is no such script; for a module give --module")
+    recordings = [_recording(name) for name in sources] or list(_installed_frameworks())
+    if not recordings:
+        raise MissingExtraError("recording a program", "langchain")
+    before, path = sys.argv, list(sys.path)
+    with ExitStack() as exits:
+        for recording in recordings:
+            exits.enter_context(recording(recorder))
+        try:
+            sys.argv = [program, *arguments]
+            if is_module:
+                sys.path.insert(0, "")
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(program).resolve().parent))
+                runpy.run_path(program, run_name="__main__")
+        finally:
+            sys.argv, sys.path[:] = before, path
+
+
+def _recording(source: str) -> _Recording:
+    frameworks = registered(RECORDERS)
+    checked_choice("source", source, [*frameworks, PROMPTS])
+    if source == PROMPTS:
+        return openai_recording.recording
+    try:
+        with naming_what_is_missing():
+            recording: _Recording = frameworks[source].load()
+            return recording
+    except NotInstalledError as error:
+        raise MissingExtraError(f"recording from {source}", source) from error
+
+
+def _installed_frameworks() -> Iterator[_Recording]:
+    for entry in registered(RECORDERS).values():
+        with suppress(NotInstalledError), naming_what_is_missing():
+            yield entry.load()

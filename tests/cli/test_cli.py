@@ -12,7 +12,6 @@ from doc_pages import ROOT
 from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
-from ctxreuse.cli.trace_commands import StrategyName
 from ctxreuse.evaluation.datasets import LOADERS
 from ctxreuse.planning.plan import Strategy
 
@@ -516,7 +515,8 @@ def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corp
 
 
 def test_the_command_knows_every_strategy_and_data_set(run):
-    assert {name.value for name in StrategyName} == set(get_args(Strategy))
+    words = run("plan", "--help")[1]
+    assert [name for name in get_args(Strategy) if name not in words] == []
     words = run("bench", "--help")[1]
     assert [name for name in LOADERS if name not in words] == []
     table = (ROOT / "docs/guides/measuring.md").read_text(encoding="utf-8")

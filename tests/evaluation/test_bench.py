@@ -19,9 +19,8 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.bench import BenchConfig
 from ctxreuse.evaluation.bench import run as run_bench
 from ctxreuse.evaluation.bench.baselines import PublishedContextPilot, framework_policies
-from ctxreuse.evaluation.bench.question_retrieval import retrieve
-from ctxreuse.evaluation.bench.run_matrix import RunMatrix
-from ctxreuse.evaluation.bench.workload import make_workload, sample
+from ctxreuse.evaluation.bench.benchmark import RunMatrix
+from ctxreuse.evaluation.bench.workload import make_workload, retrieve, sample
 from ctxreuse.evaluation.datasets import Dataset, Passage, Question
 from ctxreuse.evaluation.plugins import (
     BASELINES,

@@ -11,7 +11,7 @@ from planning_helpers import write_jsonl
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError
 from ctxreuse.evaluation.datasets import LOADERS, Dataset, Passage, Question, load
-from ctxreuse.evaluation.datasets.chunking import ChunkedDocument, split_text, squeeze
+from ctxreuse.evaluation.datasets.dataset import ChunkedDocument, split_text, squeeze
 
 DATA = os.environ.get("CTXREUSE_DATA")
 

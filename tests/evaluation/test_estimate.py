@@ -12,7 +12,7 @@ from ctxreuse import ContextBlock
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.replay.estimate import TraceSummary, estimate
 from ctxreuse.evaluation.replay.policies import POLICIES
-from ctxreuse.evaluation.replay.simulated_run import Replay
+from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 

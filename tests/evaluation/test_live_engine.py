@@ -6,8 +6,8 @@ from cli_helpers import run, words
 from test_bench import DATASET, folder, nothing, workload
 
 from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.evaluation.bench.benchmark import RunMatrix
 from ctxreuse.evaluation.bench.live_engine import TOO_LONG, LiveEngine
-from ctxreuse.evaluation.bench.run_matrix import RunMatrix
 from ctxreuse.evaluation.replay.policies import POLICIES, Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving import EmulatedEngine

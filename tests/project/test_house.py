@@ -74,8 +74,9 @@ def test_the_longest_chain_takes_a_cycle_for_one_step(house, tree):
 
 
 def test_files_with_at_most_one_importer(house, tree):
-    lonely = house.with_one_importer_at_most(tree, tree.imports())
-    assert lonely == ["pkg", "pkg.deep", "pkg.deep.low", "pkg.mid", "other.top"]
+    lonely, empty = house.with_one_importer_at_most(tree, tree.imports())
+    assert lonely == ["pkg", "pkg.deep.low", "pkg.mid", "other.top"]
+    assert empty == ["pkg.deep"]
 
 
 def test_names_that_stand_more_than_once(house, tree):

@@ -1,12 +1,12 @@
-"""A benchmark, from its options to its results."""
+"""A benchmark, from its options to its runs and their results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.bench.baselines import (
@@ -15,23 +15,36 @@ from ctxreuse.evaluation.bench.baselines import (
     framework_policies,
 )
 from ctxreuse.evaluation.bench.live_engine import LiveEngine
-from ctxreuse.evaluation.bench.question_retrieval import retrieve
-from ctxreuse.evaluation.bench.run_matrix import SESSIONS, RunMatrix
 from ctxreuse.evaluation.bench.workload import (
+    USUAL_SESSIONS,
     Workload,
-    independent_questions,
     make_workload,
+    retrieve,
     sample,
 )
 from ctxreuse.evaluation.datasets import load
-from ctxreuse.evaluation.progress import Progress, no_progress
-from ctxreuse.evaluation.replay.estimate import KS, TraceSummary, cut, reuse_bounds
+from ctxreuse.evaluation.replay.estimate import KS, TraceSummary, cut, deduplications, reuse_bounds
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy, Run
-from ctxreuse.evaluation.replay.run_result import RunResult
-from ctxreuse.evaluation.replay.simulate import Tokenizer, load_tokenizer
-from ctxreuse.evaluation.replay.simulated_run import Replay
+from ctxreuse.evaluation.replay.policies import (
+    AS_SENT,
+    OURS_BATCH,
+    OURS_ONLINE,
+    PAPERS_BATCH,
+    POLICIES,
+    Part,
+    Policy,
+    Run,
+    RunResult,
+)
+from ctxreuse.evaluation.replay.simulate import (
+    Progress,
+    Replay,
+    Tokenizer,
+    load_tokenizer,
+    no_progress,
+)
 from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 WORDS, BLOCKS = "words", "blocks"
@@ -166,7 +179,8 @@ def _workload(config: BenchConfig, progress: Progress) -> Workload:
     with progress("reading", 1):
         dataset = load(config.dataset, config.data, chunk_tokens=config.chunk_tokens)
         if config.independent:
-            dataset = independent_questions(dataset)
+            alone = (replace(one, conversation_id=None, turn=0) for one in dataset.questions)
+            dataset = replace(dataset, questions=tuple(alone))
         dataset = sample(dataset, config.requests, config.random_seed)
     with progress("retrieving", len(dataset.questions)) as advance:
         found = retrieve(dataset, config.retriever, max(config.k, *config.ks_to_try), advance)
@@ -212,13 +226,7 @@ def _measuring(
 def _measured(
     runs: Sequence[Run], measure: _Measure, notes: list[str]
 ) -> tuple[list[RunResult], Sequence[PlannedRequest]]:
-    """Return the runs' results, and what this package's online order sent.
-
-    Args:
-        runs: What is measured.
-        measure: Measures one.
-        notes: Takes what a reader has to know.
-    """
+    """Return the runs' results, and what this package's online order sent; add to `notes`."""
     results: list[RunResult] = []
     planned: Sequence[PlannedRequest] = ()
     for one in runs:
@@ -246,3 +254,116 @@ def _settings(
         yield "tokenizer", Path(config.tokenizer).name
     if workload.recall is not None:
         yield "recall", f"{workload.recall:.3f} of the blocks known to hold an answer"
+
+
+SESSIONS = (2, 4, 8, 16, 32)
+"""Conversations at a time, as in RAGBoost's Table 2 (b)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMatrix:
+    """The runs of a benchmark.
+
+    Attributes:
+        workload: What is sent.
+        policies: The policies that are compared; as retrieved first.
+        capacities: Tokens that the cache holds; None is unlimited, and first.
+        k: Blocks a request, where nothing else is said.
+        ks: Numbers of blocks of the part that tries several.
+        sessions: Numbers of sessions of the part that tries several.
+        seed: Of the order of arrival; None is that of the files, where it says nothing of sessions.
+    """
+
+    workload: Workload
+    policies: Sequence[Policy]
+    capacities: Sequence[int | None]
+    k: int
+    ks: Sequence[int]
+    sessions: Sequence[int]
+    seed: int | None
+
+    def trace(self, k: int | None = None) -> list[TraceRequest]:
+        """Return the requests in the usual order of arrival.
+
+        Args:
+            k: Blocks a request at most; the usual number by default.
+        """
+        if self.seed is None:
+            trace = self.workload.in_order()
+        else:
+            trace = self.workload.trace(USUAL_SESSIONS, self.seed)
+        return cut(trace, self.k if k is None else k)
+
+    def runs(self, parts: Sequence[Part]) -> list[Run]:
+        """Return the runs of some parts."""
+        makers: dict[Part, Callable[[], Iterator[Run]]] = {
+            Part.policies: self._policies,
+            Part.k: self._ks,
+            Part.sessions: self._sessions,
+            Part.ablations: self._ablations,
+        }
+        return [run for part in parts for run in makers[part]()]
+
+    def _run(self, policy: Policy, trace: Sequence[TraceRequest], **fields: Any) -> Run:
+        has_turns = self.workload.has_turns
+        usual = USUAL_SESSIONS if has_turns and self.seed is not None else None
+        run = Run(policy, trace, deduplicate=has_turns, k=self.k, sessions=usual)
+        return replace(run, **fields)
+
+    def _policies(self) -> Iterator[Run]:
+        trace = self.trace()
+        for policy in self.policies:
+            for deduplicate in deduplications(trace):
+                for capacity in self.capacities:
+                    yield self._run(
+                        policy, trace, deduplicate=deduplicate, capacity_tokens=capacity
+                    )
+
+    def _ks(self) -> Iterator[Run]:
+        for k in self.ks:
+            trace = self.trace(k)
+            for policy in self.policies:
+                yield self._run(policy, trace, part=Part.k, k=k)
+
+    def _sessions(self) -> Iterator[Run]:
+        """Yield runs of conversations that take turns, with the smallest cache."""
+        if not self.workload.has_turns:
+            return
+        for sessions in self.sessions:
+            trace = cut(self.workload.trace(sessions, self.seed or 0), self.k)
+            for name, policy, deduplicate in (
+                (AS_SENT.name, AS_SENT, False),
+                (f"{OURS_ONLINE.name}, not de-duplicated", OURS_ONLINE, False),
+                (OURS_ONLINE.name, OURS_ONLINE, True),
+            ):
+                yield self._run(
+                    replace(policy, name=name),
+                    trace,
+                    part=Part.sessions,
+                    deduplicate=deduplicate,
+                    capacity_tokens=self._smallest_cache,
+                    sessions=sessions,
+                )
+
+    def _ablations(self) -> Iterator[Run]:
+        """Yield the batch and the online order with one idea less each; section 7.3, Table 5."""
+        trace = self.trace()
+        has_turns = self.workload.has_turns
+        for policy in (PAPERS_BATCH, OURS_BATCH, OURS_ONLINE):
+            ways = [(policy, has_turns)]
+            if policy.mode == "offline":
+                name = f"{policy.name}, ordered but not scheduled"
+                ways.append((replace(policy, name=name, is_scheduled=False), has_turns))
+            name = f"{policy.name}, not annotated"
+            ways.append((replace(policy, name=name, is_annotated=False), has_turns))
+            if has_turns:
+                ways.append((replace(policy, name=f"{policy.name}, not de-duplicated"), False))
+            for way, deduplicate in ways:
+                run = self._run(way, trace, part=Part.ablations, deduplicate=deduplicate)
+                for capacity in dict.fromkeys((None, self._smallest_cache)):
+                    yield replace(run, capacity_tokens=capacity)
+
+    @property
+    def _smallest_cache(self) -> int | None:
+        """Tokens of the smallest cache; None where all are unlimited."""
+        return min((size for size in self.capacities if size is not None), default=None)

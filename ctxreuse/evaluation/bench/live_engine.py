@@ -15,8 +15,7 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
-from ctxreuse.evaluation.replay.policies import Part, ReorderedTrace, Run
-from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.replay.policies import Part, ReorderedTrace, Run, RunResult
 from ctxreuse.evaluation.results.answers import exact_match, token_f1
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
@@ -29,34 +28,35 @@ _WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
 """Longer than a block of any engine's cache."""
 
 
+@dataclass(slots=True)
 class LiveEngine:
     """A server that runs are measured on; a context manager.
 
-    Args:
+    Attributes:
         base_url: Its address.
         model: The model that answers; None for the server's first.
         api_key: Its key.
         answer_tokens: The longest answer.
         references: Request -> right answers, where they are known.
         advance: Called twice a request and run.
+        client: One for all runs, because it learns whether the server tells of 0 cached tokens.
+        context_tokens: The longest prompt with its answer; None if the server does not say that, or
+            not how long prompts are.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str | None,
-        api_key: str,
-        answer_tokens: int,
-        references: Mapping[str, Sequence[str]],
-        advance: Callable[[], object],
-    ) -> None:
-        self._base_url = base_url
-        # one client for all runs: it learns whether the server tells of 0 cached tokens
-        self._client = EngineClient(base_url, model, api_key=api_key)
-        self._answer_tokens = answer_tokens
-        self._references = references
-        self._advance = advance
-        self._runner = asyncio.Runner()
+    base_url: str
+    model: str | None
+    api_key: str
+    answer_tokens: int
+    references: Mapping[str, Sequence[str]]
+    advance: Callable[[], object]
+    client: EngineClient = field(init=False)
+    context_tokens: int | None = field(init=False, default=None)
+    _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
+
+    def __post_init__(self) -> None:
+        """Make the client."""
+        self.client = EngineClient(self.base_url, self.model, api_key=self.api_key)
 
     def __enter__(self) -> Self:
         """Send what nobody measures, because a server's first requests are slow.
@@ -66,7 +66,7 @@ class LiveEngine:
             InvalidRequestError: The server does not say how many tokens it had cached.
         """
         try:
-            self._context_tokens = self._runner.run(self._warm_up())
+            self._runner.run(self._warm_up())
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -80,7 +80,7 @@ class LiveEngine:
     ) -> None:
         """Close the client."""
         try:
-            self._runner.run(self._client.aclose())
+            self._runner.run(self.client.aclose())
         finally:
             self._runner.close()
 
@@ -96,42 +96,26 @@ class LiveEngine:
         """
         return self._runner.run(self._measure(run))
 
-    async def _warm_up(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer.
-
-        Returns:
-            None if the server does not tell that, or not how long prompts are.
-
-        Raises:
-            InvalidRequestError: The server does not say how many tokens it had cached.
-        """
+    async def _warm_up(self) -> None:
         for _ in range(2):
-            answer = await self._client.complete(_WARM_UP, max_tokens=1)
+            answer = await self.client.complete(_WARM_UP, max_tokens=1)
         if answer.cached_tokens is None:
             raise InvalidRequestError(
-                f"the server at {self._base_url} does not say how many tokens it had cached; "
+                f"the server at {self.base_url} does not say how many tokens it had cached; "
                 "start vLLM with --enable-prompt-tokens-details, and with prefix caching"
             )
         try:
-            await self._client.tokenize(_WARM_UP)
+            await self.client.tokenize(_WARM_UP)
         except EngineError:
-            return None
-        return await self._client.context_window()
+            return
+        self.context_tokens = await self.client.context_window()
 
     async def _measure(self, run: Run) -> RunResult:
         reordered = run.reordered()
         groups, workers = [list(reordered.requests)], 1
         if run.part is Part.sessions and run.sessions is not None:
             groups, workers = _conversations(reordered.requests), run.sessions
-        sending = _Sending(
-            run,
-            self._client,
-            run.planner(),
-            self._answer_tokens,
-            self._context_tokens,
-            self._references,
-            self._advance,
-        )
+        sending = _Sending(self, run, run.planner())
         waiting = iter(groups)
 
         async def work() -> None:
@@ -139,9 +123,8 @@ class LiveEngine:
                 await sending.converse(group)
 
         await asyncio.gather(*(work() for _ in range(workers)))
-        for _ in range(len(run.trace) - sending.sent):
-            self._advance()
-            self._advance()
+        for _ in range(2 * (len(run.trace) - sending.sent)):
+            self.advance()
         return sending.result(reordered)
 
 
@@ -149,13 +132,9 @@ class LiveEngine:
 class _Sending:
     """Sends a run's requests, and collects what the engine says of them."""
 
+    engine: LiveEngine
     run: Run
-    client: EngineClient
     planner: ReusePlanner
-    answer_tokens: int
-    context_tokens: int | None
-    references: Mapping[str, Sequence[str]]
-    advance: Callable[[], object]
     salt: str = field(default_factory=lambda: uuid4().hex)
     sent: int = 0
     planning_s: float = 0.0
@@ -175,8 +154,8 @@ class _Sending:
             if answer is not None:
                 self.planned.append(planned)
             self.sent += 1
-            self.advance()
-            self.advance()
+            self.engine.advance()
+            self.engine.advance()
             step = self._next_step(plans, answer)
 
     def result(self, reordered: ReorderedTrace) -> RunResult:
@@ -205,39 +184,33 @@ class _Sending:
 
     async def _answer(self, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""
-        most = self.answer_tokens
+        client, longest = self.engine.client, self.engine.context_tokens
+        most = self.engine.answer_tokens
         try:
-            if self.context_tokens is not None:
-                prompt = await self.client.tokenize(plan)
-                if len(prompt) + most > self.context_tokens:
-                    self._note_failure(plan, TOO_LONG)
-                    return None
-            answer = await self.client.complete(
+            if longest is not None and len(await client.tokenize(plan)) + most > longest:
+                raise EngineError(TOO_LONG)
+            answer = await client.complete(
                 plan, cache_salt=self.salt, max_tokens=most, temperature=0
             )
+            if answer.prompt_tokens is None or answer.cached_tokens is None:
+                raise EngineError("answered without a count of tokens")
         except EngineError as error:
-            self._note_failure(plan, str(error))
-            return None
-        if answer.prompt_tokens is None or answer.cached_tokens is None:
-            self._note_failure(plan, "answered without a count of tokens")
+            self.failures[str(error)] += 1
+            self.planner.evict([plan.request_id])  # the server's cache does not hold it
             return None
         self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
         self.first_token_s.append(answer.time_to_first_token_s)
-        right = self.references.get(str(plan.request_id))
+        right = self.engine.references.get(str(plan.request_id))
         if right:
             scored = token_f1(answer.text, right), exact_match(answer.text, right)
             self.scores.append((str(plan.request_id), *scored))
         return answer.text
 
-    def _note_failure(self, plan: Plan, reason: str) -> None:
-        self.failures[reason] += 1
-        self.planner.evict([plan.request_id])  # the server's cache does not hold it
-
 
 def _conversations(trace: Sequence[TraceRequest]) -> list[list[TraceRequest]]:
     groups: dict[object, list[TraceRequest]] = {}
     for traced in trace:
-        key = traced.conversation_id
-        name = ("independent", traced.request_id) if key is None else key
+        independent = ("independent", traced.request_id)
+        name = independent if traced.conversation_id is None else traced.conversation_id
         groups.setdefault(name, []).append(traced)
     return list(groups.values())

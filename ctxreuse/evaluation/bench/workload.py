@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from random import Random
+from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.evaluation.datasets import Dataset, Question
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.evaluation.datasets import Dataset, Passage, Question
+from ctxreuse.evaluation.plugins import RETRIEVERS, registered
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.workflow.models.embedders import TfidfEmbedder
+from ctxreuse.workflow.retrievers import KeywordRetriever
 
 Found = Mapping[str, Sequence[ContextBlock]]
 """Question -> blocks, best first."""
@@ -99,22 +107,11 @@ def sample(dataset: Dataset, most: int, seed: int | None) -> Dataset:
             "turns as independent questions"
         )
     questions = tuple(question for question in dataset.questions if question.id in chosen)
-    return Dataset(dataset.name, dataset.passages, questions)
-
-
-def independent_questions(dataset: Dataset) -> Dataset:
-    """Return a data set whose turns are independent questions."""
-    questions = (replace(one, conversation_id=None, turn=0) for one in dataset.questions)
-    return replace(dataset, questions=tuple(questions))
+    return replace(dataset, questions=questions)
 
 
 def make_workload(name: str, questions: Sequence[Question], found: Found) -> Workload:
-    """Return the requests for some questions.
-
-    Args:
-        name: Its name in tables.
-        questions: The questions.
-        found: The blocks found for each.
+    """Return the requests for questions, with the blocks found for each.
 
     Raises:
         InvalidRequestError: Two texts have the same id.
@@ -163,3 +160,131 @@ def _conversations(questions: Iterable[Question]) -> Iterable[list[Question]]:
     for group in groups.values():
         group.sort(key=lambda question: question.turn)
     return groups.values()
+
+
+_DIMENSIONS = 128
+
+
+def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) -> Found:
+    """Return the k blocks that are found for each question, best first.
+
+    A question with a scope is searched in passages of that scope only.
+
+    Args:
+        dataset: Passages and questions. Questions that name their blocks keep them.
+        how: "bm25", "faiss" (TF-IDF with SVD, exact search), or "module:name" of a LangChain or
+            LlamaIndex retriever, or of a function that makes one from a list of passages.
+        k: The number of blocks.
+        advance: Called once a question.
+
+    Returns:
+        Question id -> blocks.
+
+    Raises:
+        InvalidRequestError: There is no such retriever, or it does not return a list.
+        MissingExtraError: A package that it needs is not installed.
+    """
+    blocks = {}
+    for one in dataset.passages:
+        tokens = estimate_tokens(one.text) if one.tokens is None else one.tokens
+        blocks[one.id] = ContextBlock(id=one.id, text=one.text, tokens=tokens)
+    found: dict[str, Sequence[ContextBlock]] = {}
+    scopes: dict[str, list[Question]] = {}
+    for question in dataset.questions:
+        if question.blocks is None:
+            scopes.setdefault(question.scope, []).append(question)
+        else:
+            found[question.id] = tuple(blocks[one] for one in question.blocks[:k])
+            advance()
+    for scope, questions in scopes.items():
+        passages = [one for one in dataset.passages if not scope or one.scope == scope]
+        queries = [question.text for question in questions]
+        best_of = _search(how, passages, [blocks[one.id] for one in passages], queries, k)
+        for question, best in zip(questions, best_of, strict=True):
+            found[question.id] = best
+            advance()
+    return found
+
+
+def _search(
+    how: str,
+    passages: Sequence[Passage],
+    blocks: Sequence[ContextBlock],
+    queries: list[str],
+    k: int,
+) -> Iterator[Sequence[ContextBlock]]:
+    match how:
+        case "bm25":
+            return _bm25(blocks, queries, k)
+        case "faiss":
+            return _faiss(blocks, queries, k)
+    return _framework(how, passages, queries, k)
+
+
+def _bm25(
+    blocks: Sequence[ContextBlock], queries: list[str], k: int
+) -> Iterator[Sequence[ContextBlock]]:
+    _check_installed("bm25s", for_="bm25")
+    retriever = KeywordRetriever(blocks)
+    with asyncio.Runner() as runner:
+        for query in queries:
+            yield runner.run(retriever.retrieve(query, k))
+
+
+def _faiss(
+    blocks: Sequence[ContextBlock], queries: list[str], k: int
+) -> Iterator[Sequence[ContextBlock]]:
+    faiss = _check_installed("faiss", "sklearn", for_="faiss")[0]
+    texts = [block.text for block in blocks]
+    embedder = TfidfEmbedder.fit(texts, _DIMENSIONS)
+    index = faiss.IndexFlatIP(embedder.dimension)
+    index.add(embedder.embed(texts))
+    _, found = index.search(embedder.embed(queries), min(k, len(blocks)))
+    for row in found:
+        yield [blocks[int(position)] for position in row]
+
+
+def _check_installed(*modules: str, for_: str) -> list[Any]:
+    try:
+        return [import_module(module) for module in modules]
+    except ImportError as error:
+        raise MissingExtraError(f"--retriever {for_}", "bench") from error
+
+
+def _framework(
+    how: str, passages: Sequence[Passage], queries: list[str], k: int
+) -> Iterator[Sequence[ContextBlock]]:
+    retriever, methods = _named(how), registered(RETRIEVERS)
+    if isinstance(retriever, type) or not any(hasattr(retriever, one) for one in methods):
+        retriever = retriever(passages)
+    method = next((one for one in methods if hasattr(retriever, one)), None)
+    if method is None:
+        raise InvalidRequestError(
+            f"--retriever {describe(how)} is {type(retriever).__name__}, which has none of the "
+            f"methods {', '.join(methods)} of a framework's retriever"
+        )
+    retrieve_one, block_of = getattr(retriever, method), methods[method].load()
+    for query in queries:
+        found = retrieve_one(query)
+        if not isinstance(found, list):
+            raise InvalidRequestError(
+                f"--retriever {describe(how)} must return a list, not {type(found).__name__}"
+            )
+        yield [block_of(one) for one in found[:k]]
+
+
+def _named(how: str) -> Any:
+    """Return what "module:name" names."""
+    module, separator, name = how.partition(":")
+    if not separator:
+        raise InvalidRequestError(
+            f"there is no retriever {describe(how)}; take bm25, faiss, or module:name of a "
+            "LangChain or LlamaIndex retriever"
+        )
+    sys.path.insert(0, "")  # as python -m has it, so that a file here can be named
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError(f"--retriever {describe(how)}: {error}") from error
+    finally:
+        sys.path.remove("")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ctxreuse.errors import describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.published_files import (
     Source,
     nested,
-    read_json,
-    record,
-    records,
+    nested_records,
+    new_name,
+    read_records,
     text_of,
     texts_of,
 )
@@ -50,15 +49,13 @@ def load_locomo(path: Path, chunk_tokens: int) -> Dataset:
     passages: list[Passage] = []
     questions: list[Question] = []
     samples: set[str] = set()
-    for sample in records(read_json(file), str(file)):
-        sample_id = text_of(sample, "sample_id")
-        if sample_id in samples:
-            sample.fail(f"sample_id {describe(sample_id)} was there before; get the file again")
+    for sample in read_records(file):
+        sample_id = new_name(sample, "sample_id", samples)
         samples.add(sample_id)
         turns = _turns(sample, sample_id)
         passages += turns
         known = {passage.id for passage in turns}
-        for number, line in enumerate(nested(sample, "qa")):
+        for number, line in enumerate(nested_records(sample, "qa")):
             answers = _answers(line)
             questions.append(
                 Question(
@@ -75,7 +72,7 @@ def load_locomo(path: Path, chunk_tokens: int) -> Dataset:
 
 
 def _turns(sample: JsonLine, sample_id: str) -> list[Passage]:
-    conversation = record(sample.fields.get("conversation"), f"{sample.place}.conversation")
+    conversation = nested(sample, "conversation")
     sessions = {
         int(found.group(1)): name
         for name in conversation.fields
@@ -84,21 +81,17 @@ def _turns(sample: JsonLine, sample_id: str) -> list[Passage]:
     turns: dict[str, Passage] = {}
     for _, session in sorted(sessions.items()):
         date = text_of(conversation, f"{session}_date_time", "").strip()
-        for line in nested(conversation, session):
-            dia_id = text_of(line, "dia_id")
-            if dia_id in turns:
-                line.fail(f"dia_id {describe(dia_id)} was there before; get the file again")
+        for line in nested_records(conversation, session):
+            dia_id = new_name(line, "dia_id", turns)
             speaker = text_of(line, "speaker")
-            text = text_of(line, "text", "").strip()
             caption = text_of(line, "blip_caption", "").strip()
-            parts = (
+            words = (
                 f"{speaker} ({date}):" if date else f"{speaker}:",
-                text,
+                text_of(line, "text", "").strip(),
                 f"[shares {caption}]" if caption else "",
             )
-            turns[dia_id] = Passage(
-                id=f"{sample_id}/{dia_id}", text=" ".join(filter(None, parts)), scope=sample_id
-            )
+            text = " ".join(filter(None, words))
+            turns[dia_id] = Passage(f"{sample_id}/{dia_id}", text, sample_id)
     return list(turns.values())
 
 

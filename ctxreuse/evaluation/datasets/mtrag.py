@@ -22,10 +22,11 @@ from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.published_files import (
     Source,
     nested,
-    read_json,
+    nested_records,
+    new_name,
+    read_records,
     read_utf8,
     record,
-    records,
     refuse_pointer,
     text_of,
 )
@@ -71,7 +72,11 @@ def load_mtrag(path: Path, chunk_tokens: int) -> Dataset:
     corpora: dict[str, set[str]] = {}
     for name, file in _corpora(path, benchmark).items():
         found = [
-            Passage(id=_passage_id(line), text=text_of(line, "text"), scope=name)
+            Passage(
+                id=text_of(line, "id" if line.fields.get("_id") is None else "_id"),
+                text=text_of(line, "text"),
+                scope=name,
+            )
             for line in _corpus_lines(file)
         ]
         passages += found
@@ -145,10 +150,6 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[0]
 
 
-def _passage_id(line: JsonLine) -> str:
-    return text_of(line, "_id" if line.fields.get("_id") is not None else "id")
-
-
 def _turns(benchmark: Path, corpora: Mapping[str, Collection[str]]) -> list[Question]:
     tasks = benchmark / "generation_tasks" / "reference.jsonl"
     conversations = benchmark / "conversations" / "conversations.json"
@@ -166,14 +167,14 @@ def _of_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Questi
     conversations: dict[str, dict[int, Question]] = {}
     seen: set[str] = set()
     for line in read_lines(str(path)):
-        task_id = text_of(line, "task_id")
-        if task_id in seen:
-            line.fail(f"task_id {describe(task_id)} was there before; get the file again")
+        task_id = new_name(line, "task_id", seen)
         seen.add(task_id)
-        scope = _corpus_of(_collection(line), corpora)
+        # MT-RAG's tasks have one spelling, the evaluation's samples the other
+        collection = text_of(line, "Collection", "") or text_of(line, "collection")
+        scope = _corpus_of(collection, corpora)
         questions = [
             text_of(entry, "text")
-            for entry in nested(line, "input")
+            for entry in nested_records(line, "input")
             if text_of(entry, "speaker") == "user"
         ]
         if not questions:
@@ -184,31 +185,24 @@ def _of_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Questi
         turns = conversations.setdefault(conversation, {})
         *earlier, last = questions
         for turn, text in enumerate(earlier):
-            turns.setdefault(
-                turn,
-                Question(
-                    id=f"{conversation}{_SEPARATOR}{turn + 1}",
-                    text=text,
-                    conversation_id=conversation,
-                    turn=turn,
-                    scope=scope,
-                ),
-            )
+            turns.setdefault(turn, _question(conversation, turn, text, scope))
         passages = corpora[scope]
         blocks = [block for block in retrieved.get(task_id, ()) if block in passages]
-        answers = (text_of(target, "text", "") for target in nested(line, "targets"))
-        references = (text_of(entry, "document_id") for entry in nested(line, "contexts"))
-        turns[len(earlier)] = Question(
+        answers = (text_of(target, "text", "") for target in nested_records(line, "targets"))
+        references = (text_of(entry, "document_id") for entry in nested_records(line, "contexts"))
+        turns[len(earlier)] = replace(
+            _question(conversation, len(earlier), last, scope),
             id=task_id,
-            text=last,
             answers=tuple(answer for answer in answers if answer),
             gold=frozenset(reference for reference in references if reference in passages),
-            conversation_id=conversation,
-            turn=len(earlier),
-            scope=scope,
             blocks=tuple(blocks) or None,
         )
     return [turn for turns in conversations.values() for _, turn in sorted(turns.items())]
+
+
+def _question(conversation: str, turn: int, text: str, scope: str) -> Question:
+    identity = f"{conversation}{_SEPARATOR}{turn + 1}"
+    return Question(identity, text, conversation_id=conversation, turn=turn, scope=scope)
 
 
 def _retrieved(path: Path) -> dict[str, list[str]]:
@@ -216,7 +210,7 @@ def _retrieved(path: Path) -> dict[str, list[str]]:
         return {}
     return {
         text_of(line, "task_id"): [
-            text_of(entry, "document_id") for entry in nested(line, "contexts")
+            text_of(entry, "document_id") for entry in nested_records(line, "contexts")
         ]
         for line in read_lines(str(path))
     }
@@ -224,27 +218,19 @@ def _retrieved(path: Path) -> dict[str, list[str]]:
 
 def _of_conversations(path: Path, corpora: Mapping[str, Collection[str]]) -> list[Question]:
     questions: list[Question] = []
-    for number, line in enumerate(records(read_json(path), str(path))):
-        retriever = record(line.fields.get("retriever"), f"{line.place}.retriever")
-        collection = record(retriever.fields.get("collection"), f"{retriever.place}.collection")
+    for number, line in enumerate(read_records(path)):
+        retriever = nested(line, "retriever")
+        collection = nested(retriever, "collection")
         scope = _corpus_of(text_of(collection, "name"), corpora)
         if scope is None:
             continue
         # the file names no conversations
         conversation = f"conversation-{number}"
         turns: list[Question] = []
-        for message in nested(line, "messages"):
+        for message in nested_records(line, "messages"):
             text = text_of(message, "text")
             if text_of(message, "speaker") == "user":
-                turns.append(
-                    Question(
-                        id=f"{conversation}{_SEPARATOR}{len(turns) + 1}",
-                        text=text,
-                        conversation_id=conversation,
-                        turn=len(turns),
-                        scope=scope,
-                    )
-                )
+                turns.append(_question(conversation, len(turns), text, scope))
             elif turns:
                 gold = frozenset(one for one in _relevant(message) if one in corpora[scope])
                 turns[-1] = replace(turns[-1], answers=(text,), gold=gold)
@@ -253,7 +239,7 @@ def _of_conversations(path: Path, corpora: Mapping[str, Collection[str]]) -> lis
 
 
 def _relevant(message: JsonLine) -> Iterator[str]:
-    for context in nested(message, "contexts"):
+    for context in nested_records(message, "contexts"):
         feedback = context.get("feedback", (dict,), {})
         votes = record(feedback.get("relevant") or {}, f"{context.place}.feedback.relevant")
         cast = [record(vote, f"{votes.place}.{voter}") for voter, vote in votes.fields.items()]
@@ -274,16 +260,10 @@ def _of_retrieval_tasks(path: Path, corpora: Mapping[str, Collection[str]]) -> l
             conversation, separator, turn = identity.rpartition(_SEPARATOR)
             if not (separator and turn.isascii() and turn.isdecimal() and len(turn) < 6):
                 line.fail(f"_id {describe(identity)} is not <conversation>{_SEPARATOR}<turn>")
-            questions.append(
-                Question(
-                    id=identity,
-                    text=text_of(line, "text").removeprefix("|user|: "),
-                    gold=frozenset(one for one in relevant.get(identity, ()) if one in passages),
-                    conversation_id=conversation,
-                    turn=max(int(turn) - 1, 0),
-                    scope=scope,
-                )
-            )
+            text = text_of(line, "text").removeprefix("|user|: ")
+            gold = frozenset(one for one in relevant.get(identity, ()) if one in passages)
+            question = _question(conversation, max(int(turn) - 1, 0), text, scope)
+            questions.append(replace(question, id=identity, gold=gold))
     return questions
 
 
@@ -299,11 +279,6 @@ def _qrels(path: Path) -> dict[str, set[str]]:
         if row[2].strip() != "0":
             relevant.setdefault(row[0], set()).add(row[1])
     return relevant
-
-
-def _collection(line: JsonLine) -> str:
-    # MT-RAG's tasks have one spelling, the evaluation's samples the other
-    return text_of(line, "Collection", "") or text_of(line, "collection")
 
 
 def _corpus_of(collection: str, corpora: Collection[str]) -> str | None:

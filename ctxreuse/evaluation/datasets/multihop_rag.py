@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
-from ctxreuse.evaluation.datasets.dataset import Dataset, Question
+from ctxreuse.evaluation.datasets.dataset import ChunkedDocument, Dataset, Question, passages_of
 from ctxreuse.evaluation.datasets.published_files import (
     Source,
-    nested,
-    read_json,
-    records,
+    nested_records,
+    read_records,
     text_of,
 )
 
@@ -45,7 +43,7 @@ def load_multihop_rag(path: Path, chunk_tokens: int) -> Dataset:
     questions_path = _SOURCE.find(corpus_path.with_name("MultiHopRAG.json"))
     articles: list[ChunkedDocument] = []
     by_name: defaultdict[str, list[ChunkedDocument]] = defaultdict(list)
-    for number, line in enumerate(records(read_json(corpus_path), str(corpus_path))):
+    for number, line in enumerate(read_records(corpus_path)):
         article = ChunkedDocument(f"article-{number}", chunk_tokens)
         title = text_of(line, "title", "").strip()
         article.add(text_of(line, "body"), title)
@@ -54,9 +52,9 @@ def load_multihop_rag(path: Path, chunk_tokens: int) -> Dataset:
             by_name[name].append(article)
     questions: list[Question] = []
     named: list[str] = []
-    for number, line in enumerate(records(read_json(questions_path), str(questions_path))):
+    for number, line in enumerate(read_records(questions_path)):
         gold: set[str] = set()
-        for evidence in nested(line, "evidence_list"):
+        for evidence in nested_records(line, "evidence_list"):
             url = text_of(evidence, "url", "")
             title = text_of(evidence, "title", "").strip()
             fact = text_of(evidence, "fact", "")
@@ -73,5 +71,4 @@ def load_multihop_rag(path: Path, chunk_tokens: int) -> Dataset:
             )
         )
     _SOURCE.require_known(questions_path, named, by_name)
-    passages = tuple(passage for article in articles for passage in article.passages)
-    return Dataset(_SOURCE.name, passages, tuple(questions))
+    return Dataset(_SOURCE.name, passages_of(articles), tuple(questions))

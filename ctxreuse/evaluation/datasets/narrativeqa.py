@@ -12,10 +12,15 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
-from ctxreuse.evaluation.datasets.dataset import Dataset, Question
-from ctxreuse.evaluation.datasets.published_files import Source, read_bytes, read_csv, text_of
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.datasets.dataset import ChunkedDocument, Dataset, Question, passages_of
+from ctxreuse.evaluation.datasets.published_files import (
+    Source,
+    new_name,
+    read_bytes,
+    read_csv,
+    text_of,
+)
 
 _SOURCE = Source(
     "narrativeqa",
@@ -49,9 +54,7 @@ def load_narrativeqa(path: Path, chunk_tokens: int) -> Dataset:
     titles: dict[str, str] = {}
     documents_path = _SOURCE.find(path / "documents.csv")
     for line in read_csv(documents_path, ("document_id", "wiki_title")):
-        document = text_of(line, "document_id")
-        if document in titles:
-            line.fail(f"document_id {describe(document)} was there before; get the file again")
+        document = new_name(line, "document_id", titles)
         titles[document] = text_of(line, "wiki_title", "").strip()
     stories = {file.stem: file for file in sorted((path / "tmp").glob("*.content"))}
     summaries = {} if stories else _summaries(path)
@@ -83,8 +86,7 @@ def load_narrativeqa(path: Path, chunk_tokens: int) -> Dataset:
             "third_party/wikipedia/summaries.csv, or run download_stories.sh "
             f"({_SOURCE.published})"
         )
-    passages = tuple(passage for document in documents.values() for passage in document.passages)
-    return Dataset(_SOURCE.name, passages, tuple(questions))
+    return Dataset(_SOURCE.name, passages_of(documents.values()), tuple(questions))
 
 
 def _summaries(path: Path) -> dict[str, str]:

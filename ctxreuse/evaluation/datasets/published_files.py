@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,11 @@ def read_json(path: Path) -> Any:
     text = read_utf8(path)
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg}, line {error.lineno}"
     except (ValueError, RecursionError) as error:
-        reason = (
-            f"{error.msg}, line {error.lineno}"
-            if isinstance(error, json.JSONDecodeError)
-            else describe(error)
-        )
-        raise InputFileError(f"{path}: broken JSON ({reason}); get the file again") from None
+        reason = describe(error)
+    raise InputFileError(f"{path}: broken JSON ({reason}); get the file again")
 
 
 def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
@@ -159,16 +157,34 @@ def record(value: Any, place: str) -> JsonLine:
     return JsonLine(place, value)
 
 
-def records(value: Any, place: str) -> list[JsonLine]:
-    """Return the JSON objects of a list; null is an empty list.
-
-    Args:
-        value: The value.
-        place: Its position, for errors.
+def read_records(path: Path) -> list[JsonLine]:
+    """Return the objects of a JSON file that holds a list of them.
 
     Raises:
-        InputFileError: It is no list of JSON objects.
+        InputFileError: It cannot be read, or holds something else.
     """
+    return _records(read_json(path), str(path))
+
+
+def nested(line: JsonLine, name: str) -> JsonLine:
+    """Return a field that is a JSON object.
+
+    Raises:
+        InputFileError: It is something else, or missing.
+    """
+    return record(line.fields.get(name), f"{line.place}.{name}")
+
+
+def nested_records(line: JsonLine, name: str) -> list[JsonLine]:
+    """Return a field that is a list of JSON objects; empty where it is missing or null.
+
+    Raises:
+        InputFileError: It is something else.
+    """
+    return _records(line.fields.get(name), f"{line.place}.{name}")
+
+
+def _records(value: Any, place: str) -> list[JsonLine]:
     if value is None:
         return []
     if not isinstance(value, list):
@@ -176,9 +192,16 @@ def records(value: Any, place: str) -> list[JsonLine]:
     return [record(entry, f"{place}[{number}]") for number, entry in enumerate(value)]
 
 
-def nested(line: JsonLine, name: str) -> list[JsonLine]:
-    """Return a field that is a list of JSON objects; empty where it is missing or null."""
-    return records(line.fields.get(name), f"{line.place}.{name}")
+def new_name(line: JsonLine, field: str, seen: Container[str]) -> str:
+    """Return a field that is a text, and that no earlier line has.
+
+    Raises:
+        InputFileError: The field is no text, or among those seen.
+    """
+    name = text_of(line, field)
+    if name in seen:
+        line.fail(f"{field} {describe(name)} was there before; get the file again")
+    return name
 
 
 def text_of(line: JsonLine, name: str, default: str | None = None) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.datasets.chunking import ChunkedDocument
-from ctxreuse.evaluation.datasets.dataset import Dataset, Question
+from ctxreuse.evaluation.datasets.dataset import ChunkedDocument, Dataset, Question, passages_of
 from ctxreuse.evaluation.datasets.published_files import (
     Source,
     nested,
+    nested_records,
     read_json,
     record,
     text_of,
@@ -57,17 +57,16 @@ def load_qasper(path: Path, chunk_tokens: int) -> Dataset:
                     "leave only one release in the folder"
                 )
             line = record(fields, f"{file}: {paper_id}")
-            papers[paper_id] = _paper(paper_id, line, chunk_tokens)
-            questions += [_question(entry, papers[paper_id]) for entry in nested(line, "qas")]
-    passages = tuple(passage for paper in papers.values() for passage in paper.passages)
-    return Dataset(_SOURCE.name, passages, tuple(questions))
+            paper = papers[paper_id] = _paper(paper_id, line, chunk_tokens)
+            questions += [_question(entry, paper) for entry in nested_records(line, "qas")]
+    return Dataset(_SOURCE.name, passages_of(papers.values()), tuple(questions))
 
 
 def _paper(paper_id: str, line: JsonLine, chunk_tokens: int) -> ChunkedDocument:
     paper = ChunkedDocument(paper_id, chunk_tokens)
     title = text_of(line, "title", "").strip()
     paper.add(text_of(line, "abstract", ""), _heading(title, "Abstract"))
-    for section in nested(line, "full_text"):
+    for section in nested_records(line, "full_text"):
         paragraphs = (paragraph.strip() for paragraph in texts_of(section, "paragraphs"))
         name = text_of(section, "section_name", "").strip()
         paper.add("\n\n".join(filter(None, paragraphs)), _heading(title, name))
@@ -81,8 +80,8 @@ def _heading(title: str, section: str) -> str:
 def _question(line: JsonLine, paper: ChunkedDocument) -> Question:
     answers: list[str] = []
     gold: set[str] = set()
-    for annotation in nested(line, "answers"):
-        answer = record(annotation.fields.get("answer"), f"{annotation.place}.answer")
+    for annotation in nested_records(line, "answers"):
+        answer = nested(annotation, "answer")
         text = _answer(answer)
         if text is not None:
             answers.append(text)

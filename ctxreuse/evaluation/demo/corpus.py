@@ -1,14 +1,21 @@
-"""Retrieval blocks cut from the Python language reference that CPython ships.
+"""The demo's data: blocks of the Python language reference, questions about it, and a retriever.
 
 CPython carries the reference text behind ``help("for")`` as plain strings in
-``pydoc_data.topics``, so a demo can retrieve from real documentation without a download.
+``pydoc_data.topics``, so a demo can retrieve from real documentation without a download. The
+questions of `questions.txt` and their order are written for the demo; they are not a log of real
+traffic. Several users ask about each theme in their own words, and follow-up questions of a
+conversation arrive between the questions of other users.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
+
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.workflow.models.embedders import TfidfEmbedder
 
 _MIN_CHARACTERS = 80
 _PARAGRAPH = re.compile(r"^.*\S.*(?:\n.*\S.*)*", re.MULTILINE)
@@ -58,16 +65,12 @@ def python_reference_blocks(max_characters: int = 1200) -> list[ReferenceBlock]:
 
     blocks: dict[str, ReferenceBlock] = {}
     for topic in sorted(topics):
-        for block in _topic_blocks(topic, topics[topic], max_characters):
-            blocks.setdefault(block.text, block)
+        whole = topics[topic]
+        spans = _join_small(_pack(_pieces(whole, max_characters), max_characters))
+        for ordinal, (start, end) in enumerate(spans):
+            text = whole[start:end]
+            blocks.setdefault(text, ReferenceBlock(f"{topic}#{ordinal}", topic, text))
     return list(blocks.values())
-
-
-def _topic_blocks(topic: str, text: str, max_characters: int) -> Iterator[ReferenceBlock]:
-    """Yield the blocks of one topic in reading order."""
-    spans = _join_small(_pack(_pieces(text, max_characters), max_characters))
-    for ordinal, (start, end) in enumerate(spans):
-        yield ReferenceBlock(f"{topic}#{ordinal}", topic, text[start:end])
 
 
 def _pieces(text: str, max_characters: int) -> Iterator[_Span]:
@@ -96,13 +99,72 @@ def _join_small(spans: list[_Span]) -> list[_Span]:
     """Join each small span with the span before it, and a small first one with the next."""
     joined: list[_Span] = []
     for start, end in spans:
-        if joined and min(end - start, _length(joined[-1])) < _MIN_CHARACTERS:
+        if joined and min(end - start, joined[-1][1] - joined[-1][0]) < _MIN_CHARACTERS:
             joined[-1] = (joined[-1][0], end)
         else:
             joined.append((start, end))
     return joined
 
 
-def _length(span: _Span) -> int:
-    """Return the number of characters that a span covers."""
-    return span[1] - span[0]
+@dataclass(frozen=True, slots=True)
+class DemoQuestion:
+    """One question as it reaches the server.
+
+    Attributes:
+        text: The question in the user's words.
+        conversation: Name of the conversation it belongs to, or None for a single question.
+        turn: Position in its conversation, from 0.
+    """
+
+    text: str
+    conversation: str | None
+    turn: int
+
+
+Question = DemoQuestion
+"""The former name of `DemoQuestion`."""
+
+
+def _parse(log: str) -> Iterator[DemoQuestion]:
+    """Yield the questions of a log whose entries are a label and a text.
+
+    The label is ``-`` for a single question and ``conversation/turn`` otherwise. Indented
+    lines continue the entry above them.
+    """
+    for entry in re.split(r"\n(?=\S)", log.strip()):
+        label, text = entry.split(maxsplit=1)
+        conversation, _, turn = label.partition("/")
+        words = " ".join(text.split())
+        yield DemoQuestion(words, conversation if turn else None, int(turn or 0))
+
+
+_LOG = resources.files("ctxreuse.evaluation.demo").joinpath("questions.txt")
+
+QUESTIONS: tuple[DemoQuestion, ...] = tuple(_parse(_LOG.read_text(encoding="utf-8")))
+"""Every question in arrival order."""
+
+
+def retrieve(
+    texts: Sequence[str], queries: Sequence[str], k: int, dimensions: int = 128
+) -> list[list[int]]:
+    """Return for each query the positions of the k nearest texts, best first.
+
+    Args:
+        texts: What is searched.
+        queries: The questions.
+        k: The number of texts a question gets.
+        dimensions: Size of the embeddings.
+
+    Raises:
+        MissingExtraError: The extra `demo` is not installed.
+    """
+    try:
+        import faiss
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("the demo's retrieval", "demo") from error
+    embedder = TfidfEmbedder.fit(texts, dimensions)
+    index = faiss.IndexFlatIP(embedder.dimension)
+    index.add(embedder.embed(texts))
+    _, found = index.search(embedder.embed(queries), k)
+    return [[int(position) for position in row] for row in found]

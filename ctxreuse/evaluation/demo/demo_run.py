@@ -9,14 +9,10 @@ from pathlib import Path
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.evaluation.demo.corpus import python_reference_blocks
-from ctxreuse.evaluation.demo.questions import QUESTIONS
-from ctxreuse.evaluation.demo.retrieval import retrieve
-from ctxreuse.evaluation.progress import Progress, no_progress
+from ctxreuse.evaluation.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
-from ctxreuse.evaluation.replay.run_result import RunResult
-from ctxreuse.evaluation.replay.simulated_run import Replay
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES, RunResult
+from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
@@ -64,7 +60,7 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
     plot = output / "hit_ratio.png"
     _plot_hit_ratio(plot, [run for run in runs if run.deduplicated])
     results = output / "results.json"
-    results.write_text(json.dumps(_results(runs), indent=1) + "\n", encoding="utf-8")
+    results.write_text(json.dumps(list(_results(runs)), indent=1) + "\n", encoding="utf-8")
     yield f"\nplot: {plot}\nresults: {results}"
 
 
@@ -74,11 +70,8 @@ def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
         ContextBlock(id=block.id, text=block.text, tokens=len(tokenizer.encode(block.text).ids))
         for block in python_reference_blocks()
     ]
-    found = retrieve(
-        [block.text for block in blocks],
-        [question.text for question in QUESTIONS],
-        BLOCKS_PER_QUESTION,
-    )
+    texts, queries = ([one.text for one in some] for some in (blocks, QUESTIONS))
+    found = retrieve(texts, queries, BLOCKS_PER_QUESTION)
     trace = [
         TraceRequest(
             request_id=f"question-{number}",
@@ -154,13 +147,11 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
         MissingExtraError: matplotlib is not installed.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # draws with Agg, which needs no display
     except ImportError as error:
         raise MissingExtraError("the demo's plot", "demo") from error
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharey=True)
     titles = ("unlimited cache", f"cache of {SMALL_CACHE_TOKENS:,} tokens")
     for panel, title, capacity in zip(panels, titles, _CACHES.values(), strict=True):
@@ -184,29 +175,20 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _results(runs: Sequence[RunResult]) -> list[dict[str, object]]:
-    """Return an entry a policy, with what it reached with each cache."""
-    results = []
-    for unlimited, small in zip(runs[::2], runs[1::2], strict=True):
+def _results(runs: Sequence[RunResult]) -> Iterator[dict[str, object]]:
+    """Yield an entry a policy, with what it reached with each cache."""
+    for one, small in zip(runs[::2], runs[1::2], strict=True):
         caches = {
             name: {
                 "prompt_tokens": run.total.prompt_tokens,
                 "cached_tokens": run.total.cached_tokens,
                 "hit_ratio": round(run.total.hit_ratio, 4),
             }
-            for name, run in zip(_CACHES, (unlimited, small), strict=True)
+            for name, run in zip(_CACHES, (one, small), strict=True)
         }
-        policy = {
-            "name": unlimited.policy,
-            "strategy": unlimited.strategy,
-            "mode": unlimited.mode,
+        yield {
+            "policy": {"name": one.policy, "strategy": one.strategy, "mode": one.mode},
+            "deduplicated": one.deduplicated,
+            "planning_ms_per_request": one.planning_ms,
+            **caches,
         }
-        results.append(
-            {
-                "policy": policy,
-                "deduplicated": unlimited.deduplicated,
-                "planning_ms_per_request": unlimited.planning_ms,
-                **caches,
-            }
-        )
-    return results

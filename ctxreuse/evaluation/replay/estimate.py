@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctxreuse.errors import BatchTooLargeError, InputFileError
-from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy
-from ctxreuse.evaluation.replay.run_result import RunResult
-from ctxreuse.evaluation.replay.simulated_run import Replay
+from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy, RunResult
+from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, block_tokens
 

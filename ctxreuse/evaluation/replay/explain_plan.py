@@ -1,4 +1,4 @@
-"""Explains why the requests of a plan file hit or miss, each compared with those before it."""
+"""Explains why the requests of a plan file hit or miss, and the prefix tree that they make."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, Self
 
-from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.simulate import Tokenizer, prompt_tokens, sent_blocks
@@ -151,3 +151,61 @@ def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
         "prompt_tokens": explained.prompt_tokens,
         "parts_at_token": explained.parts_at_token,
     }
+
+
+_DEPTH = 5
+_LEAST_SHARE = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A block in the prefix tree.
+
+    Attributes:
+        name: The block's id; empty for the root.
+        requests: Prompts that go through this node.
+        sent_tokens: Block tokens of these prompts.
+        children: The next blocks, the heaviest first; light ones are left out.
+    """
+
+    name: str
+    requests: int
+    sent_tokens: int
+    children: tuple[TreeNode, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Return a node of what `dataclasses.asdict` made of one."""
+        children = tuple(cls.from_json(child) for child in fields["children"])
+        return cls(fields["name"], fields["requests"], fields["sent_tokens"], children)
+
+
+def sent_tree(planned: Sequence[PlannedRequest], corpus: Corpus) -> TreeNode:
+    """Return the top of the tree of the prompts' blocks; a later turn begins at the root.
+
+    Args:
+        planned: What was sent.
+        corpus: The blocks.
+    """
+    sent = []
+    for request in planned:
+        blocks = sent_blocks(request, corpus)
+        sent.append((blocks, sum(map(block_tokens, blocks))))
+    return _node("", sent, 0, _LEAST_SHARE * sum(tokens for _, tokens in sent))
+
+
+def _node(
+    name: str, sent: list[tuple[list[ContextBlock], int]], depth: int, least: float
+) -> TreeNode:
+    """Return the node of prompts that begin with the same blocks, `depth` of them."""
+    next_blocks: dict[tuple[type, BlockId], list[tuple[list[ContextBlock], int]]] = {}
+    for blocks, tokens in sent:
+        if depth < min(len(blocks), _DEPTH):
+            block_id = blocks[depth].id
+            next_blocks.setdefault((type(block_id), block_id), []).append((blocks, tokens))
+    children = [
+        (key, _node(str(key[1]), prompts, depth + 1, least)) for key, prompts in next_blocks.items()
+    ]
+    children.sort(key=lambda child: (-child[1].sent_tokens, str(child[0])))
+    heavy = tuple(child for _, child in children if child.sent_tokens >= least)
+    return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy)

@@ -17,6 +17,10 @@ from ctxreuse.context.rendering import Reference
 from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 from ctxreuse.planning.plan import Plan
 
+_FIELDS = (
+    *("request_id", "blocks", "references", "order_annotation", "parts", "query", "system"),
+    *("tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
+)
 PlannedPart = tuple[str, BlockId, str | None]
 """A label, the block's id, and the location annotation if the block is left out."""
 
@@ -76,23 +80,11 @@ class PlannedRequest:
 
     def as_json(self) -> dict[str, Any]:
         """Return the line as a JSON object."""
-        return {
-            "request_id": self.request_id,
-            "blocks": self.blocks,
-            "references": self.references,
-            "order_annotation": self.order_annotation,
-            "parts": [
-                [label, block_id] if annotation is None else [label, block_id, annotation]
-                for label, block_id, annotation in self.parts
-            ],
-            "query": self.query,
-            "system": self.system,
-            "tenant": self.tenant,
-            "conversation_id": self.conversation_id,
-            "turn": self.turn,
-            "after": self.after,
-            "expected_cached_tokens": self.expected_cached_tokens,
-        }
+        parts = [
+            [label, block_id] if annotation is None else [label, block_id, annotation]
+            for label, block_id, annotation in self.parts
+        ]
+        return {name: getattr(self, name) for name in _FIELDS} | {"parts": parts}
 
 
 def read_plan(path: str) -> list[PlannedRequest]:

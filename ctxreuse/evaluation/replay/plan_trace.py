@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import Mode, Policy
+from ctxreuse.evaluation.replay.policies import Policy, TraceMode
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
@@ -25,7 +25,7 @@ ANSWER = "OK."
 def plan_trace(
     trace: Sequence[TraceRequest],
     planner: ReusePlanner,
-    mode: Mode,
+    mode: TraceMode,
     strategy: Strategy = "reuse",
     *,
     conversations: bool = False,

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.evaluation.replay.policies import AS_SENT, Part
-from ctxreuse.evaluation.replay.run_result import RunResult
-from ctxreuse.evaluation.replay.sent_tree import TreeNode
+from ctxreuse.evaluation.replay.explain_plan import TreeNode
+from ctxreuse.evaluation.replay.policies import AS_SENT, Part, RunResult
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import POLICY_COLOURS
 from ctxreuse.serving.emulation.rates import COMMON_RATES
@@ -31,13 +31,15 @@ _INK = "#123456"
 _OTHERS = ("#a06ab4", "#6f6ab4")
 """For policies that not every report has, in turn."""
 
-_IN_ORDER = "requests, in the order in which they ran"
-
 _SIZES = {False: (4.6, 3.7), True: (9.4, 3.2)}
 """In inches, of usual and of wide charts."""
 
+_INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+"""Settings of text and lines."""
+
 _MARKED: dict[str, Any] = {"marker": "o", "markersize": 3}
 
+_BLUE = (0.25, 0.56, 0.82)
 _DEEPEST = 5
 _LETTERS = 130
 """Letters that fit the width of the tree."""
@@ -72,14 +74,12 @@ class Chart:
         """
         try:
             from matplotlib import rc_context
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
         except ImportError as error:
             raise MissingExtraError("a report's charts", "report") from error
-        style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
+        style: dict[Any, Any] = dict.fromkeys((*_INKED, "grid.color"), ink)
         with rc_context(style | {"font.size": 9.0}):
             figure = Figure(figsize=_SIZES[self.is_wide], layout="constrained")
-            FigureCanvasAgg(figure)
             self.draw(figure.add_subplot())
         return figure
 
@@ -97,21 +97,11 @@ class Chart:
             figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         svg = file.getvalue()
         svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-        svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+        for size in ("width", "height"):
+            svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
         # ids are the same in every chart
         svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{self.name}-", svg)
         return svg.replace("<svg", f'<svg role="img" aria-label="{self.title}"', 1)
-
-
-_INKED = (
-    "text.color",
-    "axes.edgecolor",
-    "axes.labelcolor",
-    "xtick.color",
-    "ytick.color",
-    "grid.color",
-)
 
 
 def charts(results: Results) -> list[Chart]:
@@ -120,7 +110,7 @@ def charts(results: Results) -> list[Chart]:
     return [
         *_over_time(_shown([run for run in runs if run.capacity_tokens is None])),
         *_over_settings(results, _shown(runs)),
-        *_of_prompts(results.tree),
+        *([_tree_chart(results.tree)] if results.tree.children else []),
     ]
 
 
@@ -131,13 +121,21 @@ def _over_time(unlimited: Sequence[RunResult]) -> Iterator[Chart]:
         "hit-ratio",
         "Hit ratio over the run",
         "Prompt tokens served from the prefix cache, of all so far.",
-        lambda axes: _draw_hit_ratio(axes, unlimited),
+        lambda axes: _draw_over_time(
+            axes, unlimited, lambda usage: usage.hit_ratio, ylabel="hit ratio", ylim=(0, 1)
+        ),
     )
     yield Chart(
         "prefilled",
         "Tokens computed so far",
         "What is left for the engine to compute: the lower, the better.",
-        lambda axes: _draw_prefilled(axes, unlimited),
+        lambda axes: _draw_over_time(
+            axes,
+            unlimited,
+            lambda usage: usage.prefilled_tokens / 1_000,
+            ylabel="thousand tokens",
+            ylim=(0, None),
+        ),
     )
     is_measured = all(run.first_token_s for run in unlimited)
     yield Chart(
@@ -180,17 +178,16 @@ def _over_settings(results: Results, runs: Sequence[RunResult]) -> Iterator[Char
         )
 
 
-def _of_prompts(tree: TreeNode) -> Iterator[Chart]:
-    if tree.children:
-        yield Chart(
-            "tree",
-            "What was sent, as a prefix tree",
-            "Each row is a block further into the prompt. The width is the share of all block "
-            "tokens whose prompts begin like this; the number says how many these are. The darker, "
-            "the more often served after it was computed once; pale boxes are many small ones.",
-            lambda axes: _draw_tree(axes, tree),
-            is_wide=True,
-        )
+def _tree_chart(tree: TreeNode) -> Chart:
+    return Chart(
+        "tree",
+        "What was sent, as a prefix tree",
+        "Each row is a block further into the prompt. The width is the share of all block tokens "
+        "whose prompts begin like this; the number says how many these are. The darker, the more "
+        "often served after it was computed once; pale boxes are many small ones.",
+        lambda axes: _draw_tree(axes, tree),
+        is_wide=True,
+    )
 
 
 def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
@@ -214,20 +211,14 @@ def _style(run: RunResult, number: int) -> dict[str, Any]:
     }
 
 
-def _draw_hit_ratio(axes: Axes, runs: Sequence[RunResult]) -> None:
+def _draw_over_time(
+    axes: Axes, runs: Sequence[RunResult], value: Callable[[CacheUsage], float], **settings: Any
+) -> None:
+    """Draw a line a run: a value of all usages so far."""
     for number, run in enumerate(runs):
-        ratios = [usage.hit_ratio for usage in accumulate(run.usages)]
-        axes.plot(range(1, len(ratios) + 1), ratios, **_style(run, number))
-    axes.set(xlabel=_IN_ORDER, ylabel="hit ratio", ylim=(0, 1))
-    _finish(axes)
-
-
-def _draw_prefilled(axes: Axes, runs: Sequence[RunResult]) -> None:
-    for number, run in enumerate(runs):
-        prefilled = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]
-        axes.plot(range(1, len(prefilled) + 1), prefilled, **_style(run, number))
-    axes.set(xlabel=_IN_ORDER, ylabel="thousand tokens")
-    axes.set_ylim(bottom=0)
+        values = [value(usage) for usage in accumulate(run.usages)]
+        axes.plot(range(1, len(values) + 1), values, **_style(run, number))
+    axes.set(xlabel="requests, in the order in which they ran", **settings)
     _finish(axes)
 
 
@@ -237,15 +228,13 @@ def _draw_first_token(axes: Axes, runs: Sequence[RunResult]) -> None:
         seconds = sorted(run.first_token_s or estimated)
         shares = [place / len(seconds) for place in range(1, len(seconds) + 1)]
         axes.step(seconds, shares, where="post", **_style(run, number))
-    axes.set(xlabel="seconds", ylabel="share of the requests", ylim=(0, 1))
-    axes.set_xlim(left=0)
+    axes.set(xlabel="seconds", ylabel="share of the requests", xlim=(0, None), ylim=(0, 1))
     _finish(axes)
 
 
 def _draw_cache_sizes(axes: Axes, runs: Sequence[RunResult]) -> None:
     sizes = sorted({run.capacity_tokens for run in runs if run.capacity_tokens is not None})
-    places: dict[int | None, int] = {size: place for place, size in enumerate(sizes)}
-    places[None] = len(sizes)
+    places = {size: place for place, size in enumerate([*sizes, None])}
     _plot_policies(axes, runs, lambda run: places[run.capacity_tokens])
     axes.set_xticks(list(places.values()), [*map(_short, sizes), "unlimited"])
     axes.set_xlabel("tokens that the cache holds")
@@ -317,9 +306,6 @@ def _draw_tree(axes: Axes, root: TreeNode) -> None:
     axes.set_ylabel("block of the prompt")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-
-
-_BLUE = (0.25, 0.56, 0.82)
 
 
 def _finish(axes: Axes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.results_file import Results
-from ctxreuse.evaluation.results.tables import tables
+from ctxreuse.evaluation.results.tables import best_of_ours, tables
 from ctxreuse.evaluation.traces.json_lines import file_errors
 
 _PAGE = HtmlPage(
@@ -81,11 +81,8 @@ def _cards(results: Results) -> Iterator[_Card]:
     yield _Card(
         "As retrieved", f"{base.total.hit_ratio:.0%}", "of the prompt tokens served from the cache"
     )
-    for mode, name in (("online", "As requests arrive"), ("offline", "As one batch")):
-        ours = [run for run in unlimited if (run.strategy, run.mode) == ("reuse", mode)]
-        if not ours:
-            continue
-        best = min(ours, key=lambda run: run.total.prefilled_tokens)
+    for mode, best in best_of_ours(unlimited).items():
+        name = "As requests arrive" if mode == "online" else "As one batch"
         saved = (before - best.total.prefilled_tokens) / before if before else 0.0
         change = "fewer" if saved >= 0 else "more"
         yield _Card(

@@ -4,44 +4,33 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.replay.estimate import TraceSummary
-from ctxreuse.evaluation.replay.explain_plan import explain_plan
+from ctxreuse.evaluation.replay.estimate import (
+    TraceSummary,
+    deduplications,
+    estimate,
+    estimate_over_k,
+    files_of,
+    reuse_bounds,
+    shown,
+    usual_ks,
+)
+from ctxreuse.evaluation.replay.explain_plan import TreeNode, explain_plan, sent_tree
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import Part
-from ctxreuse.evaluation.replay.run_result import RunResult
-from ctxreuse.evaluation.replay.sent_tree import TreeNode, sent_tree
+from ctxreuse.evaluation.replay.policies import POLICIES, Part, RunResult
+from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.evaluation.traces.json_lines import file_errors
-from ctxreuse.evaluation.traces.trace_files import Corpus
+from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
 
 _FORMAT = 1
 _WORST = 10
-_CSV = (
-    "part",
-    "policy",
-    "deduplicated",
-    "capacity_tokens",
-    "k",
-    "sessions",
-    "requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "prefilled_tokens",
-    "hit_ratio",
-    "planning_ms",
-    "first_token_p50_s",
-    "first_token_p95_s",
-    "scored",
-    "f1",
-    "exact_match",
-    "failures",
-)
+_NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
 
 Run = RunResult
 """The former name of `RunResult`."""
@@ -149,9 +138,9 @@ class Results:
             file_errors(path, "written"),
             Path(path).open("w", encoding="utf-8", newline="") as file,
         ):
-            writer = csv.writer(file)
-            writer.writerow(_CSV)
-            writer.writerows(map(_csv_row, self.runs))
+            writer = csv.DictWriter(file, [name for name, _ in _columns(_NO_RUN)])
+            writer.writeheader()
+            writer.writerows(dict(_columns(run)) for run in self.runs)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -190,25 +179,66 @@ class Results:
             ) from error
 
 
-def _csv_row(run: RunResult) -> list[object]:
-    total = run.total
-    seconds = map(run.first_token_percentile_s, (50, 95)) if run.first_token_s else ()
-    means = (run.mean_f1, run.mean_exact_match) if run.scores else ()
-    return [
-        run.part,
-        run.policy,
-        run.deduplicated,
-        run.capacity_tokens,
-        run.k,
-        run.sessions,
-        len(run.prompt_tokens),
-        total.prompt_tokens,
-        total.cached_tokens,
-        total.prefilled_tokens,
-        round(total.hit_ratio, 6),
-        run.planning_ms,
-        *([round(one, 6) for one in seconds] or (None, None)),
-        len(run.scores),
-        *([round(one, 6) for one in means] or (None, None)),
-        run.failures,
-    ]
+def _columns(run: RunResult) -> Iterator[tuple[str, object]]:
+    """Yield the columns of a line of CSV, with a run's values."""
+    for name in ("part", "policy", "deduplicated", "capacity_tokens", "k", "sessions"):
+        yield name, getattr(run, name)
+    yield "requests", len(run.prompt_tokens)
+    for name in ("prompt_tokens", "cached_tokens", "prefilled_tokens"):
+        yield name, getattr(run.total, name)
+    yield "hit_ratio", round(run.total.hit_ratio, 6)
+    yield "planning_ms", run.planning_ms
+    for share in (50, 95):
+        seconds = round(run.first_token_percentile_s(share), 6) if run.first_token_s else None
+        yield f"first_token_p{share}_s", seconds
+    yield "scored", len(run.scores)
+    yield "f1", round(run.mean_f1, 6) if run.scores else None
+    yield "exact_match", round(run.mean_exact_match, 6) if run.scores else None
+    yield "failures", run.failures
+
+
+def measure_savings(
+    trace: str,
+    corpus: str | None = None,
+    *,
+    capacities: Sequence[int] = (),
+    tokenizer: str | Path | None = None,
+    for_report: bool = False,
+    progress: Progress = no_progress,
+) -> Results:
+    """Replay a trace under every policy, with an unlimited cache and smaller ones.
+
+    Args:
+        trace: A trace, or a folder that holds a recording.
+        corpus: Its blocks; None is `corpus.jsonl` beside the trace.
+        capacities: Tokens that the smaller caches hold; where empty, sizes that suit the trace.
+        tokenizer: A `tokenizer.json`, to count whole prompts; None counts blocks by their tokens.
+        for_report: Whether to measure what only a report shows, too: several numbers of blocks a
+            request, and which requests lost most.
+        progress: Is told how far it is.
+
+    Raises:
+        InputFileError: A file is missing or broken.
+        MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
+    """
+    trace_path, corpus_path = files_of(trace, corpus)
+    blocks = read_corpus(corpus_path)
+    requests = read_trace(trace_path, blocks)
+    summary = TraceSummary.of(requests)
+    encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
+    sizes = [None, *capacities] if capacities else summary.cache_sizes()
+    ks = usual_ks(requests) if for_report else []
+    rounds = len(POLICIES) * (len(deduplications(requests)) * len(sizes) + len(ks))
+    with progress("replaying", 2 * rounds * len(requests)) as advance:
+        replay = Replay(requests, blocks, encoder, advance)
+        runs = list(estimate(replay, sizes))
+        over_k = [run for _, run in estimate_over_k(replay, ks)]
+    return Results.of(
+        Path(trace).name,
+        "blocks" if tokenizer is None else "tokens",
+        summary,
+        [*runs, *over_k],
+        shown(runs).planned if for_report else (),
+        blocks,
+        bounds=reuse_bounds(requests, ks),
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
-from ctxreuse.evaluation.replay.policies import POLICIES, Part
-from ctxreuse.evaluation.replay.run_result import RunResult
+from ctxreuse.evaluation.replay.policies import POLICIES, Part, RunResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving.emulation.rates import COMMON_RATES
@@ -157,32 +156,31 @@ def comparison(old: Results, new: Results) -> Iterator[Shown]:
         if was_set != value:
             yield f"not the same setting: {name} was {was_set}, is {value}"
     before = {_key(run): run for run in old.runs}
-    rows = []
-    alike = 0
-    new_parts, old_parts = ({run.part for run in one.runs} for one in (new, old))
-    for part, number in Counter(run.part for run in new.runs).items():
-        if part not in old_parts:
-            yield f"not measured before: {part}, all {number:,} runs"
-    for run in new.runs:
-        earlier = before.pop(_key(run), None)
-        if earlier is None:
-            if run.part in old_parts:
-                yield f"not measured before: {_run_name(run)}"
-        elif run.total == earlier.total:
-            alike += 1
-        else:
-            rows.append(_changed(run, earlier))
-    for run in before.values():
-        if run.part in new_parts:
-            yield f"no longer measured: {_run_name(run)}"
-    for part, number in Counter(run.part for run in before.values()).items():
-        if part not in new_parts:
-            yield f"no longer measured: {part}, all {number:,} runs"
+    now = {_key(run): run for run in new.runs}
+    yield from _only_in(now, before, "not measured before")
+    yield from _only_in(before, now, "no longer measured")
+    both = [(run, before[key]) for key, run in now.items() if key in before]
+    rows = [_changed(run, earlier) for run, earlier in both if run.total != earlier.total]
     if rows:
         change = ("change", "prefilled,\ntimes before", "planning ms\nbefore", "now")
         title = "Hit ratio and prefilled tokens, before and now"
         yield Table(title, (_POLICY, "before", "now", *change), tuple(rows))
-    yield f"{alike} of {len(new.runs)} runs are exactly as before"
+    yield f"{len(both) - len(rows)} of {len(new.runs)} runs are exactly as before"
+
+
+def _only_in(
+    runs: Mapping[tuple[object, ...], RunResult],
+    others: Mapping[tuple[object, ...], RunResult],
+    what: str,
+) -> Iterator[str]:
+    """Yield the parts of a benchmark, and the runs of common parts, that others lack."""
+    parts = {run.part for run in others.values()}
+    for part, number in Counter(run.part for run in runs.values()).items():
+        if part not in parts:
+            yield f"{what}: {part}, all {number:,} runs"
+    for key, run in runs.items():
+        if key not in others and run.part in parts:
+            yield f"{what}: {_run_name(run)}"
 
 
 # tables
@@ -209,75 +207,74 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def demo_table(runs: _Runs) -> Table:
-    """Return hit ratios, prefilled tokens and planning time of all policies.
+    """Return hit ratios, prefilled tokens and planning time of all policies, by cache size.
 
     Args:
-        runs: As for the table of policies.
+        runs: Without and with de-duplication, each with the same cache sizes; as retrieved first.
     """
-    sizes = _sizes(runs)
-    base = {size: next(run for run in runs if run.capacity_tokens == size) for size in sizes}
-
-    def cells(row: Mapping[int | None, RunResult]) -> Iterator[str]:
-        for size in sizes:
-            yield f"{row[size].total.hit_ratio:.3f}"
-            yield f"{row[size].total.prefilled_tokens:,}"
-            yield f"{_times(row[size], base[size]):.2f}"
-        yield f"{row[sizes[0]].planning_ms:.3f}"
-
-    of_size = (
-        (f"hit ratio\n{name}", f"prefilled\n{name}", "to as\nretrieved")
-        for name in map(_capacity, sizes)
-    )
-    return Table(
+    return _by_cache_size(
         "What the engine's prefix cache serves",
-        (_POLICY, *(column for columns in of_size for column in columns), "planning\nms"),
-        tuple(_by_policy(runs, cells, ("without de-duplication", "with de-duplication"))),
+        runs,
+        ("without de-duplication", "with de-duplication"),
+        lambda size: (f"hit ratio\n{size}", f"prefilled\n{size}", "to as\nretrieved"),
+        lambda run, base: (
+            f"{run.total.hit_ratio:.3f}",
+            f"{run.total.prefilled_tokens:,}",
+            f"{_times(run, base):.2f}",
+        ),
     )
 
 
 def _policies(runs: _Runs) -> Table:
-    """Return policies by cache size.
+    return _by_cache_size(
+        f"{_TIMES.capitalize()}; by cache size",
+        runs,
+        ("", _DEDUPLICATED),
+        lambda size: (size,),
+        lambda run, base: (_ratio_and_times(run, base),),
+    )
 
-    Args:
-        runs: Policies with and without de-duplication, each with the same cache sizes; as retrieved
-            first.
+
+def _by_cache_size(
+    title: str,
+    runs: _Runs,
+    headings: tuple[str, str],
+    columns: Callable[[str], tuple[str, ...]],
+    cells: Callable[[RunResult, RunResult], tuple[str, ...]],
+) -> Table:
+    """Return a table with a row a policy, and columns for each cache size.
+
+    The runs are policies with and without de-duplication, each with the same cache sizes; as
+    retrieved first.
     """
     sizes = _sizes(runs)
     base = {size: next(run for run in runs if run.capacity_tokens == size) for size in sizes}
 
-    def cells(row: Mapping[int | None, RunResult]) -> Iterator[str]:
-        for size in sizes:
-            yield _ratio_and_times(row[size], base[size])
-        yield f"{row[sizes[0]].planning_ms:.3f}"
+    def rows(runs: _Runs) -> Iterator[tuple[str, ...]]:
+        table: dict[str, dict[int | None, RunResult]] = {}
+        for run in runs:
+            table.setdefault(run.policy, {})[run.capacity_tokens] = run
+        for name, by_size in table.items():
+            shown = (cell for size in sizes for cell in cells(by_size[size], base[size]))
+            yield name, *shown, f"{by_size[sizes[0]].planning_ms:.3f}"
 
-    return Table(
-        f"{_TIMES.capitalize()}; by cache size",
-        (_POLICY, *map(_capacity, sizes), "planning\nms"),
-        tuple(_by_policy(runs, cells, ("", _DEDUPLICATED))),
-    )
+    head = (name for size in sizes for name in columns(_capacity(size)))
+    return Table(title, (_POLICY, *head, "planning\nms"), _grouped(runs, headings, rows))
 
 
-def _by_policy(
+def _grouped(
     runs: _Runs,
-    cells: Callable[[Mapping[int | None, RunResult]], Iterable[str]],
     headings: tuple[str, str],
-) -> Iterator[tuple[str, ...]]:
-    """Yield a row a policy, and a heading above those without and those with de-duplication.
-
-    Args:
-        runs: What is shown.
-        cells: From a policy's runs by cache size to the cells beside its name.
-        headings: The two headings; an empty one is left out.
-    """
-    table: dict[tuple[bool, str], dict[int | None, RunResult]] = {}
-    for run in runs:
-        table.setdefault((run.deduplicated, run.policy), {})[run.capacity_tokens] = run
-    for deduplicated, heading in zip((False, True), headings, strict=True):
-        of_kind = [(name, row) for (kind, name), row in table.items() if kind == deduplicated]
+    rows: Callable[[_Runs], Iterator[tuple[str, ...]]],
+) -> tuple[tuple[str, ...], ...]:
+    """Return rows of the runs without and of those with de-duplication, each under its heading."""
+    table: list[tuple[str, ...]] = []
+    for deduplicated, heading in enumerate(headings):
+        of_kind = [run for run in runs if run.deduplicated == bool(deduplicated)]
         if heading and of_kind:
-            yield (heading,)
-        for name, row in of_kind:
-            yield name, *cells(row)
+            table.append((heading,))
+        table += rows(of_kind)
+    return tuple(table)
 
 
 def _ks(results: Results) -> Table:
@@ -331,32 +328,25 @@ def _engine(title: str, runs: _Runs) -> Iterator[Table]:
     """
     base = runs[0]
 
-    def rows(
+    def table(
+        title: str,
+        head: tuple[str, ...],
         cells: Callable[[RunResult, RunResult], tuple[str, ...]],
-    ) -> Iterator[tuple[str, ...]]:
-        for deduplicated in (False, True):
-            of_kind = [run for run in runs if run.deduplicated == deduplicated]
-            if deduplicated and of_kind:
-                yield (_DEDUPLICATED,)
-            for run in of_kind:
+    ) -> Table:
+        def rows(runs: _Runs) -> Iterator[tuple[str, ...]]:
+            for run in runs:
                 common = set(run.request_ids) & set(base.request_ids)
                 sessions = f" ({run.sessions})" if run.part == Part.sessions else ""
                 yield f"{run.policy}{sessions}", *cells(run.only(common), base.only(common))
 
-    head = (
-        _POLICY,
-        "requests",
-        "hit\nratio",
-        "prefilled",
-        "to as\nretrieved",
-        "first token\np50 ms",
-        "\np95",
-        "p50 to as\nretrieved",
-    )
-    yield Table(title, head, tuple(rows(_usage)))
+        return Table(title, (_POLICY, *head), _grouped(runs, ("", _DEDUPLICATED), rows))
+
+    ratios = ("hit\nratio", "prefilled", "to as\nretrieved")
+    times = ("first token\np50 ms", "\np95", "p50 to as\nretrieved")
+    yield table(title, ("requests", *ratios, *times), _usage)
     if any(run.scores for run in runs):
-        scored = (_POLICY, "scored", "F1", "F1, change", "exact match")
-        yield Table("How good the answers are", scored, tuple(rows(_scores)))
+        scored = ("scored", "F1", "F1, change", "exact match")
+        yield table("How good the answers are", scored, _scores)
 
 
 # cells and words
@@ -456,15 +446,21 @@ def _in_words(summary: TraceSummary) -> str:
 def _advice(runs: _Runs) -> Iterator[str]:
     """Say what the best of this package's policies saves, one by one and as a batch."""
     before = runs[0].total.prefilled_tokens
-    for mode, when in (("online", "As they arrive"), ("offline", "As one batch")):
-        ours = [run for run in runs if (run.strategy, run.mode) == ("reuse", mode)]
-        if not ours or not before:
-            continue
-        best = min(ours, key=lambda one: one.total.prefilled_tokens)
+    if not before:
+        return
+    for mode, best in best_of_ours(runs).items():
         saved = before - best.total.prefilled_tokens
         seconds = saved / COMMON_RATES.prefill_tokens_per_s
         yield (
-            f"{when}: {saved / before:.0%} fewer tokens to compute "
+            f"{'As they arrive' if mode == 'online' else 'As one batch'}: "
+            f"{saved / before:.0%} fewer tokens to compute "
             f"({best.total.prefilled_tokens:,} instead of {before:,}); at "
             f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, {seconds:,.1f} s less."
         )
+
+
+def best_of_ours(runs: _Runs) -> dict[str, RunResult]:
+    """Return this package's runs that compute the fewest tokens: "online" and "offline"."""
+    by_work = sorted(runs, key=lambda run: run.total.prefilled_tokens)
+    best = {run.mode: run for run in reversed(by_work) if run.strategy == "reuse"}
+    return {mode: best[mode] for mode in ("online", "offline") if mode in best}
