@@ -134,6 +134,13 @@ class Tree:
         """Return whether a module is an `__init__`."""
         return self.paths[module].name == "__init__.py"
 
+    def is_empty_package(self, module: str) -> bool:
+        """Return whether a module is an `__init__` that holds at most a docstring."""
+        body = self.parsed[module].body
+        return self.is_package(module) and len(body) <= (
+            ast.get_docstring(self.parsed[module]) is not None
+        )
+
     def imports(self) -> set[Import]:
         """Return what imports what."""
         reexported = {
@@ -232,21 +239,19 @@ def longest_chain(graph: Graph) -> list[str]:
 
     @cache
     def chain(top: str) -> tuple[str, ...]:
-        return (top, *_longest(map(chain, sorted(below.get(top, ())))))
+        return (top, *max(map(chain, sorted(below.get(top, ()))), key=len, default=()))
 
-    return list(_longest(map(chain, sorted(below))))
-
-
-def _longest(chains: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return max(chains, key=lambda chain: len(chain), default=())
+    return list(max(map(chain, sorted(below)), key=len, default=()))
 
 
-def with_one_importer_at_most(tree: Tree, imports: Iterable[Import]) -> list[str]:
-    """Return the modules that no other file, or only one, imports."""
+def with_one_importer_at_most(tree: Tree, imports: Iterable[Import]) -> tuple[list[str], list[str]]:
+    """Return the modules that no other file, or only one, imports; the empty `__init__` apart."""
     importers: dict[str, set[str]] = defaultdict(set)
     for one in imports:
         importers[one.imported].add(one.importer)
-    return [module for module in tree.paths if len(importers[module]) <= 1]
+    lonely = [module for module in tree.paths if len(importers[module]) <= 1]
+    empty = [module for module in lonely if tree.is_empty_package(module)]
+    return [module for module in lonely if module not in empty], empty
 
 
 def shared_class_names(tree: Tree) -> dict[str, list[str]]:
@@ -356,13 +361,10 @@ class Recorder:
         entered, code = self._entered, frame.f_code
         if event != "call" or entered is None or not code.co_filename.startswith(self._folders):
             return
-        if not _is_unnamed(code.co_name):
+        name = code.co_name
+        if not (name.startswith("<") or (name.startswith("__") and name.endswith("__"))):
             is_standing = threading.get_ident() in self._standing
             entered[code] = entered.get(code, True) and is_standing
-
-
-def _is_unnamed(name: str) -> bool:
-    return name.startswith("<") or (name.startswith("__") and name.endswith("__"))
 
 
 class Stop(NamedTuple):
@@ -531,9 +533,11 @@ JOURNEYS: dict[str, tuple[Callable[[Recorder], None], Size | None]] = {
 """What each does, and its aim."""
 
 
-def median_trip(journey: Callable[[Recorder], None], times: int = _TIMES) -> Trip:
+def median_trip(
+    journey: Callable[[Recorder], None], root: Path = ROOT, times: int = _TIMES
+) -> Trip:
     """Return the trip of median size out of several, after one that is not counted."""
-    recorder = Recorder(ROOT, PRODUCT)
+    recorder = Recorder(root, PRODUCT)
     trips = []
     with recorder.installed():
         for _ in range(times + 1):
@@ -549,31 +553,34 @@ class Aim:
     Attributes:
         what: What is measured.
         measured: How it is.
+        details: What to look at.
         aim: How it shall be; None is no aim.
         is_reached: Whether it is so.
-        details: What to look at.
     """
 
     what: str
     measured: Any
-    aim: str | None
-    is_reached: bool | None
     details: Any = ()
+    aim: str | None = None
+    is_reached: bool | None = None
 
 
-def layout(tree: Tree, imports: set[Import], root: Path = ROOT) -> list[Aim]:
+def at_most(what: str, measured: int, most: int, details: Any = ()) -> Aim:
+    """Return an aim that a number does not pass another."""
+    aim = f"at most {most:,}" if most else "0"
+    return Aim(what, measured, details, aim, measured <= most)
+
+
+def layout(imports: set[Import], root: Path = ROOT) -> list[Aim]:
     """Measure the first aim: folders, layers and cycles."""
     shown = entries(root / "ctxreuse")
     folders = files_by_folder(root, PRODUCT)
     full = {name: files for name, files in folders.items() if files > MOST_FILES_IN_A_FOLDER}
-    layers = contract_layers(root)
+    of_folders = {name: str(files) + " !" * (name in full) for name, files in folders.items()}
     chain = longest_chain(graph_of(imports, "module"))
     tight = cycles(graph_of(imports, "module"))
-    loose = [
-        cycle
-        for cycle in cycles(graph_of(imports, "module", "TYPE_CHECKING", "function"))
-        if cycle not in tight
-    ]
+    every = cycles(graph_of(imports, "module", "TYPE_CHECKING", "function"))
+    loose = [cycle for cycle in every if cycle not in tight]
     mend = [
         f"{one.importer} imports {one.imported} ({one.kind})"
         for one in sorted(imports)
@@ -581,24 +588,12 @@ def layout(tree: Tree, imports: set[Import], root: Path = ROOT) -> list[Aim]:
         if one.importer in cycle and one.imported in cycle and one.kind != "module"
     ]
     return [
-        Aim(
-            "entries of ctxreuse",
-            len(shown),
-            f"at most {MOST_ENTRIES}",
-            len(shown) <= MOST_ENTRIES,
-            shown,
-        ),
-        Aim(
-            f"folders with over {MOST_FILES_IN_A_FOLDER} files",
-            len(full),
-            "0",
-            not full,
-            {name: str(files) + " !" * (name in full) for name, files in folders.items()},
-        ),
-        Aim("layers of the contract", layers, f"at most {MOST_LAYERS}", layers <= MOST_LAYERS),
-        Aim("longest chain of imports", len(chain), None, None, chain),
-        Aim("cycles of module-level imports", len(tight), "0", not tight, list(map(list, tight))),
-        Aim("cycles by other imports", len(loose), "0", not loose, mend),
+        at_most("entries of ctxreuse", len(shown), MOST_ENTRIES, shown),
+        at_most(f"folders with over {MOST_FILES_IN_A_FOLDER} files", len(full), 0, of_folders),
+        at_most("layers of the contract", contract_layers(root), MOST_LAYERS),
+        Aim("longest chain of imports", len(chain), chain),
+        at_most("cycles of module-level imports", len(tight), 0, list(map(list, tight))),
+        at_most("cycles by other imports", len(loose), 0, mend),
     ]
 
 
@@ -606,67 +601,48 @@ def names(tree: Tree) -> list[Aim]:
     """Measure the second aim: what a name means."""
     classes = shared_class_names(tree)
     modules, beside = shared_module_names(tree)
-    aim = f"at most {MOST_SHARED_NAMES}"
     return [
-        Aim(
-            "class names more than once",
-            len(classes),
-            aim,
-            len(classes) <= MOST_SHARED_NAMES,
-            classes,
-        ),
-        Aim(
-            "module names more than once",
-            len(modules),
-            aim,
-            len(modules) <= MOST_SHARED_NAMES,
-            modules,
-        ),
-        Aim("folder names that a module has, too", len(beside), None, None, beside),
+        at_most("class names more than once", len(classes), MOST_SHARED_NAMES, classes),
+        at_most("module names more than once", len(modules), MOST_SHARED_NAMES, modules),
+        Aim("folder names that a module has, too", len(beside), beside),
     ]
 
 
 def sizes(tree: Tree, imports: set[Import]) -> list[Aim]:
     """Measure the third aim: files and lines."""
-    lonely = with_one_importer_at_most(tree, imports)
+    lonely, empty = with_one_importer_at_most(tree, imports)
     lines = sum(len(path.read_bytes().splitlines()) for path in tree.paths.values())
-    third = len(tree.paths) / 3
+    aim, is_reached = f"under a third of {len(tree.paths)}", len(lonely) < len(tree.paths) / 3
     return [
-        Aim(
-            "files with at most one importer",
-            len(lonely),
-            f"under a third of {len(tree.paths)}",
-            len(lonely) < third,
-            lonely,
-        ),
-        Aim("files", len(tree.paths), None, None),
-        Aim("lines", lines, f"at most {MOST_LINES:,}", lines <= MOST_LINES),
+        Aim("files with at most one importer", len(lonely), lonely, aim, is_reached),
+        Aim("such __init__ with a docstring only", len(empty), empty),
+        Aim("files", len(tree.paths)),
+        at_most("lines", lines, MOST_LINES),
     ]
 
 
-def journeys() -> list[Aim]:
+def journeys(root: Path) -> list[Aim]:
     """Measure the fourth aim: what a call goes through."""
     measured = []
     for name, (journey, aim) in JOURNEYS.items():
-        trip = median_trip(journey)
+        trip = median_trip(journey, root)
         size, whole = trip.size, trip.whole_size
         is_reached = aim and size.functions <= aim.functions and size.files <= aim.files
-        more = (
-            [] if whole == size else [f"{whole} with the inner model and threads that stood before"]
-        )
-        measured.append(Aim(name, size, aim and str(aim), is_reached, more))
+        more = f"{whole} with the inner model and threads that stood before"
+        details = [] if whole == size else [more]
+        measured.append(Aim(name, size, details, aim and str(aim), is_reached))
     return measured
 
 
-def measure() -> dict[str, list[Aim]]:
-    """Measure all that can be counted."""
-    tree = Tree.of(ROOT, PRODUCT, IMPORT_ROOTS)
+def measure(root: Path) -> dict[str, list[Aim]]:
+    """Measure all that can be counted of a checkout."""
+    tree = Tree.of(root, PRODUCT, IMPORT_ROOTS)
     imports = tree.imports()
     return {
-        "1. layout": layout(tree, imports),
+        "1. layout": layout(imports, root),
         "2. names": names(tree),
         "3. size": sizes(tree, imports),
-        "4. journeys": journeys(),
+        "4. journeys": journeys(root),
     }
 
 
@@ -680,16 +656,19 @@ def main() -> None:
         "--list", choices=JOURNEYS, metavar="NAME", help="list a journey's functions"
     )
     parser.add_argument("--brief", action="store_true", help="print the numbers only")
+    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout to measure")
     arguments = parser.parse_args()
+    root = arguments.root.resolve()
     for folder in reversed(IMPORT_ROOTS):
-        sys.path.insert(0, str(ROOT / folder))
+        sys.path.insert(0, str(root / folder))
     warnings.simplefilter("ignore")  # the frameworks' own
     if arguments.list:
-        print_trip(median_trip(JOURNEYS[arguments.list][0]))
+        print_trip(median_trip(JOURNEYS[arguments.list][0], root))
     elif arguments.json:
-        print(json.dumps({title: list(map(as_json, aims)) for title, aims in measure().items()}))
+        measured = measure(root)
+        print(json.dumps({title: list(map(as_json, aims)) for title, aims in measured.items()}))
     else:
-        print_aims(measure(), brief=arguments.brief)
+        print_aims(measure(root), brief=arguments.brief)
 
 
 def print_trip(trip: Trip) -> None:
