@@ -19,7 +19,7 @@ from shared import data_folder, new_table, read_named_trace
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
-from ctxreuse.evaluation.replay.policies import Mode
+from ctxreuse.evaluation.replay.policies import TraceMode
 from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
@@ -46,7 +46,9 @@ def main() -> None:
         _compare(console, data, peer, mode)
 
 
-def _compare(console: Console, data: Path, peer: dict[str, dict[str, float]], mode: Mode) -> None:
+def _compare(
+    console: Console, data: Path, peer: dict[str, dict[str, float]], mode: TraceMode
+) -> None:
     title = f"{mode}, unlimited cache and one of {SMALL_CACHE_TOKENS:,} tokens"
     columns = (
         "trace",
@@ -87,7 +89,9 @@ def _compare(console: Console, data: Path, peer: dict[str, dict[str, float]], mo
     console.print(f"geometric mean of ctxreuse / peer, {mode}: {mean:.3f}\n")
 
 
-def _measure(trace: list[TraceRequest], corpus: Corpus, mode: Mode, strategy: Strategy) -> Measured:
+def _measure(
+    trace: list[TraceRequest], corpus: Corpus, mode: TraceMode, strategy: Strategy
+) -> Measured:
     usages = []
     planning_ms = []
     for capacity in (None, SMALL_CACHE_TOKENS):

@@ -19,6 +19,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import distribution
 from io import StringIO
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import httpx
@@ -361,6 +362,18 @@ def test_the_page_of_settings_names_all_of_them() -> None:
         if name != "self" and f"`{name}" not in text
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_what_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    packages = "ctxreuse|(?:langchain|llamaindex|mem0)_ctxreuse|chain_of_agents"
+    names = set(re.findall(rf"(?<![\w./-])(?:{packages})(?:\.\w+)+", text))
+    for name in names:
+        resolve_name(name)
+    folders = "ctxreuse|integrations|agents|tests|tools|benchmarks|notebooks"
+    paths = set(re.findall(rf"`((?:{folders})/[\w/.-]+)`", text))
+    assert {path for path in paths if not (ROOT / path).exists()} <= {"integrations/NAME_ctxreuse/"}
 
 
 @pytest.mark.parametrize(
