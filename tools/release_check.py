@@ -54,7 +54,7 @@ _RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ExtraResult:
     """How the features went with an extra: for each feature, its state and what was said."""
 
     extra: str
@@ -148,7 +148,7 @@ def _look_into(sdist: Path, wheel: Path) -> list[str]:
     return faults
 
 
-def _try(extra: str, wheel: Path, folder: Path, python: str) -> Tried:
+def _try(extra: str, wheel: Path, folder: Path, python: str) -> ExtraResult:
     environment = make_environment(folder / "venv", python)
     named = _NEEDS.get(extra, extra)
     environment.install(f"{wheel}[{named}]" if named else str(wheel))
@@ -157,7 +157,7 @@ def _try(extra: str, wheel: Path, folder: Path, python: str) -> Tried:
     tool = Path(__file__).with_name("installed_features.py")
     printed = run([str(environment.python), "-I", str(tool)], folder=work)
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"feature"')]
-    return Tried(extra, {one["feature"]: (one["state"], one["said"]) for one in lines})
+    return ExtraResult(extra, {one["feature"]: (one["state"], one["said"]) for one in lines})
 
 
 def _chosen(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -171,7 +171,7 @@ def _chosen(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(wanted) or [NO_EXTRA, *(name for name in known if name != GPU)]
 
 
-def _table(tried: Sequence[Tried]) -> Table:
+def _table(tried: Sequence[ExtraResult]) -> Table:
     marks = {WORKS: "[green]works[/]", SAYS_SO: "[dim]says so[/]", FAILS: "[red]fails[/]"}
     table = Table(
         title="features with each extra alone", caption="says so: names the extra it needs"
@@ -199,7 +199,7 @@ def main(
     console = Console() if Console().is_terminal else Console(width=200)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    tried: list[Tried] = []
+    tried: list[ExtraResult] = []
     try:
         chosen = _chosen(extra or [], list(project["optional-dependencies"]))
         with (

@@ -14,7 +14,7 @@ from ctxreuse.adapters.plan_metadata import (
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.rendering import Part, Reference, SentBlock, Templates, render_turn
+from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 
 
 def format_documents(
@@ -65,7 +65,7 @@ def _render_as_planned(
             return None
     block_at = {label: block for label, (_, block) in at.items()}
     missing = {part[0] for part in plan["parts"] if len(part) == 2} - set(at)
-    parts: list[Part] = []
+    parts: list[TurnPart] = []
     for part in plan["parts"]:
         if len(part) == 3:
             parts.append(Reference(*part))

@@ -162,7 +162,7 @@ class Reference(NamedTuple):
     annotation: str
 
 
-Part = SentBlock | Reference
+TurnPart = SentBlock | Reference
 
 
 def render_block(label: str, text: str, templates: Templates) -> str:
@@ -171,7 +171,7 @@ def render_block(label: str, text: str, templates: Templates) -> str:
 
 
 def render_turn(
-    parts: Iterable[Part], order_annotation: str | None, query: str, templates: Templates
+    parts: Iterable[TurnPart], order_annotation: str | None, query: str, templates: Templates
 ) -> str:
     """Return the content of one turn's user message.
 
@@ -246,7 +246,7 @@ def repeated_length(earlier: str, text: str) -> int:
     return 0
 
 
-def replace_overlaps(parts: Iterable[Part], shown: Mapping[str, str]) -> list[Part]:
+def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> list[TurnPart]:
     """Mark the blocks whose beginning repeats the end of a block before them.
 
     Splitters with an overlap make such blocks. A block stays whole; only its rendering replaces the
@@ -262,7 +262,7 @@ def replace_overlaps(parts: Iterable[Part], shown: Mapping[str, str]) -> list[Pa
         `SentBlock.repeats` under which label they stand.
     """
     texts = dict(shown)
-    marked: list[Part] = []
+    marked: list[TurnPart] = []
     for part in parts:
         if isinstance(part, SentBlock):
             longest, label = 0, ""

@@ -19,7 +19,7 @@ from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, well_formed
 
 _REMEMBERED_PROMPTS = 256
 _LONGEST_NAME = 60
-HEAVIEST = 2**40
+MOST_BLOCK_TOKENS = 2**40
 """Tokens of a block count up to this, so that numbers stay printable."""
 
 
@@ -51,7 +51,7 @@ class SentPrompt:
         after: The request that the history ends with, if it is known.
         keys: The identities of its own blocks, in order.
         ids: Their ids.
-        tokens: Their tokens, each at most `HEAVIEST`.
+        tokens: Their tokens, each at most `MOST_BLOCK_TOKENS`.
     """
 
     request_id: str | int

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.rendering import (
-    Part,
     Reference,
     SentBlock,
     Templates,
+    TurnPart,
     render_messages,
     render_turn,
 )
@@ -41,7 +41,7 @@ class Plan:
 
     request: ContextRequest
     request_id: str | int
-    parts: tuple[Part, ...]
+    parts: tuple[TurnPart, ...]
     labels: Mapping[str, BlockId]
     order_annotation: str | None
     expected_cached_tokens: int

@@ -13,10 +13,10 @@ from itertools import count
 from threading import RLock
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
-from ctxreuse.context.rendering import Part, Reference, SentBlock, Templates, replace_overlaps
+from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, replace_overlaps
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.cooccurrence import Cooccurrence
-from ctxreuse.index.explain import HEAVIEST, LoggedPrompt, PromptLog, SentPrompt
+from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, PromptLog, SentPrompt
 from ctxreuse.index.path_search import heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, Conversations, History
@@ -340,7 +340,7 @@ class TenantPlanner:
         while request_id is None or (request.request_id is None and request_id in turn.state.index):
             request_id = f"request-{next(self._request_number)}"
         block_of = {block.key: block for block in reversed(request.blocks)}  # the first of a key
-        parts: list[Part] = []
+        parts: list[TurnPart] = []
         labels = dict(turn.history.labels)
         for key in order:
             block, label = block_of[key], label_of.get(key)
@@ -367,7 +367,7 @@ class TenantPlanner:
         )
 
     def _record(
-        self, turn: _Turn, request_id: str | int, parts: list[Part], ordinals: Sequence[int]
+        self, turn: _Turn, request_id: str | int, parts: list[TurnPart], ordinals: Sequence[int]
     ) -> tuple[LoggedPrompt, int]:
         """Record what a turn sends; return the record, and block tokens that were sent before."""
         request, index, conversations = turn.request, turn.state.index, turn.state.conversations
@@ -420,5 +420,5 @@ class TenantPlanner:
                 number = self._counts[key] = self._settings.count_tokens(block.text)
                 if len(self._counts) > _REMEMBERED_COUNTS:
                     del self._counts[next(iter(self._counts))]
-            tokens[key] = min(number, HEAVIEST)
+            tokens[key] = min(number, MOST_BLOCK_TOKENS)
         return tokens, {key: number or 1 for key, number in tokens.items()}

@@ -15,7 +15,7 @@ from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.simulate import Tokenizer, prompt_tokens, sent_blocks
 from ctxreuse.evaluation.traces.trace_files import Corpus, block_tokens
-from ctxreuse.index.explain import HEAVIEST, Explanation, SentPrompt, explain
+from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Explanation, SentPrompt, explain
 
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""
@@ -122,7 +122,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentPrompt:
         after=request.after,
         keys=tuple(block.key for block in blocks),
         ids=tuple(block.id for block in blocks),
-        tokens=tuple(min(block_tokens(block), HEAVIEST) for block in blocks),
+        tokens=tuple(min(block_tokens(block), MOST_BLOCK_TOKENS) for block in blocks),
     )
 
 
