@@ -20,7 +20,7 @@ from ctxreuse.serving.aio.closing import AsyncClosing
 from ctxreuse.serving.client.cached_tokens import CachedTokenReports, Expectation
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.connection import EngineConnection, ModelName
-from ctxreuse.serving.client.request import ClientPrompt, EngineCall, check_params, messages_of
+from ctxreuse.serving.client.request import EngineCall, Prompt, check_params, messages_of
 from ctxreuse.serving.client.stream import CompletionStream
 from ctxreuse.serving.client.transient_errors import BrokenReplyError, client_library_errors
 
@@ -131,7 +131,7 @@ class EngineClient(AsyncClosing):
 
     async def complete(
         self,
-        prompt: ClientPrompt,
+        prompt: Prompt,
         *,
         cache_salt: str | None = None,
         session_id: str | None = None,
@@ -166,7 +166,7 @@ class EngineClient(AsyncClosing):
 
     def stream(
         self,
-        prompt: ClientPrompt,
+        prompt: Prompt,
         *,
         cache_salt: str | None = None,
         session_id: str | None = None,
@@ -224,7 +224,7 @@ class EngineClient(AsyncClosing):
         """
         return PrefixCacheMetrics.parse(await self._connection.ask("GET", "/metrics"))
 
-    async def tokenize(self, prompt: ClientPrompt) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
 
         Raises:
@@ -256,7 +256,7 @@ class EngineClient(AsyncClosing):
 
     def _call(
         self,
-        prompt: ClientPrompt,
+        prompt: Prompt,
         cache_salt: str | None,
         session_id: str | None,
         params: Mapping[str, Any],

@@ -13,7 +13,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.cached_tokens import Expectation
 from ctxreuse.serving.client.completion import ChunkReader, Completion
 
-ClientPrompt: TypeAlias = Plan | Sequence[Message]
+Prompt: TypeAlias = Plan | Sequence[Message]
 """What is sent: a plan, or chat messages as they are."""
 
 _RESERVED = ("messages", "stream")

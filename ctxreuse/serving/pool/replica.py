@@ -18,7 +18,7 @@ from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.request import ClientPrompt
+from ctxreuse.serving.client.request import Prompt
 from ctxreuse.serving.client.stream import CompletionStream
 from ctxreuse.serving.client.transient_errors import is_retryable
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable
@@ -44,7 +44,7 @@ class Client(Protocol):
 
     async def complete(
         self,
-        prompt: ClientPrompt,
+        prompt: Prompt,
         *,
         session_id: str | None = None,
         on_first_token: Callable[[], object] | None = None,
@@ -53,7 +53,7 @@ class Client(Protocol):
         """Send a prompt and wait for the whole answer."""
 
     def stream(
-        self, prompt: ClientPrompt, *, session_id: str | None = None, **params: Any
+        self, prompt: Prompt, *, session_id: str | None = None, **params: Any
     ) -> CompletionStream:
         """Send a prompt and get the answer piece by piece."""
 
