@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ctxreuse.adapters.micro_batch import MicroBatcher, Scheduled
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPlanner, as_given
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, ScopedPrompt, as_given
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -66,7 +66,7 @@ class ModelGateway:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
-    def plan_batch(self, prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
+    def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return prompts that are known together in the order in which to send them, each once."""
         return self.attempt(lambda: self._planner.plan(prompts), lambda: as_given(prompts))
 
@@ -137,5 +137,5 @@ class ModelGateway:
             if close is not None:
                 await close()
 
-    def _scheduled(self, prompts: list[Prompt]) -> list[Scheduled[PlannedPrompt]]:
+    def _scheduled(self, prompts: list[ScopedPrompt]) -> list[Scheduled[PlannedPrompt]]:
         return [Scheduled(planned.position, planned) for planned in self.plan_batch(prompts)]

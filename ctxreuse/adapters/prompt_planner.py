@@ -47,7 +47,7 @@ class PromptPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ScopedPrompt:
     """A prompt that is about to be sent.
 
     Attributes:
@@ -105,7 +105,7 @@ class PromptPlanner:
         )
         self._lock = Lock()  # of _sent_texts
 
-    def plan(self, prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
+    def plan(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return the prompts in the order in which to send them, each once.
 
         Args:
@@ -169,7 +169,7 @@ class PromptPlanner:
         return None
 
 
-def as_given(prompts: Sequence[Prompt]) -> list[PlannedPrompt]:
+def as_given(prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
     """Return the prompts as they are, in the order of arrival: what to do where planning failed."""
     return [
         PlannedPrompt(position, tuple(part.text for part in prompt.parts))
@@ -208,7 +208,7 @@ class _Draft:
         answered: The number of the last part that the assistant said; -1 if there is none.
     """
 
-    def __init__(self, prompt: Prompt, registry: ContextRegistry) -> None:
+    def __init__(self, prompt: ScopedPrompt, registry: ContextRegistry) -> None:
         self.prompt = prompt
         self.pieces: deque[_PlacedPiece] = deque()
         self.texts = [""] * len(prompt.parts)

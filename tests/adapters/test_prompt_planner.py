@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters.prompt_planner import (
     PlannedPrompt,
-    Prompt,
     PromptPart,
     PromptPlanner,
+    ScopedPrompt,
     as_given,
     planner_or_new,
 )
@@ -36,11 +36,11 @@ class World:
     def context(self, letters: str) -> str:
         return self.registry.render([block(letter) for letter in letters])
 
-    def plan(self, *prompts: Prompt) -> list[PlannedPrompt]:
+    def plan(self, *prompts: ScopedPrompt) -> list[PlannedPrompt]:
         return self.prompts.plan(prompts)
 
     def one(self, *parts: PromptPart, **scope: Any) -> PlannedPrompt:
-        [planned] = self.plan(Prompt(parts, RequestScope(**scope)))
+        [planned] = self.plan(ScopedPrompt(parts, RequestScope(**scope)))
         return planned
 
     def user(self, text: str, **scope: Any) -> str:
@@ -86,7 +86,7 @@ def test_calls_without_a_context_are_given_back_as_they_are() -> None:
     )
     assert world.one(*parts) == PlannedPrompt(0, ("Be brief.", "Hi!", ""), ())
     assert world.plan() == []
-    assert world.plan(Prompt(())) == [PlannedPrompt(0, ())]
+    assert world.plan(ScopedPrompt(())) == [PlannedPrompt(0, ())]
 
 
 @given(before=st.text(), between=st.text(min_size=1), behind=st.text())
@@ -105,7 +105,7 @@ def test_no_document_is_lost_or_altered(text: str, other: str) -> None:
     documents = [block("x", text), block("y", other), block("z", "end")]
     world.user(world.registry.render(documents))
     [planned] = world.plan(
-        Prompt((PromptPart("user", world.registry.render(documents[::-1])),), RequestScope())
+        ScopedPrompt((PromptPart("user", world.registry.render(documents[::-1])),), RequestScope())
     )
     [plan] = planned.plans
     assert sorted((one.id, one.text) for one in plan.blocks) == sorted(
@@ -297,7 +297,7 @@ def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
         f"{world.context(letters)}\n\nQ{number}?"
         for number, letters in enumerate(["abx", "cdy", "bza", "wdc"])
     ]
-    planned = world.plan(*(Prompt((PromptPart("user", text),)) for text in texts))
+    planned = world.plan(*(ScopedPrompt((PromptPart("user", text),)) for text in texts))
     assert [one.position for one in planned] == [0, 2, 1, 3]
     assert [letters_in(one.texts[0]) for one in planned] == ["abx", "abz", "cdy", "cdw"]
     for one in planned:
@@ -308,7 +308,7 @@ def test_calls_that_wait_together_are_planned_as_one_batch() -> None:
 def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
     world = World()
     prompts = ["x" * 100 + "1", "y" * 100, "x" * 100 + "2", "z"]
-    planned = world.plan(*(Prompt((PromptPart("user", text),)) for text in prompts))
+    planned = world.plan(*(ScopedPrompt((PromptPart("user", text),)) for text in prompts))
     assert [one.position for one in planned] == [0, 2, 1, 3]
     assert [one.texts[0] for one in planned] == [prompts[one.position] for one in planned]
 
@@ -316,14 +316,16 @@ def test_prompts_without_contexts_are_scheduled_by_common_beginning() -> None:
 def test_equal_texts_of_two_tenants_are_no_common_beginning() -> None:
     world = World()
     scopes = [RequestScope(tenant=name) for name in ("t1", "t2", "t1")]
-    calls = [Prompt((PromptPart("user", "x" * 500),), scope) for scope in scopes]
+    calls = [ScopedPrompt((PromptPart("user", "x" * 500),), scope) for scope in scopes]
     assert [one.position for one in world.plan(*calls)] == [0, 2, 1]
 
 
 @given(st.lists(st.sampled_from(["abc", "cab", "xyz", "", "zb"]), max_size=8))
 def test_each_call_comes_back_once(contexts: list[str]) -> None:
     world = World()
-    calls = [Prompt((PromptPart("user", world.context(letters) + "?"),)) for letters in contexts]
+    calls = [
+        ScopedPrompt((PromptPart("user", world.context(letters) + "?"),)) for letters in contexts
+    ]
     planned = world.plan(*calls)
     assert sorted(one.position for one in planned) == list(range(len(contexts)))
     for one in planned:
@@ -332,7 +334,7 @@ def test_each_call_comes_back_once(contexts: list[str]) -> None:
 
 def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
     world = World()
-    [planned] = world.plan(Prompt((PromptPart("user", world.context("abc")),)))
+    [planned] = world.plan(ScopedPrompt((PromptPart("user", world.context("abc")),)))
     assert world.planner.statistics().requests == 1
     world.prompts.forget(planned.plans)
     world.prompts.forget(planned.plans)
@@ -360,7 +362,7 @@ def test_texts_with_lone_surrogates_are_planned() -> None:
 
 
 def test_calls_as_given_keep_order_and_texts() -> None:
-    calls = [Prompt((PromptPart("system", "s"), PromptPart("user", "u"))), Prompt(())]
+    calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
     assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 

@@ -33,7 +33,7 @@ from ctxreuse.adapters.ordered_release import (
     in_event_loop,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, planner_or_new
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, ScopedPrompt, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
@@ -263,7 +263,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             if found is not None:
                 texts[position] = found
         prompts = [
-            Prompt(found.parts, scope_from_config(configs[position]))
+            ScopedPrompt(found.parts, scope_from_config(configs[position]))
             for position, found in texts.items()
         ]
         positions = list(texts)
@@ -411,7 +411,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             planned = slot.take()  # None if the plan was taken before
             slot.leave()
         if texts is not None and planned is None:
-            planned = self._gateway.plan(Prompt(texts.parts, self._carried.scope))
+            planned = self._gateway.plan(ScopedPrompt(texts.parts, self._carried.scope))
         return self._with_plan(messages, arguments, texts, planned)
 
     async def _aoutgoing(
@@ -424,7 +424,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             planned = slot.take()
             slot.leave()
         if texts is not None and planned is None:
-            planned = await self._gateway.aplan(Prompt(texts.parts, self._carried.scope))
+            planned = await self._gateway.aplan(ScopedPrompt(texts.parts, self._carried.scope))
         return self._with_plan(messages, arguments, texts, planned)
 
     def _with_plan(

@@ -9,7 +9,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
-from ctxreuse.adapters.prompt_planner import Prompt, PromptPart
+from ctxreuse.adapters.prompt_planner import PromptPart, ScopedPrompt
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import RequestScope
 
@@ -38,9 +38,9 @@ def message_as_openai(message: ChatMessage) -> Message:
     return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
 
 
-def prompt_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> Prompt:
+def prompt_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> ScopedPrompt:
     """Return chat messages as a prompt: a part for each text block."""
-    return Prompt(
+    return ScopedPrompt(
         tuple(
             PromptPart(openai_role(message.role), text)
             for message in messages

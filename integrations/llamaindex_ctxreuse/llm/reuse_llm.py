@@ -26,7 +26,7 @@ from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, planned_aside
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, Prompt, PromptPart, planner_or_new
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPart, ScopedPrompt, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.scope import current_scope
@@ -54,7 +54,7 @@ class _ModelCall(Generic[_Answer_co]):
         send: Calls the model with the planned prompt.
     """
 
-    prompt: Prompt
+    prompt: ScopedPrompt
     send: Callable[[PlannedPrompt], _Answer_co]
 
 
@@ -303,7 +303,7 @@ class ReuseLLM(DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         options = self._options(arguments)
         return _ModelCall(
-            Prompt((PromptPart("user", text),), current_scope()),
+            ScopedPrompt((PromptPart("user", text),), current_scope()),
             lambda planned: method(planned.texts[0], **options),
         )
 
@@ -326,9 +326,9 @@ class ReuseLLM(DelegatingLLM):
 
         return _ModelCall(prompt, send)
 
-    def _prompt(self, messages: Sequence[ChatMessage]) -> Prompt:
+    def _prompt(self, messages: Sequence[ChatMessage]) -> ScopedPrompt:
         return self._gateway.attempt(
-            lambda: prompt_of_messages(messages, current_scope()), lambda: Prompt(())
+            lambda: prompt_of_messages(messages, current_scope()), lambda: ScopedPrompt(())
         )
 
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
