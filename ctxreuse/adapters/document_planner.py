@@ -1,15 +1,17 @@
 """Plans retrieved items: what every adapter for documents shares.
 
-An adapter says how an item of its framework becomes a context block; the planner here returns the
-items in their planned order, each with its rank and label, and fails open.
+An adapter says how an item of its framework becomes a context block, and how a copy of it carries a
+plan; the planners here return the items in their planned order, each with its rank and label, and
+fail open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
+from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_choice
@@ -171,6 +173,98 @@ class DocumentPlanner(Generic[_Item]):
         return PlannedItems(sent, left_out, plan, annotation)
 
 
+class MetadataPlanner(Generic[_Item]):
+    """Plans what an adapter retrieves, as copies whose metadata carry rank, label and plan.
+
+    If planning fails, items go through as they came.
+
+    Args:
+        planner: Plans the contexts; None makes a new one.
+        annotation: Where annotations go.
+        component: The adapter's name, for the log.
+        block_of: Makes an item a block that tells it from others.
+        without_plan: Returns items as they were before an earlier plan; None if they have to stay.
+        carrying: Returns a copy of an item that carries plan metadata.
+        annotation_item: Makes an item of an annotation's text, the plan metadata that it carries,
+            and the items that it speaks of.
+
+    Raises:
+        InvalidRequestError: wrong type, or no such annotation mode.
+    """
+
+    def __init__(
+        self,
+        planner: ReusePlanner | None,
+        annotation: AnnotationMode,
+        component: str,
+        *,
+        block_of: Callable[[_Item], ContextBlock],
+        without_plan: Callable[[Sequence[_Item]], list[_Item] | None],
+        carrying: Callable[[_Item, dict[str, Any]], _Item],
+        annotation_item: Callable[[str, dict[str, Any], Sequence[_Item]], _Item],
+    ) -> None:
+        self._planner = DocumentPlanner(planner, block_of, annotation, component)
+        self._annotation = annotation
+        self._without_plan = without_plan
+        self._carrying = carrying
+        self._annotation_item = annotation_item
+        self._fail_open = FailOpen(component)
+
+    @property
+    def faults(self) -> int:
+        """How often planning has failed and items went through as they came."""
+        return self._planner.faults + self._fail_open.faults
+
+    def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
+        """Return what several queries retrieved, planned together, each in its planned order.
+
+        Returns:
+            The items of each query, in the order given, the annotation behind them if any.
+        """
+        return self._fail_open.attempt(
+            lambda: self._planned_batch(batch), lambda: [_as_they_came(one.items) for one in batch]
+        )
+
+    def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
+        results = [list(retrieved.items) for retrieved in batch]
+        unplanned: dict[int, RetrievedItems[_Item]] = {}
+        for position, retrieved in enumerate(batch):
+            items = self._without_plan(retrieved.items)
+            if items is not None:
+                unplanned[position] = replace(retrieved, items=items)
+        planned = self._planner.plan_batch(list(unplanned.values()))
+        for position, one in zip(unplanned, planned, strict=True):
+            if one.plan is not None:
+                results[position] = self._with_metadata(one, one.plan)
+        return results
+
+    def _with_metadata(self, planned: PlannedItems[_Item], plan: Plan) -> list[_Item]:
+        """Return copies that carry their plan, the annotation behind them."""
+        metadata = document_metadata(plan, with_order=self._annotation != "off")
+        copies = [
+            self._carrying(one.item, metadata.position(one.rank, one.label or ""))
+            for one in planned.items
+        ]
+        annotation = planned.annotation
+        if not copies and self._annotation == "metadata":
+            annotation = appended_annotation(plan, [])  # no copy is left to carry it
+        if annotation is not None:
+            shown = [one.item for one in planned.items or planned.left_out]
+            carried = metadata.annotation(annotation)
+            copies.append(self._annotation_item(annotation, carried, shown))
+        return copies
+
+
+def shared_names(metadata: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the names that all metadata have, empty: what an annotation among documents has.
+
+    A prompt for documents that names one of them would fail for a document that lacks it, and code
+    that lists the sources of an answer expects them.
+    """
+    names = [set(one) for one in metadata]
+    return dict.fromkeys(sorted(set.intersection(*names)) if names else [], "")
+
+
 def as_retrieved(items: Sequence[_Item]) -> PlannedItems[_Item]:
     """Return items in the order in which they were retrieved."""
     return PlannedItems(tuple(PlannedItem(item, rank, None) for rank, item in enumerate(items)))
@@ -188,6 +282,11 @@ def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
     if plan.order_annotation is not None:
         said += [plan.templates.legend_annotation(labels), plan.order_annotation]
     return " ".join(said) or None
+
+
+def _as_they_came(items: Any) -> Any:
+    """Return what a retriever returned: a copy of a list, anything else itself."""
+    return list(items) if isinstance(items, (list, tuple)) else items
 
 
 def _ranks_of(items: Sequence[_Item], blocks: Sequence[ContextBlock]) -> dict[BlockKey, list[int]]:

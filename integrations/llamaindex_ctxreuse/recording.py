@@ -101,7 +101,10 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
             query = next(iter(bound_args.arguments.values()), "")
             span._call.retrievals.append((query, result))
         if span.parent_id not in self.open_spans:
-            self._end(span._call)
+            if not span._call.has_synthesized:
+                for query, nodes in span._call.retrievals:
+                    self._record(query, nodes, span._call.scope)
+            span._call.retrievals.clear()
         return span
 
     def prepare_to_drop_span(
@@ -114,12 +117,6 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     ) -> _RecordedSpan | None:
         """Drop a span that failed: its nodes were not sent."""
         return self.open_spans.get(id_)
-
-    def _end(self, call: _RecordedCall) -> None:
-        if not call.has_synthesized:
-            for query, nodes in call.retrievals:
-                self._record(query, nodes, call.scope)
-        call.retrievals.clear()
 
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], scope: RequestScope) -> None:
         documents = planned_documents(nodes, MetadataMode.LLM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -91,7 +91,11 @@ class ReuseChatEngine(BaseChatEngine):
         self._retriever = checked_retriever(retriever)
         self._llm = checked_kind("llm", llm, LLM, "a LlamaIndex LLM; pass OpenAILike(...)")
         self._system_prompt = system_prompt
-        self._postprocessors = _checked_postprocessors(node_postprocessors)
+        kind = "a LlamaIndex BaseNodePostprocessor"
+        self._postprocessors = [
+            checked_kind("each of node_postprocessors", one, BaseNodePostprocessor, kind)
+            for one in node_postprocessors or ()
+        ]
         self._skip_condense = skip_condense
         if isinstance(condense_prompt, str):
             condense_prompt = PromptTemplate(condense_prompt)
@@ -316,14 +320,3 @@ def _sources(turn: ChatTurn) -> list[ToolOutput]:
             raw_output=turn.nodes,
         )
     ]
-
-
-def _checked_postprocessors(postprocessors: Iterable[Any]) -> list[BaseNodePostprocessor]:
-    checked = list(postprocessors or ())
-    for postprocessor in checked:
-        if not isinstance(postprocessor, BaseNodePostprocessor):
-            raise InvalidRequestError(
-                f"node_postprocessors holds {type(postprocessor).__name__}; each must be a "
-                "LlamaIndex BaseNodePostprocessor"
-            )
-    return checked

@@ -92,7 +92,7 @@ class Transcript:
 
     def tokens(self, count: Callable[[str], int]) -> int:
         """Return the length of the messages as they were sent."""
-        return sum(message_tokens(one.sent.content or "", count) for one in self.utterances)
+        return sum(_message_tokens(one.sent.content or "", count) for one in self.utterances)
 
     def newest(self, tokens: int, count: Callable[[str], int]) -> Transcript:
         """Return the transcript without its first turn, and without more until it fits.
@@ -327,8 +327,8 @@ class ChatTurnPlanner:
     def _length(self, history: Transcript, content: str) -> int:
         system = 0
         if self._system_prompt is not None:
-            system = message_tokens(self._system_prompt, self._count)
-        return system + history.tokens(self._count) + message_tokens(content, self._count)
+            system = _message_tokens(self._system_prompt, self._count)
+        return system + history.tokens(self._count) + _message_tokens(content, self._count)
 
     def _count(self, text: str) -> int:
         return self._counting.attempt(
@@ -349,14 +349,11 @@ def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
     metadata = document_metadata(plan, with_order=True)
     label_of = plan.label_of
     return [
-        NodeWithScore(
-            node=planned_copy(one.node, metadata.position(rank, label_of[block.key])),
-            score=one.score,
-        )
+        planned_copy(one, metadata.position(rank, label_of[block.key]))
         for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))
     ]
 
 
-def message_tokens(text: str, count: Callable[[str], int]) -> int:
+def _message_tokens(text: str, count: Callable[[str], int]) -> int:
     """Return what a message of this text takes."""
     return count(text) + _TOKENS_OF_A_MESSAGE

@@ -183,10 +183,8 @@ class _Turns:
     @property
     def places(self) -> list[bytes]:
         """All places where something may have been inserted."""
-        numbers = range(len(self._messages))
-        return [self._place(number) for number in numbers] + [
-            self._place_before(number) for number in numbers
-        ]
+        kinds = (self._place, self._place_before)
+        return [place(number) for place in kinds for number in range(len(self._messages))]
 
     def is_served(self, known: _Insertions) -> bool:
         """Return whether memories were inserted for the current turn, in either place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -22,28 +23,25 @@ from llama_index.core.schema import (
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
-    DocumentPlanner,
-    PlannedItems,
-    appended_annotation,
+    MetadataPlanner,
+    RetrievedItems,
+    shared_names,
 )
 from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
     copied,
-    document_metadata,
     left_out_words,
     retrievers_order,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.plan import Plan
 
 _PLANNED_ON_THE_LOOP = 200
 """More nodes than these are planned in a thread, so that the event loop stays responsive."""
@@ -58,7 +56,7 @@ class AnnotationNode(TextNode):
         return "CtxreuseAnnotationNode"
 
 
-class NodePlanner:
+class NodePlanner(MetadataPlanner[NodeWithScore]):
     """Puts nodes into their planned order; an internal error lets them through as they came.
 
     Args:
@@ -79,23 +77,19 @@ class NodePlanner:
         component: str,
     ) -> None:
         self._metadata_mode = checked_metadata_mode(metadata_mode)
-        self._documents: DocumentPlanner[NodeWithScore] = DocumentPlanner(
-            planner, self._identity, annotation, component
+        super().__init__(
+            planner,
+            annotation,
+            component,
+            block_of=self._identity,
+            without_plan=without_plan,
+            carrying=planned_copy,
+            annotation_item=_annotation,
         )
-        self._annotation = annotation
-        self._fail_open = FailOpen(component)
-
-    @property
-    def faults(self) -> int:
-        """How often nodes went through as they came."""
-        return self._documents.faults + self._fail_open.faults
 
     def plan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
         """Return copies of the nodes in their planned order, the annotation behind them if any."""
-        scope = current_scope()
-        return self._fail_open.attempt(
-            lambda: self._planned(nodes, query, scope), lambda: list(nodes)
-        )
+        return self.plan_batch([RetrievedItems(nodes, query, current_scope())])[0]
 
     async def aplan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
         """Do what `plan` does; many nodes do not block the event loop."""
@@ -103,67 +97,16 @@ class NodePlanner:
             return await asyncio.to_thread(self.plan, nodes, query)
         return self.plan(nodes, query)
 
-    def _planned(
-        self, nodes: Sequence[NodeWithScore], query: str, scope: RequestScope
-    ) -> list[NodeWithScore]:
-        unplanned = without_plan(nodes)
-        if unplanned is None:
-            return list(nodes)
-        planned = self._documents.plan(unplanned, query, scope)
-        if planned.plan is None:
-            return list(nodes)
-        return self._with_metadata(planned, planned.plan)
-
     def _identity(self, scored: NodeWithScore) -> ContextBlock:
-        """Return a block that tells the node from others: its text as rendered, and its media."""
+        """Return a block that tells a node from others: its text as rendered, and its media."""
         node = scored.node
         block = node_block(node, self._metadata_mode)
-        if _is_text_alone(node):
-            return block
+        if isinstance(node, Node):
+            has_media = bool(node.image_resource or node.audio_resource or node.video_resource)
+        else:
+            has_media = isinstance(node, ImageNode) or not isinstance(node, TextNode)
         # no text in a prompt shows an image, so no text may stand for one
-        return ContextBlock(id=block.id, text=f"{block.text}\n{node.hash}")
-
-    def _with_metadata(
-        self, planned: PlannedItems[NodeWithScore], plan: Plan
-    ) -> list[NodeWithScore]:
-        """Return copies that carry their plan, the annotation behind them."""
-        metadata = document_metadata(plan, with_order=self._annotation != "off")
-        nodes = [
-            NodeWithScore(
-                node=planned_copy(one.item.node, metadata.position(one.rank, one.label or "")),
-                score=one.item.score,
-            )
-            for one in planned.items
-        ]
-        annotation = planned.annotation
-        if not nodes and self._annotation == "metadata":
-            annotation = appended_annotation(plan, [])  # no node is left to carry it
-        if annotation is not None:
-            shown = [one.item for one in planned.items or planned.left_out]
-            scores = [one.score for one in shown if one.score is not None]
-            node = planned_copy(
-                _annotation_node(annotation, [one.node for one in shown]),
-                metadata.annotation(annotation),
-            )
-            # the lowest: sorting by score leaves it at the end, and no cut-off takes it alone
-            nodes.append(NodeWithScore(node=node, score=min(scores, default=None)))
-        return nodes
-
-
-def _annotation_node(text: str, nodes: Iterable[BaseNode]) -> AnnotationNode:
-    """Return the annotation as a node.
-
-    It has the metadata names that all its nodes share, empty and shown nowhere, because code that
-    lists the sources of an answer expects them.
-    """
-    names = [set(node.metadata) for node in nodes]
-    shared = sorted(set.intersection(*names)) if names else []
-    return AnnotationNode(
-        text=text,
-        extra_info=dict.fromkeys(shared, ""),
-        excluded_llm_metadata_keys=shared,
-        excluded_embed_metadata_keys=shared,
-    )
+        return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
 def format_context(
@@ -234,31 +177,44 @@ def retrieved_nodes(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore]
     return without_annotations(unplanned), words
 
 
-def planned_copy(node: BaseNode, plan_metadata: dict[str, Any]) -> BaseNode:
+def planned_copy(scored: NodeWithScore, plan_metadata: dict[str, Any]) -> NodeWithScore:
     """Return a copy that carries plan metadata, which is shown nowhere."""
-    return _with_plan_metadata(node, copied(node.metadata), {METADATA_KEY: plan_metadata})
+    metadata = copied(scored.node.metadata)
+    return _with_metadata(scored, {**metadata, METADATA_KEY: plan_metadata})
 
 
 def _unplanned(scored: NodeWithScore) -> NodeWithScore:
-    node = scored.node
-    if METADATA_KEY not in node.metadata:
+    if METADATA_KEY not in scored.node.metadata:
         return scored
-    metadata = {name: value for name, value in node.metadata.items() if name != METADATA_KEY}
-    return NodeWithScore(node=_with_plan_metadata(node, metadata, {}), score=scored.score)
+    named = scored.node.metadata.items()
+    return _with_metadata(scored, {name: value for name, value in named if name != METADATA_KEY})
 
 
-def _with_plan_metadata(
-    node: BaseNode, metadata: dict[str, Any], plan_metadata: dict[str, Any]
-) -> BaseNode:
+def _with_metadata(scored: NodeWithScore, metadata: dict[str, Any]) -> NodeWithScore:
     """Return a copy with other metadata; models and embeddings do not see the plan's."""
-    update: dict[str, Any] = {
-        "metadata": {**metadata, **plan_metadata},
-        "relationships": dict(node.relationships),
-    }
+    node = scored.node
+    update: dict[str, Any] = {"metadata": metadata, "relationships": dict(node.relationships)}
     for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
-        hidden = [key for key in getattr(node, name) if key != METADATA_KEY]
-        update[name] = [*hidden, *plan_metadata]
-    return node.model_copy(update=update)
+        update[name] = [key for key in getattr(node, name) if key != METADATA_KEY]
+        if METADATA_KEY in metadata:
+            update[name].append(METADATA_KEY)
+    return NodeWithScore(node=node.model_copy(update=update), score=scored.score)
+
+
+def _annotation(
+    text: str, plan_metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
+) -> NodeWithScore:
+    """Return the annotation behind nodes as a node that shows no metadata."""
+    shared = shared_names(one.node.metadata for one in nodes)
+    node = AnnotationNode(
+        text=text,
+        extra_info=shared,
+        excluded_llm_metadata_keys=list(shared),
+        excluded_embed_metadata_keys=list(shared),
+    )
+    # the lowest score: sorting leaves it at the end, and no cut-off takes it alone
+    score = min((one.score for one in nodes if one.score is not None), default=None)
+    return planned_copy(NodeWithScore(node=node, score=score), plan_metadata)
 
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:
@@ -311,9 +267,3 @@ def checked_retriever(retriever: object) -> BaseRetriever:
     """
     remedy = "a LlamaIndex BaseRetriever; an index gives one with as_retriever()"
     return checked_kind("retriever", retriever, BaseRetriever, remedy)
-
-
-def _is_text_alone(node: BaseNode) -> bool:
-    if isinstance(node, Node):
-        return not (node.image_resource or node.audio_resource or node.video_resource)
-    return isinstance(node, TextNode) and not isinstance(node, ImageNode)

@@ -152,12 +152,11 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         streaming: bool = False,
         callback_manager: CallbackManager | None = None,
     ) -> None:
-        if not isinstance(retriever, WorkflowRetriever):
-            raise InvalidRequestError(
-                f"retriever must be a WorkflowRetriever, not {describe(retriever)}; pass the one "
-                "that you have to an engine: "
-                "WorkflowRetriever(WorkflowEngine(retriever=RetrieverStage(it)))"
-            )
+        kind = (
+            "a WorkflowRetriever; pass the one that you have to an engine: "
+            "WorkflowRetriever(WorkflowEngine(retriever=RetrieverStage(it)))"
+        )
+        checked_kind("retriever", retriever, WorkflowRetriever, kind)
         super().__init__(callback_manager=callback_manager or retriever.callback_manager)
         self._retriever = retriever
         llm = Settings.llm if llm is None else llm
@@ -275,19 +274,16 @@ def checked_template(template: object) -> BasePromptTemplate:
     Raises:
         InvalidRequestError: wrong type, or a template without `context_str`.
     """
-    if not isinstance(template, BasePromptTemplate):
-        raise InvalidRequestError(
-            f"text_qa_template must be a prompt template, not {describe(template)}; "
-            "pass PromptTemplate('...{context_str}...{query_str}...')"
-        )
-    known = {*template.template_vars, *(template.template_var_mappings or {})}
+    kind = "a prompt template; pass PromptTemplate('...{context_str}...{query_str}...')"
+    checked = checked_kind("text_qa_template", template, BasePromptTemplate, kind)
+    known = {*checked.template_vars, *(checked.template_var_mappings or {})}
     if "context_str" not in known:
         raise InvalidRequestError(
             "text_qa_template has no variable context_str for the documents, only "
-            f"{', '.join(map(repr, template.template_vars)) or 'none'}; add {{context_str}}, or "
+            f"{', '.join(map(repr, checked.template_vars)) or 'none'}; add {{context_str}}, or "
             "map it with template_var_mappings"
         )
-    return template
+    return checked
 
 
 def _metadata(nodes: list[NodeWithScore]) -> dict[str, Any]:
