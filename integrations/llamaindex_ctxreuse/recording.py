@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.instrumentation import (  # type: ignore[attr-defined]  # it is public
-    get_dispatcher,
-)
+from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.response_synthesizers import BaseSynthesizer

@@ -175,10 +175,7 @@ class MemoryPlanner:
 
 
 def asked(
-    query: str,
-    system: str | None,
-    history: Any,
-    conversation_id: str | int | None,
+    query: str, system: str | None, history: Any, conversation_id: str | int | None
 ) -> ContextRequest:
     """Return a request without its memories, which are searched for later.
 

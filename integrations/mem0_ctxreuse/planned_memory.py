@@ -82,11 +82,7 @@ class MemoryWrapper(Generic[_Memory]):
     _memory_planner: MemoryPlanner
 
     def __init__(
-        self,
-        memory: _Memory,
-        *,
-        planner: ReusePlanner | None = None,
-        tenant: str | None = None,
+        self, memory: _Memory, *, planner: ReusePlanner | None = None, tenant: str | None = None
     ) -> None:
         memory_planner = MemoryPlanner(planner, tenant, type(self).__name__)
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))

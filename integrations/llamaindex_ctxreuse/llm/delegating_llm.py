@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata
+from llama_index.core.base.llms.types import ChatResponse, LLMMetadata
 from llama_index.core.bridge.pydantic import ConfigDict, Field, SerializeAsAny, field_validator
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM, ToolSelection
@@ -90,24 +90,11 @@ class DelegatingLLM(FunctionCallingLLM):
         return self.inner.metadata
 
     def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
+        self, tools: Sequence[BaseTool], *args: Any, tool_required: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._function_calling()._prepare_chat_with_tools_compat(
-            tools,
-            user_msg=user_msg,
-            chat_history=chat_history,
-            verbose=verbose,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            tool_required=tool_required,
-            **kwargs,
-        )
+        options = {"tool_required": tool_required, **kwargs}
+        inner = self._function_calling()
+        return inner._prepare_chat_with_tools_compat(tools, *args, **options)
 
     def _validate_chat_with_tools_response(
         self, response: ChatResponse, tools: Sequence[BaseTool], *args: Any, **kwargs: Any

@@ -40,11 +40,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
-from llamaindex_ctxreuse.nodes.node_plans import (
-    checked_metadata_mode,
-    node_block,
-    retrieved_nodes,
-)
+from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block, retrieved_nodes
 
 _REMEMBERED_CONTENTS = 256
 

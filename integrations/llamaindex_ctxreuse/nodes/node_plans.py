@@ -12,14 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import (
-    BaseNode,
-    ImageNode,
-    MetadataMode,
-    Node,
-    NodeWithScore,
-    TextNode,
-)
+from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, TextNode
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
