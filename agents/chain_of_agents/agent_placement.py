@@ -17,7 +17,7 @@ _MAX_TENANTS = 1_000
 
 
 class Engines(Protocol):
-    """What the placement needs to know of the engines; an `EnginePool` is one."""
+    """The engines behind a model; an `EnginePool` is one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -28,6 +28,12 @@ class Engines(Protocol):
 
     def cache_epoch(self, engine: str) -> int:
         """Return how often an engine has been found with an empty cache."""
+
+    async def context_window(self) -> int | None:
+        """Return the tokens of the longest prompt with its answer; None if unknown."""
+
+    async def disconnect(self) -> None:
+        """Close the connections of the running event loop."""
 
 
 class Assigner(Protocol):

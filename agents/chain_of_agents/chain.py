@@ -15,7 +15,7 @@ from langchain_core.runnables.config import get_config_list
 from chain_of_agents.agent_memory import AgentMemory, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
 from chain_of_agents.answer import Answer
-from chain_of_agents.models.choose_model import as_model
+from chain_of_agents.models import as_model
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.question import Mode, Settings, conversation_name, question_of
 from chain_of_agents.run import ChainRun
@@ -171,7 +171,7 @@ class ChainOfAgents(
         return get_config_list(config, count)
 
     async def _disconnect(self) -> None:
-        await self._model.disconnect()
+        await self._model.engines.disconnect()
 
     async def _answer(
         self,

@@ -1,19 +1,144 @@
-"""What each agent is asked: instructions, history, documents and question, within the budget."""
+"""What each agent is asked, within what the model's context window holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory
-from chain_of_agents.budget import budget_of, clipped, clipped_together, history_tokens
-from chain_of_agents.models.agent_model import AgentRequest
+from chain_of_agents.answer import Step
+from chain_of_agents.models import AgentRequest
+from chain_of_agents.prompts import NOTE_SEPARATOR
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
-from chain_of_agents.trace.steps import Step
 from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.rendering import render_block
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
+
+_DEFAULT_WINDOW_TOKENS = 8_192
+"""The context window where the model does not say; as in the Chain-of-Agents paper."""
+
+_LEAST_SEGMENT_TOKENS = 32
+_MARKUP_TOKENS = 64
+"""What chat templates and annotations may add."""
+_MESSAGE_TOKENS = 8
+"""What a chat template may add to each message of a history."""
+_HIGH_NUMBER = 9_999
+_QUESTION_TOKENS = 256
+_ESTIMATE_MARGIN = 0.75
+"""Share of a window that is used where tokens are only estimated."""
+_CUT = " ..."
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The bounds of one question's prompts, in tokens.
+
+    Attributes:
+        window: The prompt with its answer.
+        segment: What a worker reads in one call.
+        notes: What the manager reads.
+        label: What each document of a segment but the first adds besides its text.
+        location: What pointing to a document adds, in a conversation.
+        note: What each note adds besides its text.
+        most_notes: The number of notes with which half of what the manager reads is notes.
+    """
+
+    window: int
+    segment: int
+    notes: int
+    label: int
+    location: int
+    note: int
+    most_notes: int
+
+
+def budget_of(
+    question: str, window: int | None, settings: Settings, planner: ReusePlanner
+) -> Budget:
+    """Return the bounds of a question's prompts.
+
+    A segment's bound is the same for all questions of usual length, so that a long document is
+    always cut at the same places.
+
+    Args:
+        question: The question.
+        window: The model's context window; None if unknown.
+        settings: The chain's.
+        planner: Counts or estimates tokens, and has the words around documents.
+
+    Raises:
+        InvalidRequestError: There is no room for a segment.
+    """
+    window = window or _DEFAULT_WINDOW_TOKENS
+    prompts, templates, count_tokens = settings.prompts, planner.templates, planner.count_tokens
+    note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
+    usable = window if planner.counts_tokens else int(window * _ESTIMATE_MARGIN)
+    asked = _QUESTION_TOKENS
+    while asked < count_tokens(question):
+        asked *= 2
+    label = templates.block_label(_HIGH_NUMBER)
+    labelled = render_block(label, "", templates) + templates.separator
+    label_tokens = count_tokens(labelled + templates.order_separator + label)
+    query = max(count_tokens(prompts.first), count_tokens(prompts.next))
+    worker = count_tokens(prompts.worker) + query + 2 * note_tokens
+    manager = count_tokens(prompts.manager + prompts.final + prompts.no_notes) + answer_tokens
+    segment = usable - worker - asked - _MARKUP_TOKENS - label_tokens
+    notes = usable - manager - asked - _MARKUP_TOKENS
+    if segment < _LEAST_SEGMENT_TOKENS or notes < _LEAST_SEGMENT_TOKENS:
+        raise InvalidRequestError(
+            f"a model with room for {window} tokens has none for a segment, beside instructions, "
+            f"a question of {count_tokens(question)} tokens, notes of {note_tokens} and an answer "
+            f"of {answer_tokens}; ask a shorter question, or lower note_tokens or answer_tokens"
+        )
+    note = count_tokens(prompts.note_shown(_HIGH_NUMBER, "") + NOTE_SEPARATOR)
+    return Budget(
+        window=usable,
+        segment=min(segment, settings.segment_tokens or segment),
+        notes=notes,
+        label=label_tokens,
+        location=count_tokens(templates.location_annotation(label) + templates.separator),
+        note=note,
+        most_notes=max(1, notes // (2 * max(1, note))),
+    )
+
+
+def history_tokens(history: Iterable[Mapping[str, Any]], count_tokens: Callable[[str], int]) -> int:
+    """Return the length of a history's messages."""
+    return sum(count_tokens(message["content"]) + _MESSAGE_TOKENS for message in history)
+
+
+def clipped(text: str, tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Return a text, cut at its end if it has more than `tokens` tokens."""
+    if count_tokens(text) <= tokens:
+        return text
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count_tokens(text[:middle] + _CUT) <= tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low].rstrip() + _CUT
+
+
+def clipped_together(
+    texts: Sequence[str], tokens: int, count_tokens: Callable[[str], int]
+) -> list[str]:
+    """Return texts that have at most `tokens` tokens together; the longest are cut."""
+    lengths = [count_tokens(text) for text in texts]
+    left, most = tokens, tokens
+    for rank, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - rank)
+        if length > share:
+            most = share
+            break
+        left -= length
+    return [clipped(text, most, count_tokens) for text in texts]
+
 
 Note = tuple[int, str]
 """A worker's number, counted from 1, and its note."""

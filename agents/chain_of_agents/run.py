@@ -12,12 +12,11 @@ from langchain_core.runnables.config import patch_config
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
-from chain_of_agents.answer import ManagerError, Trace
-from chain_of_agents.models.agent_model import AgentModel, AgentReply, AgentRequest, OnPiece
+from chain_of_agents.answer import ManagerError, Step, Trace, failure_of, outcome_of
+from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.requests import AgentRequests, Note
 from chain_of_agents.segments import Segment, pieces_of, segments_of
-from chain_of_agents.trace.steps import Step, failure_of, outcome_of
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.pool.placement import Document
 
@@ -77,7 +76,7 @@ class ChainRun:
             InvalidRequestError: The model's context has no room for the question.
             ManagerError: The manager does not answer.
         """
-        window = self._settings.context_window or await self._model.context_window()
+        window = self._settings.context_window or await self._model.engines.context_window()
         requests = AgentRequests(
             self._question, self._settings, self._planner, self._memory, window
         )

@@ -21,7 +21,7 @@ from chain_of_agents import ChainOfAgents, ChainPrompts
 from chain_of_agents.agent_memory import AgentMemory
 from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.answer import Trace
-from chain_of_agents.models.agent_model import AgentReply, AgentRequest, OnPiece
+from chain_of_agents.models import AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import Settings, question_of
 from chain_of_agents.run import ChainRun
 from ctxreuse import ReusePlanner

@@ -1,0 +1,343 @@
+"""The models that answer agents: engines of a pool, a LangChain model, or a LlamaIndex LLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeAlias
+
+from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from chain_of_agents.agent_placement import Engines
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.client.request import check_params
+from ctxreuse.serving.pool.admission import AdmissionQueue
+from ctxreuse.serving.pool.engine_pool import EnginePool
+
+OnPiece: TypeAlias = Callable[[str], object]
+"""Called with each piece of an answer when it comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReply:
+    """A model's answer to one agent.
+
+    Attributes:
+        text: The answer; None where the model gave something other than text.
+        plan: What was sent.
+        replica: The engine that answered; empty where there is only one model.
+        prompt_tokens: Tokens of the prompt; None where the model does not report them.
+        cached_tokens: Those served from the prefix cache; None is unknown.
+        completion_tokens: Tokens of the answer.
+    """
+
+    text: str | None
+    plan: Plan
+    replica: str = ""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """One agent's request.
+
+    Attributes:
+        context: What the agent reads and is asked.
+        replica: The engine that the agent lives on; None leaves the choice to the pool.
+        session_id: The agent's name for routers in front of engines.
+        max_tokens: Tokens of the longest answer.
+        limit_s: Seconds from being sent after which the request has failed; None waits.
+    """
+
+    context: ContextRequest
+    replica: str | None = None
+    session_id: str | None = None
+    max_tokens: int = 256
+    limit_s: float | None = None
+
+
+class AgentModel(Protocol):
+    """What a chain needs of the model that answers its agents."""
+
+    @property
+    def keeps_connections(self) -> bool:
+        """Whether connections outlive a request, so that sync calls must share an event loop."""
+
+    @property
+    def engines(self) -> Engines:
+        """The engines that agents can live on."""
+
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        """Send an agent's request and wait for the reply.
+
+        Args:
+            request: The request.
+            config: LangChain's, with the callbacks for this request.
+            on_piece: Asks for a streamed answer, and is called with its pieces.
+        """
+
+    async def aclose(self) -> None:
+        """Close what the chain has opened."""
+
+
+def as_model(
+    llm: object,
+    planner: ReusePlanner,
+    concurrency: int,
+    params: Mapping[str, Any],
+    client: Mapping[str, Any],
+) -> AgentModel:
+    """Return the AgentModel for what the user gives.
+
+    Args:
+        llm: A LangChain chat model, a LlamaIndex LLM, an address or several, or an `EnginePool`.
+        planner: Plans the prompts; a pool's replicas get planners with its settings.
+        concurrency: Requests that run at a time on each engine.
+        params: Sent with each request to an engine.
+        client: Arguments of an `EnginePool` that is made here.
+
+    Raises:
+        InvalidRequestError: wrong type, or options that belong to another kind of model.
+    """
+    if isinstance(llm, EnginePool):
+        if client:
+            raise InvalidRequestError(
+                f"{', '.join(client)}: give these to the EnginePool, which is made already"
+            )
+        return PoolModel(llm, params, owned=False)
+    if isinstance(llm, str) or (
+        isinstance(llm, Sequence) and llm and all(isinstance(one, str) for one in llm)
+    ):
+        pool = EnginePool(llm, planner=planner, concurrency=concurrency, **client)
+        return PoolModel(pool, params, owned=True)
+    if params or client:
+        raise InvalidRequestError(
+            f"{', '.join([*params, *client])}: these are for addresses; set them on the model"
+        )
+    if isinstance(llm, Runnable):
+        return LangChainModel(llm, planner, concurrency)
+    if hasattr(llm, "achat") and hasattr(llm, "metadata"):
+        return LlamaIndexModel(llm, planner, concurrency)
+    raise InvalidRequestError(
+        "llm must be a LangChain chat model, a LlamaIndex LLM, an address such as "
+        f"'http://127.0.0.1:8000/v1', a list of addresses or an EnginePool, not {describe(llm)}"
+    )
+
+
+class PoolModel:
+    """AgentModel backed by an `EnginePool`.
+
+    Args:
+        pool: The engines.
+        params: Sent with each request: `temperature`, `extra_body`, ...
+        owned: Whether the chain has made the pool, and so closes it.
+    """
+
+    keeps_connections = False
+
+    def __init__(self, pool: EnginePool, params: Mapping[str, Any], owned: bool) -> None:
+        if "max_tokens" in params:
+            raise InvalidRequestError(
+                "params must not have max_tokens; give note_tokens and answer_tokens"
+            )
+        check_params(params)
+        self.engines = pool
+        self._params = dict(params)
+        self._owned = owned
+
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        """Send a request to the agent's replica, or to the one that the pool chooses."""
+        options: dict[str, Any] = {
+            "replica": request.replica,
+            "session_id": request.session_id,
+            "limit_s": request.limit_s,
+            "max_tokens": request.max_tokens,
+            **self._params,
+        }
+        if on_piece is None:
+            result = await self.engines.complete(request.context, **options)
+        else:
+            async with self.engines.stream(request.context, **options) as pieces:
+                async for piece in pieces:
+                    on_piece(piece)
+            result = pieces.served
+        completion = result.completion
+        return AgentReply(
+            text=completion.text,
+            plan=result.plan,
+            replica=result.replica,
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            completion_tokens=completion.completion_tokens,
+        )
+
+    async def aclose(self) -> None:
+        """Close the pool, if the chain has made it."""
+        if self._owned:
+            await self.engines.aclose()
+
+
+class SingleEngineModel:
+    """A model object, which counts as one engine without a name.
+
+    Args:
+        planner: Plans the prompts.
+        concurrency: Requests that run at a time.
+    """
+
+    keeps_connections = True
+    names = ("",)
+
+    def __init__(self, planner: ReusePlanner, concurrency: int) -> None:
+        self._planner = planner
+        self._queue = AdmissionQueue(planner, concurrency)
+
+    @property
+    def engines(self) -> Self:
+        """The model itself."""
+        return self
+
+    def available(self) -> tuple[str, ...]:
+        """Return the one engine's name."""
+        return self.names
+
+    def cache_epoch(self, engine: str) -> int:
+        """Return 0: it is unknown when the engine's cache was emptied."""
+        return 0
+
+    async def disconnect(self) -> None:
+        """Do nothing: the connections belong to the model object."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the connections belong to the model object."""
+
+    @asynccontextmanager
+    async def _sending(self, request: AgentRequest) -> AsyncIterator[Plan]:
+        """Wait for admission; the planner forgets a request that was not answered."""
+        async with self._queue.slot(request.context) as plan:
+            try:
+                async with asyncio.timeout(request.limit_s):
+                    yield plan
+            except BaseException:
+                self._planner.evict([plan.request_id])
+                raise
+
+
+class LangChainModel(SingleEngineModel):
+    """AgentModel backed by a LangChain chat model, bound to arguments or not.
+
+    Args:
+        model: The model; its own settings bound its answers.
+        planner: Plans the prompts.
+        concurrency: Requests that run at a time.
+    """
+
+    def __init__(self, model: Runnable[Any, Any], planner: ReusePlanner, concurrency: int) -> None:
+        super().__init__(planner, concurrency)
+        self._model = model
+
+    async def context_window(self) -> int | None:
+        """Return what the model's profile says."""
+        profile = getattr(self._model, "profile", None) or {}
+        return _window(profile.get("max_input_tokens") if isinstance(profile, Mapping) else None)
+
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        """Send a request."""
+        message: Any = None
+        async with self._sending(request) as plan:
+            messages = convert_to_messages(plan.messages())
+            if on_piece is None:
+                message = await self._model.ainvoke(messages, config)
+            else:
+                chunks: Any = self._model.astream(messages, config)
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        message = chunk if message is None else message + chunk
+                        if text := _text(chunk):
+                            on_piece(text)
+        usage = getattr(message, "usage_metadata", None) or {}
+        return AgentReply(
+            text=_text(message),
+            plan=plan,
+            prompt_tokens=usage.get("input_tokens"),
+            cached_tokens=(usage.get("input_token_details") or {}).get("cache_read"),
+            completion_tokens=usage.get("output_tokens"),
+        )
+
+
+class LlamaIndexModel(SingleEngineModel):
+    """AgentModel backed by a LlamaIndex LLM.
+
+    Args:
+        llm: The LLM; its own settings bound its answers.
+        planner: Plans the prompts.
+        concurrency: Requests that run at a time.
+    """
+
+    def __init__(self, llm: Any, planner: ReusePlanner, concurrency: int) -> None:
+        super().__init__(planner, concurrency)
+        self._llm = llm
+
+    async def context_window(self) -> int | None:
+        """Return what the LLM's metadata say."""
+        return _window(getattr(self._llm.metadata, "context_window", None))
+
+    async def ask(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
+    ) -> AgentReply:
+        """Send a request."""
+        from llama_index.core.llms import ChatMessage
+
+        response: Any = None
+        text: Any = ""
+        async with self._sending(request) as plan:
+            messages = [ChatMessage(**message) for message in plan.messages()]
+            if on_piece is None:
+                response = await self._llm.achat(messages)
+                text = response.message.content
+            else:
+                chunks = await self._llm.astream_chat(messages)
+                async with aclosing(chunks):
+                    async for response in chunks:
+                        if response.delta:
+                            text += response.delta
+                            on_piece(response.delta)
+        usage = getattr(getattr(response, "raw", None), "usage", None)
+        details = getattr(usage, "prompt_tokens_details", None)
+        return AgentReply(
+            text=text if isinstance(text, str) else None,
+            plan=plan,
+            prompt_tokens=getattr(usage, "prompt_tokens", None),
+            cached_tokens=getattr(details, "cached_tokens", None),
+            completion_tokens=getattr(usage, "completion_tokens", None),
+        )
+
+
+def _window(tokens: object) -> int | None:
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
+
+
+def _text(message: object) -> str | None:
+    """Return the text of a message, whose content may be a list of parts; None if it has none."""
+    if isinstance(message, str):
+        return message
+    if not isinstance(message, BaseMessage):
+        return None
+    if isinstance(message.content, str):
+        return message.content
+    texts = [part if isinstance(part, str) else part.get("text") for part in message.content]
+    return "".join(text for text in texts if isinstance(text, str)) if texts else None

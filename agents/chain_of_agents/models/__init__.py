@@ -1,1 +1,0 @@
-"""The models that answer an agent's request."""

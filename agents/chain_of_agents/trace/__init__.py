@@ -1,1 +1,0 @@
-"""What a chain did, and a page that shows it."""
