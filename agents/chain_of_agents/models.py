@@ -193,6 +193,7 @@ class SingleEngineModel:
     """A model object, which counts as one engine without a name.
 
     Args:
+        model: The model; its own settings bound its answers.
         planner: Plans the prompts.
         concurrency: Requests that run at a time.
     """
@@ -200,7 +201,8 @@ class SingleEngineModel:
     keeps_connections = True
     names = ("",)
 
-    def __init__(self, planner: ReusePlanner, concurrency: int) -> None:
+    def __init__(self, model: Any, planner: ReusePlanner, concurrency: int) -> None:
+        self._model = model
         self._planner = planner
         self._queue = AdmissionQueue(planner, concurrency)
 
@@ -236,17 +238,7 @@ class SingleEngineModel:
 
 
 class LangChainModel(SingleEngineModel):
-    """AgentModel backed by a LangChain chat model, bound to arguments or not.
-
-    Args:
-        model: The model; its own settings bound its answers.
-        planner: Plans the prompts.
-        concurrency: Requests that run at a time.
-    """
-
-    def __init__(self, model: Runnable[Any, Any], planner: ReusePlanner, concurrency: int) -> None:
-        super().__init__(planner, concurrency)
-        self._model = model
+    """AgentModel backed by a LangChain chat model, bound to arguments or not."""
 
     async def context_window(self) -> int | None:
         """Return what the model's profile says."""
@@ -280,21 +272,11 @@ class LangChainModel(SingleEngineModel):
 
 
 class LlamaIndexModel(SingleEngineModel):
-    """AgentModel backed by a LlamaIndex LLM.
-
-    Args:
-        llm: The LLM; its own settings bound its answers.
-        planner: Plans the prompts.
-        concurrency: Requests that run at a time.
-    """
-
-    def __init__(self, llm: Any, planner: ReusePlanner, concurrency: int) -> None:
-        super().__init__(planner, concurrency)
-        self._llm = llm
+    """AgentModel backed by a LlamaIndex LLM."""
 
     async def context_window(self) -> int | None:
         """Return what the LLM's metadata say."""
-        return _window(getattr(self._llm.metadata, "context_window", None))
+        return _window(getattr(self._model.metadata, "context_window", None))
 
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
@@ -307,10 +289,10 @@ class LlamaIndexModel(SingleEngineModel):
         async with self._sending(request) as plan:
             messages = [ChatMessage(**message) for message in plan.messages()]
             if on_piece is None:
-                response = await self._llm.achat(messages)
+                response = await self._model.achat(messages)
                 text = response.message.content
             else:
-                chunks = await self._llm.astream_chat(messages)
+                chunks = await self._model.astream_chat(messages)
                 async with aclosing(chunks):
                     async for response in chunks:
                         if response.delta:

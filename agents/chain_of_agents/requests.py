@@ -144,6 +144,7 @@ Note = tuple[int, str]
 """A worker's number, counted from 1, and its note."""
 
 
+@dataclass(frozen=True, slots=True)
 class AgentRequests:
     """Makes the requests of one question.
 
@@ -152,25 +153,14 @@ class AgentRequests:
         settings: The chain's.
         planner: Counts tokens.
         memory: What the agents have answered in the conversation so far.
-        window: The model's context window; None if unknown.
-
-    Raises:
-        InvalidRequestError: The model's context has no room for the question.
+        budget: The bounds of the prompts.
     """
 
-    def __init__(
-        self,
-        question: ChainQuestion,
-        settings: Settings,
-        planner: ReusePlanner,
-        memory: AgentMemory,
-        window: int | None,
-    ) -> None:
-        self._question = question
-        self._settings = settings
-        self._planner = planner
-        self._memory = memory
-        self.budget = budget_of(question.text, window, settings, planner)
+    question: ChainQuestion
+    settings: Settings
+    planner: ReusePlanner
+    memory: AgentMemory
+    budget: Budget
 
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
         """Return a worker's request, and a remark on it.
@@ -180,14 +170,14 @@ class AgentRequests:
             note: The note before it; empty where there is none.
             replica: The engine that it lives on.
         """
-        settings, count_tokens = self._settings, self._planner.count_tokens
+        settings, count_tokens = self.settings, self.planner.count_tokens
         history: Sequence[Mapping[str, Any]] = ()
         remark = ""
         if segment.is_first_of_agent:
-            history = self._memory.history(self._question.conversation, segment.agent)
+            history = self.memory.history(self.question.conversation, segment.agent)
         if history:
             size = history_tokens(history, count_tokens) + sum(
-                max(self._planner.block_tokens([block]) + self.budget.label, self.budget.location)
+                max(self.planner.block_tokens([block]) + self.budget.label, self.budget.location)
                 for block in segment.blocks
             )
             if size > self.budget.segment:
@@ -196,7 +186,7 @@ class AgentRequests:
             context=self._context(
                 f"agent {segment.agent}",
                 segment.blocks,
-                settings.prompts.worker_query(self._question.text, note),
+                settings.prompts.worker_query(self.question.text, note),
                 settings.prompts.worker,
                 history,
             ),
@@ -213,15 +203,15 @@ class AgentRequests:
         Args:
             notes: The notes, in the order of the segments.
         """
-        question, settings, budget = self._question, self._settings, self.budget
-        count_tokens = self._planner.count_tokens
+        question, settings, budget = self.question, self.settings, self.budget
+        count_tokens = self.planner.count_tokens
         kept = notes[: budget.most_notes]
         room = budget.notes - budget.note * len(kept)
         cut = clipped_together([note for _, note in kept], room, count_tokens)
         shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
         remark = "" if shown == notes else "notes were cut to fit the model's context"
         query = settings.prompts.manager_query(question.text, shown)
-        history = self._memory.history(question.conversation, MANAGER)
+        history = self.memory.history(question.conversation, MANAGER)
         if history and history_tokens(history, count_tokens) + count_tokens(query) > budget.notes:
             history, remark = (), "the conversation was left out to fit the model's context"
         session_id = None  # outside a conversation any engine may answer
@@ -237,7 +227,7 @@ class AgentRequests:
 
     def note_of(self, step: Step) -> Note:
         """Return the note of a worker's step as the next agent reads it."""
-        note = clipped(step.note.strip(), self._settings.note_tokens, self._planner.count_tokens)
+        note = clipped(step.note.strip(), self.settings.note_tokens, self.planner.count_tokens)
         return step.position + 1, note
 
     def _context(
@@ -248,12 +238,12 @@ class AgentRequests:
         system: str,
         history: Sequence[Mapping[str, Any]],
     ) -> ContextRequest:
-        conversation = self._question.conversation
+        conversation = self.question.conversation
         return ContextRequest(
             blocks,
             query,
             system=system,
             history=None if conversation is None else history,
             conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
-            tenant=self._question.tenant,
+            tenant=self.question.tenant,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import RunnableConfig
@@ -15,7 +15,7 @@ from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.answer import ManagerError, Step, Trace, failure_of, outcome_of
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.requests import AgentRequests, Note
+from chain_of_agents.requests import AgentRequests, Note, budget_of
 from chain_of_agents.segments import Segment, pieces_of, segments_of
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.pool.placement import Document
@@ -24,6 +24,7 @@ _CALL_TOKENS = 100
 """What a call costs its engine besides the documents: the question, and the answer's steps."""
 
 
+@dataclass(eq=False)
 class ChainRun:
     """One question: the workers read, then the manager answers.
 
@@ -38,33 +39,24 @@ class ChainRun:
         config: LangChain's.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        model: AgentModel,
-        planner: ReusePlanner,
-        placement: AgentPlacement,
-        memory: AgentMemory,
-        question: ChainQuestion,
-        run_manager: AsyncCallbackManagerForChainRun,
-        config: RunnableConfig,
-    ) -> None:
-        self._settings = settings
-        self._model = model
-        self._planner = planner
-        self._placement = placement
-        self._memory = memory
-        self._question = question
-        self._run_manager = run_manager
-        self._config = config
-        self._began = settings.clock()
+    settings: Settings
+    model: AgentModel
+    planner: ReusePlanner
+    placement: AgentPlacement
+    memory: AgentMemory
+    question: ChainQuestion
+    run_manager: AsyncCallbackManagerForChainRun
+    config: RunnableConfig
+
+    def __post_init__(self) -> None:
+        self._began = self.settings.clock()
         self._turns: list[AgentTurn] = []
         self._steps: tuple[Step, ...] = ()
 
     @property
     def trace(self) -> Trace:
         """What has been done so far."""
-        return Trace(question=self._question.text, mode=self._settings.mode, steps=self._steps)
+        return Trace(question=self.question.text, mode=self.settings.mode, steps=self._steps)
 
     async def answer(self, on_piece: OnPiece | None = None) -> str:
         """Return the manager's answer; the trace tells the rest.
@@ -76,10 +68,9 @@ class ChainRun:
             InvalidRequestError: The model's context has no room for the question.
             ManagerError: The manager does not answer.
         """
-        window = self._settings.context_window or await self._model.engines.context_window()
-        requests = AgentRequests(
-            self._question, self._settings, self._planner, self._memory, window
-        )
+        window = self.settings.context_window or await self.model.engines.context_window()
+        budget = budget_of(self.question.text, window, self.settings, self.planner)
+        requests = AgentRequests(self.question, self.settings, self.planner, self.memory, budget)
         notes = await self._read(self._segments(requests), requests)
         request, remark = requests.manager(notes)
         step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
@@ -89,36 +80,36 @@ class ChainRun:
             raise self._manager_error(step.error) from reply
         if step.outcome == "empty" or reply.text is None:
             raise self._manager_error("it said nothing")
-        self._memory.record(self._question.conversation, self._turns)
+        self.memory.record(self.question.conversation, self._turns)
         return reply.text
 
     def _segments(self, requests: AgentRequests) -> list[Segment]:
         """Say which agent reads what: each piece of each document is in exactly one segment."""
-        question, settings, budget = self._question, self._settings, requests.budget
+        question, settings, budget = self.question, self.settings, requests.budget
         pieces = [
             piece
             for block in question.documents
-            for piece in pieces_of(block, budget.segment, self._planner.count_tokens)
+            for piece in pieces_of(block, budget.segment, self.planner.count_tokens)
         ]
-        tokens = [self._planner.block_tokens([piece]) for piece in pieces]
+        tokens = [self.planner.block_tokens([piece]) for piece in pieces]
         one_each = settings.packing == "single" or (
             settings.packing == "auto" and len(pieces) <= settings.workers
         )
         if question.conversation is not None:
             one_each = False  # an agent's history continues with one turn a question
-        agents = self._placement.assign(
+        agents = self.placement.assign(
             [
                 Document(piece.key, length + _CALL_TOKENS * one_each)
                 for piece, length in zip(pieces, tokens, strict=True)
             ],
             question.tenant,
-            self._memory.shown(question.conversation),
+            self.memory.shown(question.conversation),
         )
         return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
 
     async def _read(self, segments: Sequence[Segment], requests: AgentRequests) -> list[Note]:
         """Let the workers read; return the notes that the manager reads."""
-        if self._settings.mode == "parallel":
+        if self.settings.mode == "parallel":
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._work(position, segment, "", requests))
@@ -140,7 +131,7 @@ class ChainRun:
     ) -> Step:
         """Let a worker read its segment; a failure stands in the step."""
         began = self._now()
-        engine = self._placement.engine_of(segment.agent)
+        engine = self.placement.engine_of(segment.agent)
         request, remark = requests.worker(segment, note, engine)
         step = Step(
             role="worker",
@@ -183,7 +174,7 @@ class ChainRun:
             completion_tokens=reply.completion_tokens,
             ended_s=self._now(),
         )
-        if keeps_turn and self._question.conversation is not None and step.outcome == "answered":
+        if keeps_turn and self.question.conversation is not None and step.outcome == "answered":
             before, shown = request.context.history or (), (one.key for one in reply.plan.blocks)
             turn = AgentTurn(step.agent, before, reply.plan.content, step.note, tuple(shown))
             self._turns.append(turn)
@@ -193,12 +184,12 @@ class ChainRun:
         self, agent: str, request: AgentRequest, on_piece: OnPiece | None
     ) -> AgentReply:
         """Send a request; LangChain's callbacks see it as a run inside the chain's."""
-        run = await self._run_manager.get_child().on_chain_start(
+        run = await self.run_manager.get_child().on_chain_start(
             None, {"question": request.context.query}, name=agent
         )
-        config = patch_config(self._config, callbacks=run.get_child())
+        config = patch_config(self.config, callbacks=run.get_child())
         try:
-            reply = await self._model.ask(request, config, on_piece)
+            reply = await self.model.ask(request, config, on_piece)
         except BaseException as error:
             await run.on_chain_error(error)
             raise
@@ -214,4 +205,4 @@ class ChainRun:
         )
 
     def _now(self) -> float:
-        return self._settings.clock() - self._began
+        return self.settings.clock() - self._began
