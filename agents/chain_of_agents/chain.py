@@ -23,7 +23,7 @@ from chain_of_agents.segments import Packing
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.aio.runnable_bridge import RunnableBridge
 from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity, checked_bound
 

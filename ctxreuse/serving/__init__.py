@@ -6,7 +6,7 @@ client is made.
 
 from ctxreuse.serving.client.completion import Completion, ToolCall
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.stream import CompletionStream
+from ctxreuse.serving.client.request import CompletionStream
 from ctxreuse.serving.dispatch import Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.pool.engine_pool import EnginePool

@@ -13,7 +13,7 @@ from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.serving.aio.gather import all_in_order
+from ctxreuse.serving.aio.concurrency import all_in_order
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
 

@@ -17,9 +17,7 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.aio.closing import AsyncClosing
-from ctxreuse.serving.aio.concurrency import ConcurrencyLimiter, Execute
-from ctxreuse.serving.aio.gather import all_of
+from ctxreuse.serving.aio.concurrency import AsyncClosing, ConcurrencyLimiter, Execute, all_of
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph

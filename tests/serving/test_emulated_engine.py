@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ctxreuse.cache import CacheUsage, PrefixCacheMetrics, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.serving import EmulatedEngine, ToolCall
-from ctxreuse.serving.emulation import transport
+from ctxreuse.serving.emulation import emulated_engine
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, WordTokenizer, chat_markup
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -322,7 +322,7 @@ def test_wrong_arguments_are_named():
 
 
 def test_a_missing_http_library_names_the_extra(monkeypatch):
-    monkeypatch.setattr(transport, "_HTTP_LIBRARIES", ("no_such_library",))
+    monkeypatch.setattr(emulated_engine, "_HTTP_LIBRARIES", ("no_such_library",))
     with pytest.raises(MissingExtraError, match=r"pip install 'ctxreuse\[openai\]'"):
         EmulatedEngine().transport()
 

@@ -16,7 +16,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.cache import PrefixCacheMetrics
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
 from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
-from ctxreuse.serving.client.transient_errors import waiting
+from ctxreuse.serving.client.connection import waiting
 
 
 async def test_a_completion_says_what_the_request_cost():

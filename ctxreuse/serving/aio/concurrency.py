@@ -1,16 +1,20 @@
-"""Work beside other work: in threads, in tasks that end before their owner, n at a time."""
+"""Work beside other work: in threads, in tasks that end before their owner, n at a time, or all."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
+from ctxreuse.adapters.ordered_release import Slot, TaskWaiter
 from ctxreuse.context.fail_open import FailOpen
 
+_AnySlot = TypeVar("_AnySlot", bound=Slot[Any, Any])
 _Result = TypeVar("_Result")
 
 
@@ -119,3 +123,66 @@ class ConcurrencyLimiter:
         finally:
             self._running -= 1
             self._free.release()
+
+
+class AsyncClosing(ABC):
+    """Enters an `async with` block as itself, and closes at its end."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Return what coroutines return, in their order; they run side by side.
+
+    A failure of one or a cancellation cancels the others and waits for their end.
+    (`asyncio.gather` leaves them running, `asyncio.TaskGroup` raises a group of errors.)
+
+    Raises:
+        Exception: What the first to fail has raised.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def all_in_order(
+    slots: Iterable[_AnySlot], work: Callable[[_AnySlot], Awaitable[_Result]]
+) -> list[_Result]:
+    """Return what the work of each slot returns, in their order; each starts once it is released.
+
+    If one fails or the caller is cancelled, those that run are cancelled and the others never
+    start; all leave their queue.
+
+    Raises:
+        Exception: What the first to fail has raised.
+    """
+
+    async def run(slot: _AnySlot) -> _Result:
+        await TaskWaiter(slot).wait()
+        result = await work(slot)
+        slot.leave()  # not if it fails: that would let another one start
+        return result
+
+    slots = list(slots)
+    try:
+        return await all_of(map(run, slots))
+    finally:
+        for slot in slots:
+            slot.leave()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.aio.gather import all_of
+from ctxreuse.serving.aio.concurrency import all_of
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

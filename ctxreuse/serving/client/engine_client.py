@@ -16,13 +16,21 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.aio.closing import AsyncClosing
-from ctxreuse.serving.client.cached_tokens import CachedTokenReports, Expectation
-from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import EngineConnection, ModelName
-from ctxreuse.serving.client.request import EngineCall, Prompt, check_params, messages_of
-from ctxreuse.serving.client.stream import CompletionStream
-from ctxreuse.serving.client.transient_errors import BrokenReplyError, client_library_errors
+from ctxreuse.serving.aio.concurrency import AsyncClosing
+from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
+from ctxreuse.serving.client.connection import (
+    BrokenReplyError,
+    EngineConnection,
+    ModelName,
+    client_library_errors,
+)
+from ctxreuse.serving.client.request import (
+    CompletionStream,
+    EngineCall,
+    Prompt,
+    check_params,
+    messages_of,
+)
 
 if TYPE_CHECKING:
     from ctxreuse.cache.capacity_tracker import CapacityTracker

@@ -1,17 +1,17 @@
-"""One request of a client: what is sent, and what has come back so far."""
+"""One request of a client: what is sent, what has come back, and its answer piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import Message, copied_message
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.client.cached_tokens import Expectation
-from ctxreuse.serving.client.completion import ChunkReader, Completion
+from ctxreuse.serving.aio.concurrency import AsyncClosing
+from ctxreuse.serving.client.completion import ChunkReader, Completion, Expectation
 
 Prompt: TypeAlias = Plan | Sequence[Message]
 """What is sent: a plan, or chat messages as they are."""
@@ -92,3 +92,48 @@ def check_params(params: Mapping[str, Any]) -> None:
             raise InvalidRequestError(f"{name} is set by the client; leave it out")
     if params.get("n") not in (None, 1):
         raise InvalidRequestError(f"n must be 1, not {describe(params['n'])}")
+
+
+class CompletionStream(AsyncClosing):
+    """An answer in progress: an async iterator of its pieces.
+
+    Made by `EngineClient.stream`. The request is sent when the first piece is asked for;
+    `completion` is there once the iteration has ended.
+    """
+
+    def __init__(
+        self, call: EngineCall, pieces: AsyncGenerator[str], drop: Callable[[], None]
+    ) -> None:
+        self._call = call
+        self._pieces = pieces
+        self._drop = drop
+        self._has_begun = False
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer and what it cost.
+
+        Raises:
+            EngineError: the answer has not ended.
+        """
+        if self._call.completion is None:
+            raise EngineError("the answer has not ended; iterate over its pieces first")
+        return self._call.completion
+
+    def __aiter__(self) -> CompletionStream:
+        return self
+
+    async def __anext__(self) -> str:
+        self._has_begun = True
+        return await anext(self._pieces)
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it has ended, and tell the planner.
+
+        A request of which no piece was asked for is not sent any more; the planner is told of that,
+        too.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._drop()  # a generator that was never started does not run its own clean-up
+        await self._pieces.aclose()

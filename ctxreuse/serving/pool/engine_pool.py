@@ -11,9 +11,9 @@ from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import checked_integer, checked_number
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
-from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.transient_errors import is_retryable
+from ctxreuse.serving.client.connection import is_retryable
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ctxreuse.errors import EngineError
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
 
 

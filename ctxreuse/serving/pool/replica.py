@@ -18,9 +18,8 @@ from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.request import Prompt
-from ctxreuse.serving.client.stream import CompletionStream
-from ctxreuse.serving.client.transient_errors import is_retryable
+from ctxreuse.serving.client.connection import is_retryable
+from ctxreuse.serving.client.request import CompletionStream, Prompt
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.serving.aio.closing import AsyncClosing
+from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.request import Prompt, check_params
 

@@ -31,7 +31,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.serving.aio.gather import all_in_order
+from ctxreuse.serving.aio.concurrency import all_in_order
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
     PlannedTemplate,
