@@ -544,7 +544,7 @@ async def test_statistics_tell_how_each_replica_is():
             queued_tokens=0,
             answered=0,
             failed=0,
-            generation=0,
+            cache_epoch=0,
         )
         assert pool.statistics() == (
             nothing,

@@ -50,10 +50,11 @@ class CircuitBreaker:
         state = self.state(now)
         return state is Circuit.CLOSED or (state is Circuit.HALF_OPEN and not self._has_trial)
 
-    def begin(self, now: float) -> None:
-        """Note that a request is sent."""
-        if self.state(now) is Circuit.HALF_OPEN:
-            self._has_trial = True
+    def begin(self, now: float) -> bool:
+        """Note that a request is sent; return whether it is the one that tries the engine."""
+        is_trial = self.state(now) is Circuit.HALF_OPEN and not self._has_trial
+        self._has_trial |= is_trial
+        return is_trial
 
     def succeed(self) -> None:
         """Note that a request was answered."""

@@ -56,10 +56,11 @@ class EnginePool(AsyncClosing):
         backoff_s: Seconds before a request is sent again to an engine that has failed it; it
             doubles with each.
         failures: After how many failures in a row the circuit of an engine opens.
-        rest_s: For how many seconds it stays open; they double each time.
+        open_s: For how many seconds it stays open; they double each time.
         clock: Seconds from any start.
         answer_cost: What an answer delays other requests, in prompt tokens that the engine could
             compute instead; for answers of about 96 tokens unless given.
+        rest_s: The former name of `open_s`.
         **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`,
             `cache_salt`, `session_id`, `salt_key`, `lora`.
 
@@ -96,15 +97,15 @@ class EnginePool(AsyncClosing):
         attempts: int = 3,
         backoff_s: float = 0.5,
         failures: int = 3,
-        rest_s: float = 10.0,
+        open_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         answer_cost: int = DEFAULT_ANSWER_COST,
+        rest_s: float | None = None,
         **client: Any,
     ) -> None:
         checked_number("queue_weight", queue_weight)
-        checked_number("backoff_s", backoff_s)
+        self._backoff_s = checked_number("backoff_s", backoff_s)
         self._attempts = checked_integer("attempts", attempts, 1)
-        self._backoff_s = backoff_s
         checked_integer("answer_cost", answer_cost)
         self._router = RequestRouter(queue_weight, strategy == "none", answer_cost)
         self._factory = ReplicaFactory(
@@ -113,7 +114,7 @@ class EnginePool(AsyncClosing):
             concurrency=concurrency,
             window_s=window_s,
             failures=failures,
-            rest_s=rest_s,
+            open_s=open_s if rest_s is None else rest_s,
             clock=clock,
             client_options={"model": model, **client},
         )
@@ -265,15 +266,15 @@ class EnginePool(AsyncClosing):
             EngineError: no replica may be chosen.
         """
         request_of(prompt)
-        staying = self._staying()
+        replicas = self._replicas
         if among is not None:
             if isinstance(among, str) or not isinstance(among, Iterable):
                 raise InvalidRequestError(
                     f"among must be a list of replicas' names, not {describe(among)}"
                 )
             names = list(among)
-            staying = [one for one in staying if one.name in names]
-        return self._router.choose(staying, prompt).name
+            replicas = {name: one for name, one in replicas.items() if name in names}
+        return self._router.choose(replicas.values(), prompt).name
 
     async def complete(
         self,
@@ -304,7 +305,7 @@ class EnginePool(AsyncClosing):
         check_limit(limit_s)
         tried: list[str] = []
         while True:
-            chosen = self._router.choose(self._staying(), prompt, replica, tried)
+            chosen = self._router.choose(self._replicas.values(), prompt, replica, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with chosen.sending(prompt, to_compute, limit_s) as sending:
@@ -373,9 +374,6 @@ class EnginePool(AsyncClosing):
                 f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
             ) from None
 
-    def _staying(self) -> list[Replica]:
-        return [replica for replica in self._replicas.values() if not replica.is_draining]
-
     def _served(
         self, by: Replica, sending: InFlightRequest, completion: Completion, tried: Iterable[str]
     ) -> PoolResult:
@@ -396,7 +394,7 @@ class EnginePool(AsyncClosing):
         tried: list[str] = []
         has_begun = False
         while True:
-            chosen = self._router.choose(self._staying(), prompt, wanted, tried)
+            chosen = self._router.choose(self._replicas.values(), prompt, wanted, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with (
@@ -418,7 +416,7 @@ class EnginePool(AsyncClosing):
     async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: list[str]) -> None:
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
         tried.append(failed.name)
-        left = candidates(self._staying(), tried)
+        left = candidates(self._replicas.values(), tried)
         if not is_retryable(error.status) or len(tried) >= self._attempts or not left:
             if len(tried) > 1:
                 error.attempts += len(tried) - 1

@@ -78,14 +78,14 @@ class ReplicaStatus:
 
     Attributes:
         name: Its name.
-        state: "up", "resting" (it failed too often, so its circuit is open), "on trial" (the
-            circuit is half-open: the next request tries it) or "draining".
+        state: "up", "resting" (its circuit is open), "on trial" (its circuit is half-open: the
+            next request tries it) or "draining".
         running: Requests that were sent and have not ended.
         waiting: Requests that are held back.
         queued_tokens: Prompt tokens that all these have still to compute, as expected.
         answered: Requests answered so far.
         failed: Requests that it did not answer.
-        generation: The cache epoch: how often it has been found with an empty cache.
+        cache_epoch: How often it has been found with an empty cache.
     """
 
     name: str
@@ -95,7 +95,12 @@ class ReplicaStatus:
     queued_tokens: int
     answered: int
     failed: int
-    generation: int
+    cache_epoch: int
+
+    @property
+    def generation(self) -> int:
+        """The former name of `cache_epoch`."""
+        return self.cache_epoch
 
 
 class InFlightRequest:
@@ -223,7 +228,7 @@ class Replica:
             queued_tokens=self.queued_tokens,
             answered=self._answered,
             failed=self._failed,
-            generation=self.cache_epoch,
+            cache_epoch=self.cache_epoch,
         )
 
     def client(self) -> Client:
@@ -253,9 +258,7 @@ class Replica:
             What to send, and the time that there is for it.
         """
         with self._lock:
-            now = self._clock()
-            is_trial = self._circuit.state(now) is Circuit.HALF_OPEN and self._circuit.admits(now)
-            self._circuit.begin(now)
+            is_trial = self._circuit.begin(self._clock())
             self.queued_tokens += to_compute
             cache_epoch = self.cache_epoch
         try:
@@ -267,10 +270,7 @@ class Replica:
                     self.planner.evict([plan.request_id])
                     raise
         except EngineError as error:
-            if is_retryable(error.status):
-                self._note_failure()
-            else:
-                self._note_life()  # it refuses this request, and works
+            self._note_error(error)
             raise
         except BaseException:
             if is_trial:  # any other one leaves the trial alone
@@ -405,12 +405,11 @@ class Replica:
         if is_gone:
             self.reset()
 
-    def _note_life(self) -> None:
+    def _note_error(self, error: EngineError) -> None:
         with self._lock:
-            self._circuit.succeed()
-
-    def _note_failure(self) -> None:
-        with self._lock:
+            if not is_retryable(error.status):  # it refuses this request, and works
+                self._circuit.succeed()
+                return
             self._failed += 1
             has_opened = self._circuit.fail(self._clock())
         if has_opened:

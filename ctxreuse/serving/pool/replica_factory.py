@@ -54,13 +54,13 @@ class ReplicaFactory:
     concurrency: int
     window_s: float
     failures: int
-    rest_s: float
+    open_s: float
     clock: Callable[[], float]
     client_options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         checked_kind("planner", self.planner, ReusePlanner, "a ReusePlanner")
-        checked_number("rest_s", self.rest_s)
+        checked_number("open_s", self.open_s)
         checked_integer("failures", self.failures, 1)
 
     def replicas(
@@ -141,7 +141,7 @@ class ReplicaFactory:
             connect,
             planner,
             AdmissionQueue(planner, self.concurrency, self.window_s, self.strategy),
-            CircuitBreaker(self.failures, self.rest_s),
+            CircuitBreaker(self.failures, self.open_s),
             capacity_tokens=capacity_tokens,
             events=events,
             clock=self.clock,

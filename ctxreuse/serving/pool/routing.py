@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from threading import Lock
 from typing import NamedTuple, TypeAlias
 from weakref import ref
@@ -41,9 +41,7 @@ class RequestRouter:
         answer_cost: What an answer delays other requests, in prompt tokens.
     """
 
-    def __init__(
-        self, queue_weight: float, in_order: bool, answer_cost: int = DEFAULT_ANSWER_COST
-    ) -> None:
+    def __init__(self, queue_weight: float, in_order: bool, answer_cost: int) -> None:
         self._queue_weight = queue_weight
         self._in_order = in_order
         self._answer_cost = answer_cost
@@ -57,41 +55,35 @@ class RequestRouter:
         wanted: str | None = None,
         tried: Collection[str] = (),
     ) -> Replica:
-        """Return where to send a request: a candidate, the one that is wanted if it is among them.
+        """Return where to send a request: the wanted candidate, or the best one.
+
+        The best has most expected cached tokens, less what is in its queue; among equals the
+        request's first block decides, by rendezvous hashing.
 
         Args:
-            replicas: Those that do not drain.
+            replicas: All of the pool.
             prompt: The request, or a plan whose order stands.
-            wanted: A replica's name; one that has failed the request is not wanted any more.
-            tried: The names of those that have failed the request.
+            wanted: A replica's name; it does not count once that replica has failed the request.
+            tried: The names of the replicas that have failed the request.
 
         Raises:
             EngineError: there is no candidate.
         """
-        usable = candidates(replicas, tried)
-        for one in usable:
-            if one.name == wanted and wanted not in tried:
-                return one
-        if not usable:
+        by_name = {one.name: one for one in candidates(replicas, tried)}
+        if wanted in by_name and wanted not in tried:
+            return by_name[wanted]
+        if not by_name:
             raise EngineError(
                 "no engine of the pool may be sent anything: all are draining; call resume() or "
                 "add()",
                 attempts=0,
             )
-        return self._best(usable, prompt)
-
-    def _best(self, replicas: Sequence[Replica], prompt: Plannable) -> Replica:
-        """Return the replica with most expected cached tokens, less what it has in its queue.
-
-        Among equals the request's first block decides, by rendezvous hashing.
-        """
-        by_name = {replica.name: replica for replica in replicas}
+        request = request_of(prompt)
+        seed = request.blocks[0].key if request.blocks else text_digest(request.query)
         scores = {
             name: self._cached_tokens(replica, prompt) - self._queue_weight * replica.queued_tokens
             for name, replica in by_name.items()
         }
-        request = request_of(prompt)
-        seed = request.blocks[0].key if request.blocks else text_digest(request.query)
         order = [str(name) for name in rendezvous_order(seed, by_name)]
         return by_name[max(order, key=scores.__getitem__)]
 
@@ -122,24 +114,18 @@ class RequestRouter:
         return replica.planner.cached_tokens(request, in_order=self._in_order)
 
 
-def candidates(replicas: Iterable[Replica], tried: Collection[str] = ()) -> list[Replica]:
-    """Return where a request may go: to replicas whose circuit is closed, or else to any.
+def candidates(replicas: Iterable[Replica], tried: Collection[str]) -> list[Replica]:
+    """Return where a request may go: never to a draining replica, to an open circuit if it must.
 
-    Args:
-        replicas: Those that do not drain.
-        tried: The names of those that have failed the request; it goes elsewhere if it can.
+    Of these it goes to one that it has not tried, if there is one.
     """
-    replicas = list(replicas)
-    usable = [one for one in replicas if one.is_available] or replicas
+    staying = [one for one in replicas if not one.is_draining]
+    usable = [one for one in staying if one.is_available] or staying
     return [one for one in usable if one.name not in tried] or usable
 
 
 def request_of(prompt: object) -> ContextRequest:
-    """Return the request of what is to be sent.
-
-    Raises:
-        InvalidRequestError: wrong type.
-    """
+    """Return the request of what is to be sent; raise InvalidRequestError for another type."""
     if isinstance(prompt, Plan):
         return prompt.request
     if not isinstance(prompt, ContextRequest):
