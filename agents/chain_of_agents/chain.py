@@ -20,12 +20,12 @@ from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.question import Mode, Settings, conversation_name, question_of
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.aio.runnable_bridge import RunnableBridge
-from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity, checked_bound
+from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity
 
 
 class ChainOfAgents(
@@ -145,7 +145,7 @@ class ChainOfAgents(
             clock=clock,
         )
         self._model = as_model(llm, planner, concurrency, params or {}, client)
-        assignment = assignment or partial(DocumentAffinity, checked_bound(bound))
+        assignment = assignment or partial(DocumentAffinity, checked_number("the bound", bound, 1))
         placement = AgentPlacement(workers, self._model.engines, assignment)
         self._memory = AgentMemory()
         self._new_run = partial(ChainRun, settings, self._model, planner, placement, self._memory)

@@ -99,12 +99,7 @@ def as_model(
 ) -> AgentModel:
     """Return the AgentModel for what the user gives.
 
-    Args:
-        llm: A LangChain chat model, a LlamaIndex LLM, an address or several, or an `EnginePool`.
-        planner: Plans the prompts; a pool's replicas get planners with its settings.
-        concurrency: Requests that run at a time on each engine.
-        params: Sent with each request to an engine.
-        client: Arguments of an `EnginePool` that is made here.
+    The arguments are those of `ChainOfAgents`; `client` is for an `EnginePool` that is made here.
 
     Raises:
         InvalidRequestError: wrong type, or options that belong to another kind of model.

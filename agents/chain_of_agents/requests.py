@@ -66,7 +66,7 @@ def budget_of(
 
     Args:
         question: The question.
-        window: The model's context window; None if unknown.
+        window: The model's context window, in tokens; None if unknown.
         settings: The chain's.
         planner: Counts or estimates tokens, and has the words around documents.
 
@@ -146,15 +146,7 @@ Note = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class AgentRequests:
-    """Makes the requests of one question.
-
-    Args:
-        question: The question.
-        settings: The chain's.
-        planner: Counts tokens.
-        memory: What the agents have answered in the conversation so far.
-        budget: The bounds of the prompts.
-    """
+    """Makes the requests of one question, within the budget of its prompts."""
 
     question: ChainQuestion
     settings: Settings

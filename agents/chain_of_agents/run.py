@@ -28,15 +28,7 @@ _CALL_TOKENS = 100
 class ChainRun:
     """One question: the workers read, then the manager answers.
 
-    Args:
-        settings: The chain's.
-        model: Answers the agents' requests.
-        planner: Counts tokens.
-        placement: Says which agent reads what.
-        memory: What the agents have answered in conversations.
-        question: The question.
-        run_manager: LangChain's, of the chain's run; each call is a run inside it.
-        config: LangChain's.
+    Each agent's call is a run of LangChain's inside that of `run_manager`.
     """
 
     settings: Settings

@@ -74,17 +74,7 @@ class _Total(NamedTuple):
 
 
 def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
-    """Return the page of a chain's trace.
-
-    Args:
-        question: The question.
-        mode: "sequential" or "parallel".
-        steps: The calls; texts past 20,000 characters are cut, and the page says so.
-        duration_s: Seconds from the beginning to the end of the last call.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-    """
+    """Return the page of a chain's trace; the arguments are attributes of a `Trace`."""
     calls = _calls(mode, steps)
     return _PAGE.render(
         question=question,

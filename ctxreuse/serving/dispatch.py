@@ -72,8 +72,13 @@ async def dispatch(
         InvalidRequestError: wrong type or out of range.
     """
     sequence = plans.plans if isinstance(plans, BatchPlan) else plans
-    _check(client, sequence, concurrency)
-    batch = _Batch(client, sequence, concurrency, progress, params)
+    checked_kind("client", client, EngineClient, "an EngineClient")
+    if isinstance(sequence, (str, bytes)) or not isinstance(sequence, Sequence):
+        raise InvalidRequestError(f"plans must be a BatchPlan or a list, not {describe(plans)}")
+    for plan in sequence:
+        checked_kind("a plan", plan, Plan, "a Plan")
+    checked_integer("concurrency", concurrency, 1)
+    batch = _Batch(client, sequence, OrderedQueue(concurrency), progress, params)
     outcomes = await batch.send(leaders(sequence) if leader_first else [None] * len(sequence))
     if isinstance(plans, BatchPlan):
         by_position = dict(zip(plans.order, outcomes, strict=True))
@@ -146,23 +151,18 @@ class _PrefixNode:
     children: dict[Hashable, _PrefixNode] = field(default_factory=dict)
 
 
+@dataclass
 class _Batch:
     """The requests of one batch; each waits for those before it, and maybe for its leader."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        plans: Sequence[Plan],
-        concurrency: int,
-        progress: Progress | None,
-        params: dict[str, Any],
-    ) -> None:
-        self._client = client
-        self._queue: OrderedQueue[int, None] = OrderedQueue(concurrency)
-        self._slots = [Slot(self._queue, position) for position in range(len(plans))]
-        self._plans = plans
-        self._progress = progress
-        self._params = params
+    client: EngineClient
+    plans: Sequence[Plan]
+    queue: OrderedQueue[int, None]
+    progress: Progress | None
+    params: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self._slots = [Slot(self.queue, position) for position in range(len(self.plans))]
         self._followers: dict[int | None, list[int]] = defaultdict(list)
         self._outcomes: dict[int, Outcome] = {}
 
@@ -174,35 +174,26 @@ class _Batch:
         try:
             return await all_in_order(self._slots, self._send)
         finally:
-            for position, plan in enumerate(self._plans):
+            for position, plan in enumerate(self.plans):
                 if position not in self._outcomes:
-                    self._client.forget(plan)
+                    self.client.forget(plan)
 
     async def _send(self, slot: Slot[int, None]) -> Outcome:
         position = slot.item
-        plan = self._plans[position]
+        plan = self.plans[position]
         let_go = partial(self._release_followers, position)
         try:
-            completion = await self._client.complete(plan, on_first_token=let_go, **self._params)
+            completion = await self.client.complete(plan, on_first_token=let_go, **self.params)
             outcome = Outcome(plan, completion)
         except EngineError as error:
             outcome = Outcome(plan, error=error)
         self._outcomes[position] = outcome
         let_go()
-        if self._progress is not None:
-            self._progress(len(self._outcomes), len(self._plans))
+        if self.progress is not None:
+            self.progress(len(self._outcomes), len(self.plans))
         return outcome
 
     def _release_followers(self, leader: int | None) -> None:
         """Let the requests start that follow a leader, once."""
         for position in self._followers.pop(leader, ()):
-            self._queue.line_up([self._slots[position]], first=position)
-
-
-def _check(client: object, plans: object, concurrency: object) -> None:
-    checked_kind("client", client, EngineClient, "an EngineClient")
-    if isinstance(plans, (str, bytes)) or not isinstance(plans, Sequence):
-        raise InvalidRequestError(f"plans must be a BatchPlan or a list, not {describe(plans)}")
-    for plan in plans:
-        checked_kind("a plan", plan, Plan, "a Plan")
-    checked_integer("concurrency", concurrency, 1)
+            self.queue.line_up([self._slots[position]], first=position)

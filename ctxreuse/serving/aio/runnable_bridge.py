@@ -1,4 +1,5 @@
 """All ways to call a LangChain Runnable, made of its asynchronous work; imports no LangChain."""
+# ruff: noqa: A002 - LangChain's Runnables call their argument `input`
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
     """Whether sync calls share one event loop; else each has its own and disconnects at its end."""
 
     @abstractmethod
-    async def _answer(self, input: Input, run_manager: Any, config: Config) -> Output:  # noqa: A002
+    async def _answer(self, input: Input, run_manager: Any, config: Config) -> Output:
         """Return the output for an input."""
 
     @abstractmethod
@@ -46,22 +47,12 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
     async def _disconnect(self) -> None:
         """Close the connections of the running event loop."""
 
-    def invoke(
-        self,
-        input: Input,  # noqa: A002  # LangChain's name
-        config: Config | None = None,
-        **kwargs: Any,
-    ) -> Output:
+    def invoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
         """Return the output for an input; arguments as in `ainvoke`."""
         [config] = self._configs(config, 1)
         return self._run_sync(partial(self.ainvoke, input, config, **kwargs))
 
-    async def ainvoke(
-        self,
-        input: Input,  # noqa: A002  # LangChain's name
-        config: Config | None = None,
-        **kwargs: Any,
-    ) -> Output:
+    async def ainvoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
         """Return the output for an input.
 
         Args:
@@ -113,7 +104,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         slots = asyncio.Semaphore(limit or max(1, len(inputs)))
         ended = 0
 
-        async def one(input: Input, config: Config) -> Output:  # noqa: A002
+        async def one(input: Input, config: Config) -> Output:
             nonlocal ended
             async with slots:
                 try:
@@ -129,12 +120,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
 
         return await all_of(one(*job) for job in zip(inputs, configs, strict=True))
 
-    def stream(
-        self,
-        input: Input,  # noqa: A002  # LangChain's name
-        config: Config | None = None,
-        **kwargs: Any,
-    ) -> Iterator[Output]:
+    def stream(self, input: Input, config: Config | None = None, **kwargs: Any) -> Iterator[Output]:
         """Yield the output piece by piece; arguments as in `ainvoke`."""
         [config] = self._configs(config, 1)
 
@@ -146,10 +132,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         return sync_bridge.iterate(pieces, lasting=self._shares_event_loop)
 
     async def astream(
-        self,
-        input: Input,  # noqa: A002  # LangChain's name
-        config: Config | None = None,
-        **kwargs: Any,
+        self, input: Input, config: Config | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Yield the output piece by piece; arguments as in `ainvoke`."""
 

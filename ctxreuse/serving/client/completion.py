@@ -165,8 +165,7 @@ class CachedTokenReports:
     unknown. The option is certainly off only when a prompt that must have hit comes back without:
     this is logged, once.
 
-    Args:
-        host: What the log line calls the engine.
+    The log line calls the engine by its host.
     """
 
     def __init__(self, host: str) -> None:
@@ -176,11 +175,7 @@ class CachedTokenReports:
         self._answered: deque[bytes] = deque(maxlen=_LATEST)
 
     def expect(self, arguments: Mapping[str, Any]) -> Expectation:
-        """Return what must be cached of a request, judged by those answered so far.
-
-        Args:
-            arguments: All that is sent.
-        """
+        """Return what must be cached of all that is sent, judged by what was answered so far."""
         if self._has_reported or self._has_warned:
             return Expectation()
         messages = repr(arguments["messages"])
@@ -199,8 +194,8 @@ class CachedTokenReports:
 
         Args:
             expectation: What was expected when it was sent.
-            prompt_tokens: The reported length of its prompt; None without usage.
-            cached_tokens: What was reported.
+            prompt_tokens: What the engine reports; None without usage.
+            cached_tokens: What the engine reports; None where it leaves that out.
         """
         if cached_tokens is not None:
             self._has_reported = True

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 class EngineConnection:
     """Sends requests to one engine, and sends again what may succeed then.
 
-    Args:
-        base_url: The engine's address, with or without `/v1`.
-        api_key: Its key.
-        http_client: An `httpx.AsyncClient`, which its owner closes; None makes one.
-        retries: How often a request is sent again.
-        backoff_s: Longest wait before the first retry, in seconds; it doubles with each.
-        timeout_s: Seconds without a sign of the engine after which an attempt has failed.
+    The arguments are those of `EngineClient`.
 
     Attributes:
         host: The engine's host and port, for messages: without a password.
@@ -46,7 +40,12 @@ class EngineConnection:
         backoff_s: float,
         timeout_s: float | None,
     ) -> None:
-        self._root = _root_of(base_url)
+        if not isinstance(base_url, str) or urlsplit(base_url).scheme not in ("http", "https"):
+            raise InvalidRequestError(
+                f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
+                f"{describe(base_url)}"
+            )
+        self._root = base_url.rstrip("/").removesuffix("/v1")
         self.host = urlsplit(self._root).netloc.rpartition("@")[2]
         self.openai = _openai_client(f"{self._root}/v1", api_key, http_client, timeout_s)
         self._owns_http = http_client is None
@@ -163,15 +162,6 @@ class ModelName:
 
     async def _find(self) -> None:
         self._name = await self._look_up()
-
-
-def _root_of(base_url: object) -> str:
-    if not isinstance(base_url, str) or urlsplit(base_url).scheme not in ("http", "https"):
-        raise InvalidRequestError(
-            f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
-            f"{describe(base_url)}"
-        )
-    return base_url.rstrip("/").removesuffix("/v1")
 
 
 def _openai_client(

@@ -266,10 +266,7 @@ def transport_of(
     Args:
         receive: Takes a request's method, path and body.
         answer: What the model says to a request.
-        module: The library, `httpx` or `httpx2`; None takes the one that is installed.
-
-    Raises:
-        MissingExtraError: Neither is installed.
+        module: As in `EmulatedEngine.transport`.
     """
     library: Any = _http_library() if module is None else module
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ctxreuse.cache.simulator import CacheUsage
@@ -35,14 +36,7 @@ def refusal(status: int, message: str) -> HttpPage:
 
 
 def metrics_text(usage: CacheUsage, model: str, block_size: int, num_blocks: int | None) -> str:
-    """Return the part of vLLM's `/metrics` that describes the prefix cache.
-
-    Args:
-        usage: All prompts so far.
-        model: The model's name.
-        block_size: Tokens of a block.
-        num_blocks: Blocks of the cache; None for an unlimited one.
-    """
+    """Return the part of vLLM's `/metrics` that describes the prefix cache; None is unlimited."""
     name = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     labels = f'engine="0",model_name="{name}"'
     tokens = None if num_blocks is None else num_blocks * block_size
@@ -62,54 +56,39 @@ vllm:cache_config_info{{{config}}} 1.0
 """
 
 
+@dataclass(eq=False)
 class EmulatedReply:
     """One reply: takes the answer part by part, gives what goes over the wire.
 
-    Args:
+    Attributes:
         api: "chat" for chat completions, "text" for plain completions.
         number: The request's number, for the reply's id.
-        model: The model's name.
         body: The request.
         prompt: The prompt's tokens.
         usage: How many of them were cached.
         shows_cached: Whether the reply tells how many.
         breaks: Whether the connection breaks after the answer's first part.
-        tokenize: From a text to its tokens.
         register: Called with the answer's tokens at its end.
-
-    Attributes:
-        body: The request.
         streams: Whether the client wants the answer as a stream.
-        breaks: As above.
         is_full: Whether the answer is as long as it may be.
     """
 
-    def __init__(
-        self,
-        api: Literal["chat", "text"],
-        number: int,
-        model: str,
-        body: Json,
-        prompt: list[int],
-        usage: CacheUsage,
-        *,
-        shows_cached: bool,
-        breaks: bool,
-        tokenize: Callable[[str], Sequence[int]],
-        register: Callable[[list[int]], object],
-    ) -> None:
-        self.body = body
+    api: Literal["chat", "text"]
+    number: int
+    model: str
+    body: Json
+    prompt: list[int]
+    usage: CacheUsage
+    shows_cached: bool
+    breaks: bool
+    tokenize: Callable[[str], Sequence[int]]
+    register: Callable[[list[int]], object]
+
+    def __post_init__(self) -> None:
+        body = self.body
         self.streams = bool(body.get("stream"))
-        self.breaks = breaks
         self.is_full = False
-        self._is_chat = api == "chat"
-        self._id = f"chatcmpl-{number}" if self._is_chat else f"cmpl-{number}"
-        self._model = model
-        self._prompt = prompt
-        self._usage = usage
-        self._shows_cached = shows_cached
-        self._tokenize = tokenize
-        self._register = register
+        self._is_chat = self.api == "chat"
         self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
         self._returns_tokens = bool(body.get("return_token_ids"))
         self._has_begun = False
@@ -125,14 +104,14 @@ class EmulatedReply:
             self._calls.append(part)
             return begin
         self._text += part
-        tokens = len(self._tokenize(self._text))
+        tokens = len(self.tokenize(self._text))
         self.is_full = self._limit is not None and tokens >= self._limit
         return begin + self._event(self._said(part))
 
     def end(self) -> bytes:
         """End the answer; return what a stream sends then."""
-        self._tokens = list(self._tokenize(self._text))[: self._limit]
-        self._register(self._tokens)
+        self._tokens = list(self.tokenize(self._text))[: self._limit]
+        self.register(self._tokens)
         self._finish_reason = "tool_calls" if self._calls else "length" if self.is_full else "stop"
         sent = self._begin()
         if self._calls:
@@ -158,7 +137,7 @@ class EmulatedReply:
         reply = self._envelope("chat.completion", [choice]) | self._usage_json()
         if self._returns_tokens:
             choice["token_ids"] = self._tokens
-            reply["prompt_token_ids"] = self._prompt
+            reply["prompt_token_ids"] = self.prompt
         return json_page(200, reply)
 
     def _begin(self) -> bytes:
@@ -167,7 +146,7 @@ class EmulatedReply:
             return b""
         self._has_begun = True
         opening = {"delta": {"role": "assistant", "content": ""}}
-        tokens: Json = {"prompt_token_ids": self._prompt} if self._returns_tokens else {}
+        tokens: Json = {"prompt_token_ids": self.prompt} if self._returns_tokens else {}
         return self._event(opening, fields=tokens)
 
     def _said(self, text: str) -> Json:
@@ -184,16 +163,16 @@ class EmulatedReply:
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {
-            "id": self._id,
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{self.number}",
             "object": kind if self._is_chat else "text_completion",
             "created": 0,
-            "model": self._model,
+            "model": self.model,
             "choices": choices,
         }
 
     def _usage_json(self) -> Json:
-        prompt, answer = self._usage.prompt_tokens, len(self._tokens)
-        cached = {"cached_tokens": self._usage.cached_tokens} if self._shows_cached else None
+        prompt, answer = self.usage.prompt_tokens, len(self._tokens)
+        cached = {"cached_tokens": self.usage.cached_tokens} if self.shows_cached else None
         return {
             "usage": {
                 "prompt_tokens": prompt,

@@ -38,14 +38,11 @@ class EngineRates:
             raise InvalidRequestError("prefill_tokens_per_s must be more than 0")
 
     def step_s(self, prefilled_tokens: int, decoding: int) -> float:
-        """Return how long a step takes.
+        """Return how many seconds a step takes.
 
         Args:
             prefilled_tokens: Prompt tokens computed in it.
             decoding: Requests that get a token in it.
-
-        Returns:
-            Seconds.
         """
         prefill = prefilled_tokens / self.prefill_tokens_per_s
         if not decoding:

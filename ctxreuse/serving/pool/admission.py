@@ -106,29 +106,6 @@ class AdmissionQueue:
         """
         return AdmissionSlot(self, request)
 
-    async def _enter(self, request: Plannable) -> tuple[_Slot, Plan]:
-        """Wait for others, then for a place; return the place and what to send."""
-        is_plain = self._strategy != "none" and not request.blocks
-        plan = self._planned_as_it_came(request) if is_plain else None
-        slot = Slot(self._queue, request, plan)
-        try:
-            waiter = TaskWaiter(slot)
-            if is_plain:
-                self._queue.line_up([slot], _PLAIN_LANE)
-            else:
-                await waiter.wait(self._window_s)
-            if slot.state is not SlotState.RUNNING:
-                with self._queue.lock:
-                    self._window_elapsed |= slot in self._queue.arrived
-                await planned_aside(self._admit, len(self._queue.arrived))
-            await waiter.wait()
-            plan = slot.take()
-            assert plan is not None, "a request that is released is planned"
-        except BaseException:
-            self._leave(slot)
-            raise
-        return slot, plan
-
     def _admit(self) -> None:
         """Release requests as long as there are places; plan those that have come, if due."""
         while True:
@@ -169,13 +146,12 @@ class AdmissionQueue:
         return slots
 
     def _plan_together(self, slots: list[_Slot]) -> list[_Slot]:
-        asked = [(slot, slot.item) for slot in slots if isinstance(slot.item, ContextRequest)]
-        planned = self._planner.plan_batch([request for _, request in asked], self._strategy)
-        line = []
-        for position, plan in zip(planned.order, planned.plans, strict=True):
-            slot, _ = asked[position]
+        asked = {slot: slot.item for slot in slots if isinstance(slot.item, ContextRequest)}
+        planned = self._planner.plan_batch(list(asked.values()), self._strategy)
+        to_plan = list(asked)
+        line = [to_plan[position] for position in planned.order]
+        for slot, plan in zip(line, planned.plans, strict=True):
             slot.set_result(plan)
-            line.append(slot)
         for slot in slots:
             if isinstance(slot.item, Plan):
                 slot.set_result(recorded(self._planner, slot.item))
@@ -203,34 +179,40 @@ class AdmissionQueue:
             given_id = f"unplanned-{next(self._unplanned_number)}"
         return replace(plan, request_id=given_id, expected_cached_tokens=0, logged=None)
 
-    def _leave(self, slot: _Slot) -> None:
-        """Give up a place, or waiting for one; release others."""
-        slot.leave(release=False)
-        with self._queue.lock:
-            self._window_elapsed &= bool(self._queue.arrived)
-        if len(self._queue.arrived) > PLANNED_ON_THE_LOOP:
-            try:
-                asyncio.get_running_loop().run_in_executor(None, self._admit)
-                return
-            except RuntimeError:  # its event loop is closing or closed; others wait in theirs
-                pass
-        self._admit()
-
 
 class AdmissionSlot:
     """A request's slot in an admission queue, for one `async with`."""
 
     # no generator: one that is left behind by a closed event loop never runs to its end
 
-    def __init__(self, queue: AdmissionQueue, request: Plannable) -> None:
-        self._queue = queue
+    def __init__(self, admission: AdmissionQueue, request: Plannable) -> None:
+        self._admission = admission
         self._request = request
         self._slot: _Slot | None = None
 
     async def __aenter__(self) -> Plan:
-        """Wait for a place; return what to send."""
+        """Wait for others, then for a place; return what to send."""
         assert self._slot is None, "an admission slot is for one request"
-        self._slot, plan = await self._queue._enter(self._request)
+        admission, queue, request = self._admission, self._admission._queue, self._request
+        is_plain = admission._strategy != "none" and not request.blocks
+        plan = admission._planned_as_it_came(request) if is_plain else None
+        self._slot = slot = Slot(queue, request, plan)
+        try:
+            waiter = TaskWaiter(slot)
+            if is_plain:
+                queue.line_up([slot], _PLAIN_LANE)
+            else:
+                await waiter.wait(admission._window_s)
+            if slot.state is not SlotState.RUNNING:
+                with queue.lock:
+                    admission._window_elapsed |= slot in queue.arrived
+                await planned_aside(admission._admit, len(queue.arrived))
+            await waiter.wait()
+            plan = slot.take()
+            assert plan is not None, "a request that is released is planned"
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return plan
 
     async def __aexit__(
@@ -239,9 +221,19 @@ class AdmissionSlot:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the place back."""
+        """Give up the place, or waiting for one; release others."""
         assert self._slot is not None, "a slot that ends has begun"
-        self._queue._leave(self._slot)
+        admission, queue = self._admission, self._admission._queue
+        self._slot.leave(release=False)
+        with queue.lock:
+            admission._window_elapsed &= bool(queue.arrived)
+        if len(queue.arrived) > PLANNED_ON_THE_LOOP:
+            try:
+                asyncio.get_running_loop().run_in_executor(None, admission._admit)
+                return
+            except RuntimeError:  # its event loop is closing or closed; others wait in theirs
+                pass
+        admission._admit()
 
 
 def recorded(planner: ReusePlanner, plan: Plan) -> Plan:

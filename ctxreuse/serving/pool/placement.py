@@ -71,10 +71,11 @@ def assign(
     documents: Sequence[Document],
     agents: Sequence[Agent],
     loads: Mapping[Agent, float],
-    homes: Mapping[BlockKey, Collection[Agent]],
+    affinity: Mapping[BlockKey, Collection[Agent]] | None = None,
     engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
     bound: float = DEFAULT_BOUND,
     slack_tokens: float = 0,
+    homes: Mapping[BlockKey, Collection[Agent]] | None = None,
 ) -> list[Agent]:
     """Assign each document to one agent.
 
@@ -92,10 +93,11 @@ def assign(
         documents: In the order in which they choose.
         agents: The agents to choose from.
         loads: What each agent has to do already, in tokens; 0 for agents that are not in it.
-        homes: The agents that have read each document before; others than `agents` are ignored.
+        affinity: The agents that have read each document before; others than `agents` are ignored.
         engines: The engine that serves each agent; None gives each its own.
         bound: The c above, from 1.
         slack_tokens: What an agent may have above the mean while there is little to do.
+        homes: The former name of `affinity`.
 
     Returns:
         The agent of each document, in the documents' order; the same for the same arguments.
@@ -105,18 +107,19 @@ def assign(
     """
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
-    checked_bound(bound)
+    checked_number("the bound", bound, 1)
+    affinity = affinity or homes or {}
     loaded = _Loads(agents, loads, engines or {}, bound)
     assigned = []
     for document in documents:
         tokens = document.tokens
         loaded.total += tokens
-        read_by = [agent for agent in homes.get(document.key, ()) if agent in loaded.of]
+        read_by = [agent for agent in affinity.get(document.key, ()) if agent in loaded.of]
         slack = max(slack_tokens, _SLACK_OF_READERS * tokens)
-        chosen = _least_loaded(
-            [agent for agent in read_by if loaded.has_room(agent, tokens, slack)],
-            loaded.of,
-            document.key,
+        chosen = min(
+            (agent for agent in read_by if loaded.has_room(agent, tokens, slack)),
+            key=lambda agent: (loaded.of[agent], _score(document.key, agent)),
+            default=None,
         )
         if chosen is None:
             slack_of_new = min(slack_tokens, _SLACK_OF_NEW * loaded.total / len(agents))
@@ -194,7 +197,7 @@ class DocumentAffinity:
         slack_tokens: int = 4_096,
         max_documents: int = 200_000,
     ) -> None:
-        self._bound = checked_bound(bound)
+        self._bound = checked_number("the bound", bound, 1)
         self._window_tokens = checked_integer("window_tokens", window_tokens, 1)
         self._slack_tokens = checked_integer("slack_tokens", slack_tokens)
         self._max_documents = checked_integer("max_documents", max_documents, 1)
@@ -256,15 +259,6 @@ class DocumentAffinity:
         self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
 
 
-def _least_loaded(
-    agents: Collection[Agent], load: Mapping[Agent, float], key: bytes
-) -> Agent | None:
-    """Return the agent with the least to do; among equals, whatever their order, by hash."""
-    if len(agents) < 2:
-        return next(iter(agents), None)
-    return min(agents, key=lambda agent: (load[agent], _score(key, agent)))
-
-
 def _order(key: bytes, engine_of: Mapping[Agent, Agent], read_by: Iterable[Agent]) -> list[Agent]:
     """Return agents in the order in which a document prefers them: cached, then by hash."""
     cached_on = {engine_of[agent] for agent in read_by}
@@ -278,15 +272,6 @@ def _order(key: bytes, engine_of: Mapping[Agent, Agent], read_by: Iterable[Agent
 def _score(key: bytes, agent: Agent) -> bytes:
     name = f"{type(agent).__name__}:{agent}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name + b"\0" + key, digest_size=8).digest()
-
-
-def checked_bound(bound: float) -> float:
-    """Return a bound if it is valid.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-    """
-    return checked_number("the bound", bound, 1)
 
 
 DocumentHomes = DocumentAffinity

@@ -67,14 +67,7 @@ class ReplicaFactory:
         self,
         engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
     ) -> Iterator[Replica]:
-        """Yield the replicas of engines.
-
-        Args:
-            engines: As in `EnginePool`.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Yield the replicas of engines, which are given as to `EnginePool`."""
         if isinstance(engines, (str, EngineSpec)):
             engines = [engines]
         if isinstance(engines, Mapping):
@@ -100,11 +93,7 @@ class ReplicaFactory:
             )
 
     def replica_at(self, engine: str | EngineSpec) -> Replica:
-        """Return the replica of an engine at an address.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the replica of an engine at an address."""
         if isinstance(engine, str):
             engine = EngineSpec(base_url=engine)
         if not isinstance(engine, EngineSpec):

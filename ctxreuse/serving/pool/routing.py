@@ -36,9 +36,9 @@ class RequestRouter:
     """Chooses among replicas by what they are expected to have cached, and by their queues.
 
     Args:
-        queue_weight: What waiting for one token costs, compared with computing one.
+        queue_weight: As in `EnginePool`.
         in_order: Whether requests are sent in their own order, not in the best one.
-        answer_cost: What an answer delays other requests, in prompt tokens.
+        answer_cost: As in `EnginePool`.
     """
 
     def __init__(self, queue_weight: float, in_order: bool, answer_cost: int) -> None:
