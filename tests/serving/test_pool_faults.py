@@ -200,9 +200,9 @@ async def test_who_takes_too_long_is_left_for_another():
     network = network_of(a=None, b=None)
     network.silent.add("a")
     async with pool_on(network) as pool:
-        served = await pool.complete(asking("x"), replica="a", limit_s=0.1)
+        served = await pool.complete(asking("x"), replica="a", limit_s=0.2)
         assert (served.replica, served.tried) == ("b", ("a",))
-        async with pool.stream(asking("x"), replica="a", limit_s=0.1) as stream:
+        async with pool.stream(asking("x"), replica="a", limit_s=0.2) as stream:
             assert [piece async for piece in stream] == ["OK."]
         assert stream.served.tried == ("a",)
         assert [one.failed for one in pool.statistics()] == [2, 0]
