@@ -591,7 +591,7 @@ def test_an_engine_is_called_by_host_and_port_unless_it_has_a_name(url, name):
         ({"queue_weight": -1}, r"queue_weight must be a number from 0, not -1 \(int\)"),
         ({"queue_weight": float("nan")}, "queue_weight must be a number from 0"),
         ({"backoff_s": "1"}, "backoff_s must be a number from 0"),
-        ({"rest_s": float("inf")}, "rest_s must be a number from 0"),
+        ({"open_s": float("inf")}, "open_s must be a number from 0"),
         ({"concurrency": 0}, "concurrency must be an integer from 1"),
         ({"window_s": -1}, "the micro-batch window is -1"),
         ({"cache_salt": "x"}, "cache_salt must be 'tenant' or None"),
