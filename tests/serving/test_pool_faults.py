@@ -307,7 +307,7 @@ async def test_one_request_tries_an_engine_that_has_rested():
     clock = Clock()
     gate = Gate()
     network = Network(a=EmulatedEngine(fail=[503], answer=gate), b=EmulatedEngine())
-    async with pool_on(network, failures=1, rest_s=10, clock=clock) as pool:
+    async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:
         await pool.complete(asking("x"), replica="a")
         clock.now = 10
         trial = asyncio.create_task(pool.complete(asking("x", "slow"), replica="a"))
@@ -323,7 +323,7 @@ async def test_each_rest_is_twice_as_long_until_a_request_succeeds():
     clock = Clock()
     network = network_of(a=[503, 503, 503, None, 503], b=None)
     rests = []
-    async with pool_on(network, failures=1, rest_s=10, clock=clock) as pool:
+    async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:
         for _ in range(5):
             await pool.complete(asking("x"), replica="a")
             began = clock.now
@@ -338,7 +338,7 @@ async def test_a_trial_that_is_cancelled_leaves_the_way_to_another():
     clock = Clock()
     gate = Gate()
     network = Network(a=EmulatedEngine(fail=[503], answer=gate), b=EmulatedEngine())
-    async with pool_on(network, failures=1, rest_s=10, clock=clock) as pool:
+    async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:
         await pool.complete(asking("x"), replica="a")
         clock.now = 10
         trial = asyncio.create_task(pool.complete(asking("x", "slow"), replica="a"))
@@ -354,7 +354,7 @@ async def test_an_older_request_that_is_cancelled_does_not_end_the_trial():
     gate = Gate()
     fail = [None, 503]
     network = Network(a=EmulatedEngine(fail=fail, answer=gate), b=EmulatedEngine())
-    async with pool_on(network, failures=1, rest_s=10, clock=clock) as pool:
+    async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:
         older = asyncio.create_task(pool.complete(asking("x", "slow"), replica="a"))
         await until(lambda: gate.waiting == 1)
         await pool.complete(asking("x"), replica="a")
@@ -372,7 +372,7 @@ async def test_a_trial_that_waits_for_a_place_is_the_only_one():
     clock = Clock()
     gate = Gate()
     network = Network(a=EmulatedEngine(fail=[None, 503], answer=gate), b=EmulatedEngine())
-    options = {"failures": 1, "rest_s": 10, "concurrency": 2}
+    options = {"failures": 1, "open_s": 10, "concurrency": 2}
     async with pool_on(network, clock=clock, **options) as pool:
         older = [asyncio.create_task(pool.complete(asking("x", "slow"), replica="a"))]
         await until(lambda: gate.waiting == 1)
