@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from threading import Lock
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from ctxreuse.adapters.ordered_release import Slot, TaskWaiter
@@ -135,12 +134,7 @@ class AsyncClosing(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import count
-from types import TracebackType
 from typing import TypeAlias
 
 from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
@@ -211,16 +210,11 @@ class AdmissionSlot:
             plan = slot.take()
             assert plan is not None, "a request that is released is planned"
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return plan
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Give up the place, or waiting for one; release others."""
         assert self._slot is not None, "a slot that ends has begun"
         admission, queue = self._admission, self._admission._queue

@@ -294,7 +294,14 @@ class Replica:
         Args:
             limit_s: Seconds after which it is not ready.
         """
-        is_ready = await self._is_ready(limit_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.client().check_health()
+            is_ready = True
+        except EngineError as error:
+            is_ready = not is_retryable(error.status)  # 404: it answers, and knows no such route
+        except TimeoutError:
+            is_ready = False
         with self._lock:
             now = self._clock()
             was_closed = self._circuit.state(now) is Circuit.CLOSED
@@ -375,16 +382,6 @@ class Replica:
             return
         if capacity is not None:
             self._capacity = CapacityTracker(self.planner, capacity)
-
-    async def _is_ready(self, limit_s: float) -> bool:
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.client().check_health()
-        except EngineError as error:
-            return not is_retryable(error.status)  # 404: it answers, and knows no such route
-        except TimeoutError:
-            return False
-        return True
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens

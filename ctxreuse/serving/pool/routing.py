@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from threading import Lock
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from weakref import ref
 
 from ctxreuse.context.blocks import ContextRequest, text_digest
@@ -23,13 +23,8 @@ tokens, each of which adds 0.15 ms to a step of an engine that computes 10,000 p
 _REMEMBERED_CONVERSATIONS = 10_000
 
 _Conversation: TypeAlias = tuple[str, type, str | int | None]
-
-
-class _ServedBy(NamedTuple):
-    """Which replica has served a conversation last, and with which cache."""
-
-    replica: ref[Replica]
-    cache_epoch: int
+_ServedBy: TypeAlias = tuple[ref[Replica], int]
+"""Which replica has served a conversation last, and the epoch of its cache then."""
 
 
 class RequestRouter:
@@ -98,7 +93,7 @@ class RequestRouter:
         """Remember which replica has served a conversation: it has cached the history."""
         if request.conversation_id is not None:
             with self._lock:
-                served_by = _ServedBy(ref(replica), replica.cache_epoch)
+                served_by = ref(replica), replica.cache_epoch
                 self._served_by.put(_conversation(request), served_by)
 
     def _cached_tokens(self, replica: Replica, prompt: Plannable) -> int:
