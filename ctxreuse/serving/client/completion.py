@@ -59,7 +59,11 @@ class Completion:
 
 
 class ChunkReader:
-    """Collects the chunks of one streamed reply, whatever they leave out."""
+    """Collects the chunks of one streamed reply, whatever they leave out.
+
+    Attributes:
+        has_token: Whether the model has said something: text, a thought, a tool call, or its end.
+    """
 
     def __init__(self) -> None:
         self.reply_id = ""
@@ -68,6 +72,7 @@ class ChunkReader:
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.prompt_token_ids: tuple[int, ...] | None = None
+        self.has_token = False
         self._pieces: list[str] = []
         self._calls: dict[int, dict[str, str]] = {}
 
@@ -81,15 +86,8 @@ class ChunkReader:
         """The tool calls so far."""
         return tuple(ToolCall(**self._calls[index]) for index in sorted(self._calls))
 
-    def take(self, chunk: Any) -> ChunkContent:
-        """Read a chunk.
-
-        Args:
-            chunk: A `ChatCompletionChunk`, with vLLM's fields as extras.
-
-        Returns:
-            What it carries.
-        """
+    def take(self, chunk: Any) -> str:
+        """Read a `ChatCompletionChunk`, with vLLM's fields as extras; return its text."""
         self.reply_id = getattr(chunk, "id", None) or self.reply_id
         ids = getattr(chunk, "prompt_token_ids", None)
         if isinstance(ids, list):
@@ -100,7 +98,7 @@ class ChunkReader:
             self.completion_tokens = getattr(usage, "completion_tokens", None)
             details = getattr(usage, "prompt_tokens_details", None)
             self.cached_tokens = getattr(details, "cached_tokens", None)
-        text, has_token = "", False
+        text = ""
         for choice in getattr(chunk, "choices", None) or ():
             delta = getattr(choice, "delta", None)
             text += getattr(delta, "content", None) or ""
@@ -114,23 +112,10 @@ class ChunkReader:
             thought = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
             finish = getattr(choice, "finish_reason", None)
             self.finish_reason = finish or self.finish_reason
-            has_token = has_token or bool(text or called or thought or finish)
+            self.has_token |= bool(text or called or thought or finish)
         if text:
             self._pieces.append(text)
-        return ChunkContent(text, has_token)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkContent:
-    """What one chunk of a stream carries.
-
-    Attributes:
-        text: Text of the answer.
-        has_token: Whether the model has said something: text, a thought, a tool call, or its end.
-    """
-
-    text: str
-    has_token: bool
+        return text
 
 
 _log = logging.getLogger("ctxreuse")

@@ -307,11 +307,13 @@ class EngineClient(AsyncClosing):
         chunks = await self._connection.openai.chat.completions.create(**arguments)
         async with chunks:
             async for chunk in chunks:
-                content = call.reader.take(chunk)
-                if content.has_token:
-                    call.note_token(self._clock())
-                if content.text:
-                    yield content.text
+                text = call.reader.take(chunk)
+                if call.reader.has_token and call.first_token_at is None:
+                    call.first_token_at = self._clock()
+                    if call.on_first_token is not None:
+                        call.on_first_token()
+                if text:
+                    yield text
         if call.reader.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 

@@ -28,7 +28,6 @@ class EngineCall:
         arguments: What `chat.completions.create` is called with, but for the model's name.
         on_first_token: Called when the first token has come.
         reader: Collects what the current attempt brings.
-        expectation: What the prefix cache must hold of its prompt.
         attempts: How often it was sent.
         began_at: When it was sent first, in seconds of the client's clock.
         attempt_began_at: When it was sent last.
@@ -55,13 +54,6 @@ class EngineCall:
         self.attempt_began_at, self.first_token_at = now, None
         self.reader = ChunkReader()
         self.expectation = expectation
-
-    def note_token(self, now: float) -> None:
-        """Note that a token has come."""
-        if self.first_token_at is None:
-            self.first_token_at = now
-            if self.on_first_token is not None:
-                self.on_first_token()
 
 
 def messages_of(prompt: object) -> list[dict[str, Any]]:
