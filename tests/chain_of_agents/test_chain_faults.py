@@ -172,10 +172,10 @@ class TestWorkers:
         busy = Busy()
         busy.holds = lambda messages: "says 0" in str(messages) and not is_managers(messages)
         pool = pool_of(EmulatedEngine(answer=busy), attempts=1)
-        chain = ChainOfAgents(llm=pool, mode=mode, packing="single", timeout_s=0.05)
+        chain = ChainOfAgents(llm=pool, mode=mode, packing="single", timeout_s=0.3)
         answer = chain.invoke(question(2))
         assert sorted(outcomes(answer)) == ["answered", "answered", "timed out"]
-        assert "did not answer within 0.05 s" in answer.trace.failures[0].error
+        assert "did not answer within 0.3 s" in answer.trace.failures[0].error
         assert busy.running == 0
 
     @MODES
