@@ -203,10 +203,7 @@ class ContextRegistry:
             continuation=continuation,
         )
         with self._lock:
-            known = self._renderings.pop(rendering.digest)
-            gone = [] if known is None else [known]
-            gone += [oldest for _, oldest in self._renderings.put(rendering.digest, rendering)]
-            for old in gone:
+            for _, old in self._renderings.put(rendering.digest, rendering):
                 del self._by_head[old.head][old.digest]
                 if not self._by_head[old.head]:
                     del self._by_head[old.head]

@@ -61,12 +61,17 @@ class LRUMap(Generic[Key, Value]):
         return self._entries.get(key)
 
     def put(self, key: Key, value: Value) -> list[tuple[Key, Value]]:
-        """Keep a value as the most recently used; return the entries that had to go for it."""
+        """Keep a value as the most recently used.
+
+        Returns:
+            The entries that had to go for it: an earlier one of its key, and the oldest.
+        """
+        gone: list[tuple[Key, Value]] = []
         if key in self._entries:
-            self.pop(key)
+            gone.append((key, self._entries.pop(key)))
+            self.weight -= self._weight_of(gone[0][1])
         self._entries[key] = value
         self.weight += self._weight_of(value)
-        gone: list[tuple[Key, Value]] = []
         while len(self._entries) > 1 and (
             len(self._entries) > self._max_entries or self.weight > self._max_weight
         ):

@@ -15,13 +15,12 @@ from threading import RLock
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, replace_overlaps
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
-from ctxreuse.index.cooccurrence import Cooccurrence
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, PromptLog, SentPrompt
 from ctxreuse.index.path_search import heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, Conversations, History
 from ctxreuse.ordering.batch import BatchContext, arrange
-from ctxreuse.ordering.online import OnlineOrder
+from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 from ctxreuse.ordering.paper import paper_order
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 
@@ -30,10 +29,9 @@ _REMEMBERED_COUNTS = 100_000
 
 @dataclass(slots=True)
 class TenantState:
-    """One tenant's index, recent requests, the order that suits them, conversations, and log."""
+    """One tenant's index, the order of arriving requests, conversations, and log."""
 
     index: ContextIndex
-    recent: Cooccurrence
     online: OnlineOrder
     conversations: Conversations
     log: PromptLog
@@ -69,11 +67,9 @@ class Tenants:
         """Return a tenant's state, a new one if it is not known."""
         state = self._states.get(tenant)
         if state is None:
-            recent = Cooccurrence()
             state = self._states[tenant] = TenantState(
                 ContextIndex(self._capacity_tokens, self._max_nodes),
-                recent,
-                OnlineOrder(recent),
+                OnlineOrder(Cooccurrence()),
                 Conversations(),
                 PromptLog(),
             )
@@ -383,7 +379,7 @@ class TenantPlanner:
         else:
             root = index.root(request.system)
             inserted = index.insert(root, sent, weights, request_id, now)
-            turn.state.recent.add(sent)
+            turn.state.online.recent.add(sent)
         self._tenants.enforce_bounds(turn.state)
         if request.conversation_id is not None:
             whole = [

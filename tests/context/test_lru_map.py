@@ -24,7 +24,7 @@ def test_weights_bound_it_but_for_the_newest():
     assert (len(texts), texts.weight) == (2, 5)
     assert texts.put(3, "a very long text") == [(1, "abc"), (2, "de")]
     assert texts.weight == len("a very long text")
-    texts.put(3, "b")
+    assert texts.put(3, "b") == [(3, "a very long text")]
     assert texts.weight == 1
     assert texts.pop(3) == "b"
     assert (texts.pop(3), texts.weight, 3 in texts) == (None, 0, False)

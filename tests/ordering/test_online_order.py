@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.index.cooccurrence import Cooccurrence
-from ctxreuse.ordering.online import OnlineOrder
+from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 from ctxreuse.ordering.paper import paper_order
 
 HEAVY = defaultdict(lambda: 100)

@@ -18,7 +18,7 @@ class Service:
         state = self.tenants.state(tenant)
         weights = [1] * len(letters)
         state.index.insert(state.index.root(None), keys(letters), weights, request_id, self.now)
-        state.recent.add(keys(letters))
+        state.online.recent.add(keys(letters))
         self.tenants.enforce_bounds(state)
 
     def learn(self, tenant, letters):
@@ -43,7 +43,7 @@ def test_what_one_tenant_asked_for_does_not_order_another_tenants_blocks():
     service = Service()
     service.send("one", "ab", 1)
     orders = {
-        name: service.tenants.state(name).recent.continuation(keys("a"), context("cb"))
+        name: service.tenants.state(name).online.recent.continuation(keys("a"), context("cb"))
         for name in ("one", "two")
     }
     assert orders == {"one": keys("bc"), "two": keys("cb")}

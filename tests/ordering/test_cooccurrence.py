@@ -3,7 +3,7 @@ from helpers import context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.index.cooccurrence import Cooccurrence
+from ctxreuse.ordering.online import Cooccurrence
 
 words = st.lists(st.sampled_from("abcdef"), unique=True, max_size=5).map("".join)
 letter_weights = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "abcdef"})
