@@ -188,8 +188,10 @@ class PrefixCacheSimulator:
             return None
         for block in held:
             self._hold(block)
-        held += [self._new_block(content) for content in hashes[hits:]]
-        held += [self._take_block() for _ in range(needed - (len(hashes) - hits))]
+        taken = [self._take_block() for _ in range(needed)]
+        for block, content in zip(taken, hashes[hits:], strict=False):
+            self._register(block, content)
+        held += taken
         usage = CacheUsage(len(tokens), hits * size)
         return RunningPrompt(usage, tokens, hashes, held, root)
 
@@ -243,11 +245,6 @@ class PrefixCacheSimulator:
     def _hold(self, block: BlockNumber) -> None:
         self._free.pop(block, None)
         self._users[block] = self._users.get(block, 0) + 1
-
-    def _new_block(self, content: ContentHash) -> BlockNumber:
-        block = self._take_block()
-        self._register(block, content)
-        return block
 
     def _register(self, block: BlockNumber, content: ContentHash) -> None:
         self._hash_of[block] = content

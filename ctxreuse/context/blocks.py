@@ -165,11 +165,8 @@ def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
         )
     messages = tuple(history)
     for message in messages:
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError(
-                f"a chat message in history must be a dict with 'role' and 'content', "
-                f"not {describe(message)}"
-            )
+        words = "a dict with 'role' and 'content'"
+        checked_kind("a chat message in history", message, (Mapping,), words)
     return tuple(copied_message(message) for message in messages)
 
 

@@ -152,8 +152,9 @@ def explain(
     if prompt.is_later_turn:
         return _later_turn(prompt)
     if not prompt.keys:
-        words = "The prompt has no blocks: there is nothing to reuse."
-        return Explanation(prompt.request_id, Cause.empty, None, 0, 0, None, None, 0, words)
+        return _explained(
+            prompt, Cause.empty, "The prompt has no blocks: there is nothing to reuse."
+        )
     opening = [one for one in before if not one.is_later_turn]
     same_root = [
         one for one in opening if one.tenant == prompt.tenant and one.system == prompt.system
@@ -171,7 +172,10 @@ def explain(
         if other is not None and _shared_tokens(prompt, other) >= engine_block_tokens > shared:
             return _apart(prompt, other, cause)
     if closest is None:
-        return _nothing_before(prompt)
+        words = (
+            "No earlier prompt with this tenant and system text is known: everything is computed."
+        )
+        return _explained(prompt, Cause.new_blocks, words)
     return _compared(prompt, closest, same_root, cached_tokens, engine_block_tokens)
 
 
@@ -232,9 +236,7 @@ def _compared(
     else:
         cause = Cause.new_blocks
         words = f"{begins}. {parts} No block from there on stands in that prompt."
-    return Explanation(
-        prompt.request_id, cause, closest.request_id, blocks, shared, own, other, lost, words
-    )
+    return _explained(prompt, cause, words, closest.request_id, blocks, other, lost)
 
 
 def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
@@ -243,14 +245,13 @@ def _older(prompt: SentPrompt, cached_tokens: int) -> Explanation:
     while blocks < len(prompt.tokens) and shared + prompt.tokens[blocks] <= cached_tokens:
         shared += prompt.tokens[blocks]
         blocks += 1
-    own = prompt.ids[blocks] if blocks < len(prompt.ids) else None
     words = (
         "A prompt that is not among those compared begins as it does: "
         f"{min(cached_tokens, total):,} of {total:,} block tokens are cached, "
         f"{blocks} of its {len(prompt.keys)} blocks whole."
     )
-    cause = Cause.hit if own is None else Cause.older_prompt
-    return Explanation(prompt.request_id, cause, None, blocks, shared, own, None, 0, words)
+    cause = Cause.hit if blocks == len(prompt.keys) else Cause.older_prompt
+    return _explained(prompt, cause, words, shared_blocks=blocks)
 
 
 def _later_turn(prompt: SentPrompt) -> Explanation:
@@ -260,39 +261,45 @@ def _later_turn(prompt: SentPrompt) -> Explanation:
         f"its own {len(prompt.keys)} blocks ({sum(prompt.tokens):,} tokens) stand behind that "
         "history, where no other prompt can have put them."
     )
-    own = prompt.ids[0] if prompt.ids else None
-    return Explanation(prompt.request_id, Cause.later_turn, prompt.after, 0, 0, own, None, 0, words)
+    return _explained(prompt, Cause.later_turn, words, prompt.after)
 
 
 def _apart(prompt: SentPrompt, other: SentPrompt, cause: Cause) -> Explanation:
     blocks = _shared_blocks(prompt, other)
     lost = sum(prompt.tokens[:blocks])
+    name = other_block = None
     if cause is Cause.other_tenant:
         who, why = "Another tenant's prompt", "tenants share nothing"
     else:
-        who = f"Request {_named(other.request_id)}"
+        name, other_block = other.request_id, other.ids[0]
+        who = f"Request {_named(name)}"
         why = "its system text is another one and stands before them"
     words = (
         f"{who} began with the same {blocks} blocks ({lost:,} tokens), but {why}; they are "
         "computed again."
     )
+    return _explained(prompt, cause, words, name, 0, other_block, lost)
+
+
+def _explained(
+    prompt: SentPrompt,
+    cause: Cause,
+    words: str,
+    closest: str | int | None = None,
+    shared_blocks: int = 0,
+    other_block: BlockId | None = None,
+    lost_tokens: int = 0,
+) -> Explanation:
     return Explanation(
         prompt.request_id,
         cause,
-        None if cause is Cause.other_tenant else other.request_id,
-        0,
-        0,
-        prompt.ids[0],
-        None if cause is Cause.other_tenant else other.ids[0],
-        lost,
+        closest,
+        shared_blocks,
+        sum(prompt.tokens[:shared_blocks]),
+        prompt.ids[shared_blocks] if shared_blocks < len(prompt.ids) else None,
+        other_block,
+        lost_tokens,
         words,
-    )
-
-
-def _nothing_before(prompt: SentPrompt) -> Explanation:
-    words = "No earlier prompt with this tenant and system text is known: everything is computed."
-    return Explanation(
-        prompt.request_id, Cause.new_blocks, None, 0, 0, prompt.ids[0], None, 0, words
     )
 
 
