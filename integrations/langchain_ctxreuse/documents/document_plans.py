@@ -7,7 +7,6 @@ retriever returned are never changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from langchain_core.documents import Document
@@ -15,28 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import (
     AnnotationMode,
-    DocumentPlanner,
-    PlannedItems,
+    MetadataPlanner,
     RetrievedItems,
-    appended_annotation,
     checked_annotation,
+    shared_names,
 )
 from ctxreuse.adapters.formatting import format_documents
-from ctxreuse.adapters.plan_metadata import (
-    METADATA_KEY,
-    PlannedDocument,
-    copied,
-    document_metadata,
-    retrievers_order,
-)
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, PlannedDocument, copied, retrievers_order
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.plan import Plan
 
 
 class DocumentPlanningFields(BaseModel):
@@ -63,7 +53,7 @@ class DocumentPlanningFields(BaseModel):
         return self._documents.faults
 
 
-class LangChainDocumentPlanner:
+class LangChainDocumentPlanner(MetadataPlanner[Document]):
     """Puts documents into their planned order; if planning fails they go through as retrieved.
 
     Args:
@@ -76,59 +66,19 @@ class LangChainDocumentPlanner:
     """
 
     def __init__(self, planner: ReusePlanner, annotation: AnnotationMode, component: str) -> None:
-        self._planner = DocumentPlanner(planner, document_block, annotation, component)
-        self._annotation = annotation
-        self._fail_open = FailOpen(component)
-
-    @property
-    def faults(self) -> int:
-        """How often documents went through as retrieved."""
-        return self._planner.faults + self._fail_open.faults
+        super().__init__(
+            planner,
+            annotation,
+            component,
+            block_of=document_block,
+            without_plan=without_plan,
+            carrying=carrying,
+            annotation_item=_annotation_document,
+        )
 
     def plan(self, retrieved: RetrievedItems[Document]) -> list[Document]:
         """Return what one query retrieved in its planned order."""
         return self.plan_batch([retrieved])[0]
-
-    def plan_batch(self, batch: Sequence[RetrievedItems[Document]]) -> list[list[Document]]:
-        """Return what several queries retrieved, planned together, each in its planned order.
-
-        Returns:
-            The documents of each query, in the order given.
-        """
-        return self._fail_open.attempt(
-            lambda: self._planned_batch(batch),
-            lambda: [_as_they_came(retrieved.items) for retrieved in batch],
-        )
-
-    def _planned_batch(self, batch: Sequence[RetrievedItems[Document]]) -> list[list[Document]]:
-        planned: list[list[Document]] = [list(retrieved.items) for retrieved in batch]
-        unplanned: dict[int, RetrievedItems[Document]] = {}
-        for position, retrieved in enumerate(batch):
-            given = without_plan(retrieved.items)
-            if given is not None:
-                unplanned[position] = replace(retrieved, items=given)
-        items = self._planner.plan_batch(list(unplanned.values()))
-        for position, one in zip(unplanned, items, strict=True):
-            if one.plan is not None:
-                planned[position] = self._with_metadata(one, one.plan)
-        return planned
-
-    def _with_metadata(self, planned: PlannedItems[Document], plan: Plan) -> list[Document]:
-        """Return copies that carry their plan, the annotation behind them."""
-        metadata = document_metadata(plan, with_order=self._annotation != "off")
-        documents = [
-            carrying(one.item, metadata.position(one.rank, one.label or ""))
-            for one in planned.items
-        ]
-        annotation = planned.annotation
-        if not documents and self._annotation == "metadata":
-            annotation = appended_annotation(plan, [])  # no document is left to carry it
-        if annotation is not None:
-            shown = [one.item for one in planned.items or planned.left_out]
-            documents.append(
-                _annotation_document(annotation, metadata.annotation(annotation), shown)
-            )
-        return documents
 
 
 def format_context(
@@ -190,11 +140,6 @@ def without_plan(documents: Sequence[Document]) -> list[Document] | None:
     return None if order is None else [_without_metadata(documents[position]) for position in order]
 
 
-def _as_they_came(documents: Any) -> Any:
-    """Return what a retriever returned: a copy of a list, anything else itself."""
-    return list(documents) if isinstance(documents, (list, tuple)) else documents
-
-
 def _without_metadata(document: Document) -> Document:
     if METADATA_KEY not in document.metadata:
         return document
@@ -211,13 +156,6 @@ def carrying(document: Document, carried: Mapping[str, Any]) -> Document:
 def _annotation_document(
     text: str, carried: Mapping[str, Any], documents: Sequence[Document]
 ) -> Document:
-    """Return the annotation as a document.
-
-    It has the metadata names that all the documents it speaks of have, empty, because a prompt for
-    documents that names one of them fails for a document that lacks it.
-    """
-    shared = set(documents[0].metadata) if documents else set()
-    for document in documents:
-        shared &= set(document.metadata)
-    metadata: dict[str, Any] = dict.fromkeys(sorted(shared), "")
-    return Document(page_content=text, metadata=metadata | {METADATA_KEY: carried})
+    """Return the annotation behind documents as a document."""
+    shared = shared_names(document.metadata for document in documents)
+    return Document(page_content=text, metadata={**shared, METADATA_KEY: carried})
