@@ -3,6 +3,7 @@
     python tools/house.py                   the numbers, each with its aim
     python tools/house.py --json            the same for programs
     python tools/house.py --list workflow   the functions of a journey
+    python tools/house.py --root OTHER      another checkout
 
 Product code is the `*.py` of `ctxreuse`, `integrations` and `agents` in this repository.
 
@@ -50,7 +51,7 @@ import threading
 import tomllib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -137,9 +138,7 @@ class Tree:
     def is_empty_package(self, module: str) -> bool:
         """Return whether a module is an `__init__` that holds at most a docstring."""
         body = self.parsed[module].body
-        return self.is_package(module) and len(body) <= (
-            ast.get_docstring(self.parsed[module]) is not None
-        )
+        return self.is_package(module) and all(isinstance(one, ast.Expr) for one in body)
 
     def imports(self) -> set[Import]:
         """Return what imports what."""
@@ -454,12 +453,8 @@ def _langchain_prompts() -> list[Any]:
     ]
 
 
-def workflow_journey(recorder: Recorder) -> None:
+async def workflow_journey(recorder: Recorder) -> None:
     """Answer a question from what a search finds."""
-    asyncio.run(_workflow(recorder))
-
-
-async def _workflow(recorder: Recorder) -> None:
     import faiss
 
     from ctxreuse import ReusePlanner, request_context
@@ -494,12 +489,8 @@ async def _workflow(recorder: Recorder) -> None:
             await engine.run(graph, "Which river flows through Paris?")
 
 
-def agents_journey(recorder: Recorder) -> None:
+async def agents_journey(recorder: Recorder) -> None:
     """Answer the second question of a conversation about documents."""
-    asyncio.run(_agents(recorder))
-
-
-async def _agents(recorder: Recorder) -> None:
     import httpx
 
     from chain_of_agents import ChainOfAgents
@@ -523,7 +514,9 @@ def _passage(letter: str) -> str:
     return f"{letter} says: " + letter * 400  # long enough that moving it pays
 
 
-JOURNEYS: dict[str, tuple[Callable[[Recorder], None], Size | None]] = {
+Journey: TypeAlias = Callable[[Recorder], Coroutine[Any, Any, None] | None]
+
+JOURNEYS: dict[str, tuple[Journey, Size | None]] = {
     "plan": (plan_journey, Size(25, 8)),
     "langchain": (langchain_journey, Size(80, 18)),
     "batch": (batch_journey, None),
@@ -533,15 +526,14 @@ JOURNEYS: dict[str, tuple[Callable[[Recorder], None], Size | None]] = {
 """What each does, and its aim."""
 
 
-def median_trip(
-    journey: Callable[[Recorder], None], root: Path = ROOT, times: int = _TIMES
-) -> Trip:
+def median_trip(journey: Journey, root: Path = ROOT, times: int = _TIMES) -> Trip:
     """Return the trip of median size out of several, after one that is not counted."""
     recorder = Recorder(root, PRODUCT)
     trips = []
     with recorder.installed():
         for _ in range(times + 1):
-            journey(recorder)
+            if (running := journey(recorder)) is not None:
+                asyncio.run(running)
             trips.append(recorder.trip())
     return sorted(trips[1:], key=lambda trip: trip.size)[times // 2]
 

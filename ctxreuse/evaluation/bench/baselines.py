@@ -49,22 +49,6 @@ def framework_policies(missing: list[str]) -> Iterator[Policy]:
         yield Policy(title, "none", "online", reorder=_each(reorder))
 
 
-def chosen(policies: Sequence[Policy], names: Sequence[str]) -> list[Policy]:
-    """Return the policies of these names, and the first, with which they are compared.
-
-    Raises:
-        InvalidRequestError: There is no policy of a name.
-    """
-    known = [policy.name for policy in policies]
-    for name in names:
-        if name not in known:
-            raise InvalidRequestError(
-                f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
-            )
-    first, *others = policies
-    return [first, *(one for one in others if one.name in names)]
-
-
 def _each(reorder_blocks: ReorderBlocks) -> Reorder:
     def reorder(trace: Sequence[TraceRequest], deduplicate: bool) -> ReorderedTrace:
         started = time.perf_counter()

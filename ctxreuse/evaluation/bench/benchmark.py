@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctxreuse.errors import BatchTooLargeError
+from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.evaluation.bench.baselines import (
     PublishedContextPilot,
-    chosen,
     framework_policies,
 )
 from ctxreuse.evaluation.bench.live_engine import LiveEngine
@@ -192,7 +191,13 @@ def _policies(config: BenchConfig, notes: list[str]) -> Sequence[Policy]:
     policies = [*POLICIES[:1], *framework_policies(notes), *POLICIES[1:]]
     if config.contextpilot_python is not None:
         policies += PublishedContextPilot(config.contextpilot_python).policies()
-    return chosen(policies, config.policies) if config.policies else policies
+    known = [policy.name for policy in policies]
+    for name in config.policies:
+        if name not in known:
+            raise InvalidRequestError(
+                f"there is no policy {describe(name)}; there are: {'; '.join(known)}"
+            )
+    return [one for one in policies if one.name in (known[0], *(config.policies or known))]
 
 
 def _tokenizer(name: str) -> Tokenizer | None:

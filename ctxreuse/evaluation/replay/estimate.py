@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ctxreuse.errors import BatchTooLargeError, InputFileError
+from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy, RunResult
 from ctxreuse.evaluation.replay.simulate import Replay
-from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, block_tokens
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
@@ -88,12 +86,6 @@ def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
     return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
 
 
-def usual_ks(trace: Sequence[TraceRequest]) -> list[int]:
-    """Return numbers of blocks a request to try: usual ones, and the trace's largest."""
-    most = max((len(traced.blocks) for traced in trace), default=0)
-    return [*(k for k in KS if k < most), *([most] if most else [])]
-
-
 def estimate(
     replay: Replay, capacities: Sequence[int | None], policies: Sequence[Policy] = POLICIES
 ) -> Iterator[RunResult]:
@@ -151,21 +143,3 @@ def shown(results: Sequence[RunResult]) -> RunResult:
     """Return the result whose prompts a report shows: this package's, online, no cache limit."""
     ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
     return next(one for one in ours if one.capacity_tokens is None)
-
-
-def files_of(trace: str, corpus: str | None) -> tuple[str, str]:
-    """Return the paths of a trace and its corpus.
-
-    Args:
-        trace: A trace, or a folder that holds a recording.
-        corpus: Its corpus; None is the `corpus.jsonl` beside it.
-
-    Raises:
-        InputFileError: There is no such trace.
-    """
-    path = Path(trace)
-    if not path.exists():
-        raise InputFileError(f"{trace}: there is no such file or folder")
-    if path.is_dir():
-        path /= TRACE
-    return str(path), str(path.parent / CORPUS) if corpus is None else corpus

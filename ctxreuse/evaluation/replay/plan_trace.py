@@ -99,7 +99,8 @@ def replayed(
     is_batch = policy.mode == "offline" and policy.strategy != "none"
     for traced, planned in (_offline if is_batch else _online)(policy, trace, planner, histories):
         plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
-        answer = yield PlannedRequest.of(plan, traced.turn, histories.last(traced)), plan
+        after = histories.last.get(histories.key(traced))
+        answer = yield PlannedRequest.of(plan, traced.turn, after), plan
         histories.record(traced, plan, answer)
 
 
@@ -119,22 +120,16 @@ class _Histories:
     def __init__(self, conversations: bool) -> None:
         self._conversations = conversations
         self._history: dict[object, list[dict[str, Any]]] = {}
-        self._last: dict[object, str | int] = {}
-        self._ended: set[object] = set()
+        self.last: dict[object, str | int] = {}
+        """The request that each history ends with."""
+        self.ended: set[object] = set()
+        """Conversations of which a turn has no answer."""
 
     def key(self, traced: TraceRequest) -> object | None:
         """Return the conversation that a request is a turn of, if conversations are replayed."""
         if traced.conversation_id is None or not self._conversations:
             return None
         return (traced.tenant, traced.conversation_id)
-
-    def last(self, traced: TraceRequest) -> str | int | None:
-        """Return the request that a request's history ends with."""
-        return self._last.get(self.key(traced))
-
-    def has_ended(self, traced: TraceRequest) -> bool:
-        """Return whether an earlier turn of the conversation has no answer."""
-        return self.key(traced) in self._ended
 
     def request(self, traced: TraceRequest) -> ContextRequest:
         """Return a request as it stands behind its history."""
@@ -152,15 +147,16 @@ class _Histories:
     def record(self, traced: TraceRequest, plan: Plan, answer: str | None) -> None:
         """Note that a plan was sent, and its answer."""
         key = self.key(traced)
-        if key is None:
-            return
-        if answer is None:
-            self._ended.add(key)
-            return
-        self._last[key] = traced.request_id
-        history = self._history.setdefault(key, [])
-        history.append({"role": "user", "content": plan.content})
-        history.append({"role": "assistant", "content": answer})
+        if key is not None and answer is None:
+            self.ended.add(key)
+        elif key is not None:
+            self.last[key] = traced.request_id
+            self._history.setdefault(key, []).extend(
+                (
+                    {"role": "user", "content": plan.content},
+                    {"role": "assistant", "content": answer},
+                )
+            )
 
 
 _Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
@@ -170,7 +166,7 @@ def _online(
     policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
 ) -> _Planned:
     for traced in trace:
-        if not histories.has_ended(traced):
+        if histories.key(traced) not in histories.ended:
             yield traced, planner.plan(histories.request(traced), policy.strategy)
 
 

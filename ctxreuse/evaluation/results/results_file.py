@@ -12,20 +12,20 @@ from typing import Any, Self
 import ctxreuse
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.replay.estimate import (
+    KS,
     TraceSummary,
     deduplications,
     estimate,
     estimate_over_k,
-    files_of,
     reuse_bounds,
     shown,
-    usual_ks,
 )
 from ctxreuse.evaluation.replay.explain_plan import TreeNode, explain_plan, sent_tree
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import POLICIES, Part, RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.evaluation.traces.json_lines import file_errors
+from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
 
 _FORMAT = 1
@@ -221,13 +221,18 @@ def measure_savings(
         InputFileError: A file is missing or broken.
         MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
     """
-    trace_path, corpus_path = files_of(trace, corpus)
-    blocks = read_corpus(corpus_path)
-    requests = read_trace(trace_path, blocks)
+    path = Path(trace)
+    if not path.exists():
+        raise InputFileError(f"{trace}: there is no such file or folder")
+    if path.is_dir():
+        path /= TRACE
+    blocks = read_corpus(str(path.parent / CORPUS) if corpus is None else corpus)
+    requests = read_trace(str(path), blocks)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
     sizes = [None, *capacities] if capacities else summary.cache_sizes()
-    ks = usual_ks(requests) if for_report else []
+    most = max((len(one.blocks) for one in requests), default=0)
+    ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
     rounds = len(POLICIES) * (len(deduplications(requests)) * len(sizes) + len(ks))
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance)
