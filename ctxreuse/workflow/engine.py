@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import fields, replace
+from dataclasses import astuple, replace
 from functools import lru_cache
 from itertools import count
 from os import PathLike
@@ -125,7 +133,7 @@ class WorkflowEngine(AsyncClosing):
         Raises:
             WorkflowError: no graph, an input is missing, or the run has failed.
         """
-        return await self._run(graph, input, inputs, deadline_s, tenant, session, _discard)
+        return await self._run(graph, input, inputs, deadline_s, tenant, session)
 
     async def stream(
         self,
@@ -139,7 +147,7 @@ class WorkflowEngine(AsyncClosing):
     ) -> AsyncGenerator[Event, None]:
         """Run a graph and yield its events; arguments and errors as in `run`.
 
-        A reader that stops early cancels the run; with `contextlib.aclosing` it ends at once.
+        A caller that stops early cancels the run; with `contextlib.aclosing` it ends at once.
 
         Yields:
             Nodes that begin and end, texts, documents, and finally the result.
@@ -223,9 +231,7 @@ class WorkflowEngine(AsyncClosing):
             async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
                 single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
                 try:
-                    return await self._run(
-                        graph, single, inputs, deadline_s, tenant, None, _discard
-                    )
+                    return await self._run(graph, single, inputs, deadline_s, tenant, None)
                 except Exception as error:
                     if not return_exceptions:
                         raise
@@ -272,11 +278,8 @@ class WorkflowEngine(AsyncClosing):
     def metrics(self) -> WorkflowMetrics:
         """Return what the engine has done so far."""
         services = self._services
-        searches = [executor.scheduler.counters for executor in services.executors.values()]
-        totals = {
-            one.name: sum(getattr(counters, one.name) for counters in searches)
-            for one in fields(SearchCounters)
-        }
+        counters = [astuple(one.scheduler.counters) for one in services.executors.values()]
+        searches = SearchCounters(*map(sum, zip(*counters, strict=True)))
         return WorkflowMetrics(
             runs=self._runs,
             finished=self._finished,
@@ -285,9 +288,9 @@ class WorkflowEngine(AsyncClosing):
             waiting=self._limiter.waiting,
             in_flight=len(self._running) - self._limiter.waiting,
             generations=services.generations.started,
-            searches=SearchCounters(**totals),
+            searches=searches,
             speculation=replace(services.speculation),
-            planning_faults=services.generations.planning.faults,
+            planning_failures=services.generations.planning.faults,
         )
 
     async def aclose(self) -> None:
@@ -312,7 +315,7 @@ class WorkflowEngine(AsyncClosing):
         deadline_s: float | None,
         tenant: str | None,
         session: str | int | None,
-        emit: Emit,
+        emit: Emit = lambda event: None,
     ) -> WorkflowResult:
         compiled = self._checked(graph)
         if deadline_s is not None and not (
@@ -330,40 +333,34 @@ class WorkflowEngine(AsyncClosing):
             here.call_soon_threadsafe(emit, event)
 
         scope = current_scope()
-        context = RunContext(
-            next(self._numbers),
-            compiled.name,
-            (scope.tenant or "") if tenant is None else tenant,
-            scope.conversation_id if session is None else session,
-        )
-        return await self._loop.run(
-            lambda loop: self._run_in_owner_loop(
-                compiled, inputs, deadline_s, context, emit if loop is here else emit_here
-            )
-        )
+        tenant = (scope.tenant or "") if tenant is None else tenant
+        session = scope.conversation_id if session is None else session
+        number = next(self._numbers)
+
+        def in_owner_loop(loop: asyncio.AbstractEventLoop) -> Coroutine[Any, Any, WorkflowResult]:
+            shown = emit if loop is here else emit_here
+            context = RunContext(self._services, compiled, shown, number, tenant, session)
+            return self._run_in_owner_loop(context, inputs, deadline_s)
+
+        return await self._loop.run(in_owner_loop)
 
     async def _run_in_owner_loop(
-        self,
-        compiled: Graph,
-        inputs: Mapping[str, Any],
-        deadline_s: float | None,
-        context: RunContext,
-        emit: Emit,
+        self, context: RunContext, inputs: Mapping[str, Any], deadline_s: float | None
     ) -> WorkflowResult:
-        began = self._services.clock()
+        graph, clock = context.graph, self._services.clock
+        began = clock()
         async with self._counted():
-            run = WorkflowRun(self._services, compiled, inputs, context, emit)
+            run = WorkflowRun(context, inputs)
             try:
                 async with asyncio.timeout(deadline_s), self._limiter.slot():
                     await run.execute()
             except TimeoutError as error:
                 raise DeadlineError(
-                    f"workflow {quoted([compiled.name])} did not end within {deadline_s} s; "
+                    f"workflow {quoted([graph.name])} did not end within {deadline_s} s; "
                     f"it had been through {quoted(run.visited)}"
                 ) from error
-        seconds = self._services.clock() - began
-        state = run.state
-        return WorkflowResult(state.get(compiled.answer), state, tuple(run.visited), seconds)
+        answer = run.state.get(graph.answer)
+        return WorkflowResult(answer, run.state, tuple(run.visited), clock() - began)
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None, None]:
@@ -422,27 +419,22 @@ def _search_graph(k: int, retriever: str | None) -> Graph:
     return graph.add_edge(START, "search").add_edge("search", END).compile()
 
 
-def _discard(event: Event) -> None:
-    """Show an event to no reader."""
-
-
 def _by_name(
     retriever: AnyRetriever | Mapping[str, AnyRetriever] | None,
 ) -> dict[str, AnyRetriever]:
     if retriever is None:
         return {}
-    if not isinstance(retriever, Mapping):
-        return {DEFAULT_RETRIEVER: _checked_retriever(retriever, "retriever")}
-    for name in retriever:
+    labels = {DEFAULT_RETRIEVER: "retriever"}
+    if isinstance(retriever, Mapping):
+        labels = {name: f"retriever {name!r}" for name in retriever}
+    else:
+        retriever = {DEFAULT_RETRIEVER: retriever}
+    for name, one in retriever.items():
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(f"a retriever's name must be a string, not {describe(name)}")
-    return {name: _checked_retriever(one, f"retriever {name!r}") for name, one in retriever.items()}
-
-
-def _checked_retriever(retriever: object, name: str) -> AnyRetriever:
-    if isinstance(retriever, VectorRetriever):
-        return retriever
-    return checked_retriever(retriever, name)
+        if not isinstance(one, VectorRetriever):
+            checked_retriever(one, labels[name])
+    return dict(retriever)
 
 
 def _checked_job(job: object) -> Job:

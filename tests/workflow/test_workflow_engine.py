@@ -46,8 +46,7 @@ from ctxreuse.workflow.runtime.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.runtime.services import WorkflowOptions
-from ctxreuse.workflow.runtime.speculation import PreviewStability
+from ctxreuse.workflow.runtime.services import PreviewStability, WorkflowOptions
 from ctxreuse.workflow.vector_search import executor, scheduler
 
 EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
@@ -491,7 +490,7 @@ def test_each_tenant_is_planned_for_on_its_own() -> None:
             await engine.run(rag(), "Why", tenant="one")
             with request_context(tenant="two"):
                 await engine.run(rag(), "Why")
-            assert engine.metrics().planning_faults == 0
+            assert engine.metrics().planning_failures == 0
         return llm.prompts
 
     plans = in_virtual_time(main())

@@ -40,9 +40,8 @@ from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.runtime import workflow_run
 from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
-from ctxreuse.workflow.runtime.services import WorkflowOptions
-from ctxreuse.workflow.runtime.speculation import PreviewStability
-from ctxreuse.workflow.runtime.speculative_stages import LaunchedGeneration, SpeculativeGeneration
+from ctxreuse.workflow.runtime.services import PreviewStability, WorkflowOptions
+from ctxreuse.workflow.runtime.speculation import LaunchedGeneration, SpeculativeGeneration
 from ctxreuse.workflow.vector_search import scheduler
 
 QUESTIONS = ("Why is it so", "Why was it so", "Who was it", "Where is it", "It")
@@ -236,7 +235,7 @@ def run_all(scenario: Scenario) -> tuple[list[Any], Watched]:
         speculation = metrics.speculation
         assert speculation.launched == speculation.committed + speculation.wasted_prompts
         assert not engine._services.speculating.faults
-        assert not metrics.planning_faults
+        assert not metrics.planning_failures
         return outcomes, watched
 
     with interference(scenario):

@@ -345,22 +345,20 @@ def test_the_stage_that_certainly_comes_next_is_known():
     graph.add_generation("g", prompt="").add_generation("last", prompt="")
     graph.add_edge(START, "r").add_edge("r", "g").add_edge("g", "r").add_edge("last", END)
     compiled = graph.compile()
-    assert compiled.next_generation("r") == compiled.nodes["g"]
-    assert compiled.next_retrieval("r") is None
-    assert compiled.next_retrieval("g") == compiled.nodes["r"]
-    assert compiled.next_retrieval("g", visited(r=1)) == compiled.nodes["r"]
-    assert compiled.next_retrieval("g", visited(r=2)) is None
-    assert compiled.next_generation("g", visited(r=2)) == compiled.nodes["last"]
-    assert compiled.next_generation("last") is None
+    assert compiled.successor("r") == compiled.nodes["g"]
+    assert compiled.successor("g") == compiled.nodes["r"]
+    assert compiled.successor("g", visited(r=1)) == compiled.nodes["r"]
+    assert compiled.successor("g", visited(r=2)) == compiled.nodes["last"]
+    assert compiled.successor("last") is None
     compiled = graph.add_edge("r", lambda state: END, [END]).compile()
-    assert compiled.next_generation("r") is None
+    assert compiled.successor("r") is None
 
 
 def test_the_visit_that_is_under_way_counts_for_what_comes_next():
     graph = WorkflowGraph().add_generation("g", prompt="", max_visits=2).add_edge(START, "g")
     graph.add_edge("g", lambda state: END, [END])
-    assert graph.add_edge("g", "g").compile().next_generation("g") is None
+    assert graph.add_edge("g", "g").compile().successor("g") is None
     graph = WorkflowGraph().add_generation("g", prompt="", max_visits=2, otherwise=END)
     graph = graph.add_edge(START, "g").add_edge("g", "g").compile()
-    assert graph.next_generation("g", visited()) == graph.nodes["g"]
-    assert graph.next_generation("g", visited(g=1)) is None
+    assert graph.successor("g", visited()) == graph.nodes["g"]
+    assert graph.successor("g", visited(g=1)) is None

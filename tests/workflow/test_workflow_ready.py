@@ -205,12 +205,12 @@ def test_a_wrong_argument_is_refused(make, message):
 
 def test_the_speculation_that_each_workflow_allows():
     graph = one_shot().compile()
-    assert graph.next_generation("search").name == "answer"
+    assert graph.successor("search").name == "answer"
     graph = hyde().compile()
-    assert graph.next_retrieval("hypothesis").name == "search"
+    assert graph.successor("hypothesis").name == "search"
     graph = irg().compile()
-    assert graph.next_retrieval("answer").name == "search_again"
-    assert graph.next_generation("search_again").name == "answer"
+    assert graph.successor("answer").name == "search_again"
+    assert graph.successor("search_again").name == "answer"
     graph = multistep().compile()
-    assert graph.next_retrieval("plan") is None
-    assert graph.next_generation("search").name == "find"
+    assert graph.successor("plan") is None
+    assert graph.successor("search").name == "find"

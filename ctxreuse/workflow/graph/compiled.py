@@ -171,8 +171,8 @@ class Graph:
             writer_of[output] = name
         return tuple(writer_of.values())
 
-    def next_generation(self, name: str, state: State | None = None) -> Generation | None:
-        """Return the generation that certainly comes next, and alone, when a node has ended.
+    def successor(self, name: str, state: State | None = None) -> Node | None:
+        """Return the node that certainly comes next, and alone, when a node has ended.
 
         Nothing else may lead on from the node. The caller knows whether other nodes run beside it.
 
@@ -181,15 +181,6 @@ class Graph:
             state: The state before the node's visit is committed: a node that may not be visited
                 again is replaced by its `otherwise`. None ignores visit limits.
         """
-        node = self._only_successor(name, state)
-        return node if isinstance(node, Generation) else None
-
-    def next_retrieval(self, name: str, state: State | None = None) -> Retrieval | None:
-        """Return the retrieval that certainly comes next, and alone; as `next_generation`."""
-        node = self._only_successor(name, state)
-        return node if isinstance(node, Retrieval) else None
-
-    def _only_successor(self, name: str, state: State | None) -> Node | None:
         edges = self.edges[name]
         if edges.routers or len(edges.static) != 1:
             return None

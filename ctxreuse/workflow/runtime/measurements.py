@@ -52,7 +52,7 @@ class WorkflowMetrics:
         generations: Generations that were started, speculative ones included.
         searches: Counts of all step-wise retrievers together.
         speculation: Counts of speculation.
-        planning_faults: Prompts that were sent with the documents as retrieved, because planning
+        planning_failures: Prompts that were sent with the documents as retrieved, because planning
             failed.
     """
 
@@ -65,7 +65,12 @@ class WorkflowMetrics:
     generations: int
     searches: SearchCounters
     speculation: SpeculationCounters
-    planning_faults: int
+    planning_failures: int
+
+    @property
+    def planning_faults(self) -> int:
+        """The former name of `planning_failures`."""
+        return self.planning_failures
 
 
 Kind: TypeAlias = Literal["generation", "retrieval", "function"]

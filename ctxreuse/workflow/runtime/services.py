@@ -1,27 +1,47 @@
-"""What the runs of a workflow engine share, in one event loop; the options for it."""
+"""What the runs of a workflow engine share: options, services, and what was learned of nodes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from ctxreuse.context.checks import checked_integer
+import numpy as np
+
+from ctxreuse.context.checks import checked_choice, checked_integer, checked_optional_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import Execute, Threads
+from ctxreuse.workflow.graph.compiled import Graph
+from ctxreuse.workflow.graph.nodes import Function, Generation, Node, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel
 from ctxreuse.workflow.retrievers import Retriever
+from ctxreuse.workflow.runtime.events import Emit
 from ctxreuse.workflow.runtime.generations import Generations
-from ctxreuse.workflow.runtime.measurements import SpeculationCounters, Timeline
-from ctxreuse.workflow.runtime.speculation import PreviewStability, Rule, check_rule
+from ctxreuse.workflow.runtime.measurements import (
+    Kind,
+    Outcome,
+    Span,
+    SpeculationCounters,
+    Timeline,
+)
 from ctxreuse.workflow.vector_search.costs import MovingMean
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import SearchRecord
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
+
+Rule: TypeAlias = Literal["adaptive", "always", "stable", "off"]
+"""When to speculate: when the expected gain is greatest; at once, from what the last search of the
+session has found (RaLMSpec); once a preview has stayed the same (RAGCache); never."""
+
+_BINS = 32
+_FADING = 0.98
+_LEAST_PROBABILITY = 0.3
+_PRIOR_BINS = (8, 4.0)
+"""Until searches have ended: previews of a quarter of a search are final, as if seen four times."""
 
 
 def default_workers() -> int:
@@ -62,12 +82,11 @@ class WorkflowOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        check_rule(self.speculation)
+        checked_choice("speculation", self.speculation, get_args(Rule))
         checked_integer("max_in_flight", self.max_in_flight, 1)
         checked_integer("max_generations", self.max_generations)
         checked_integer("max_retrievals", self.max_retrievals)
-        if self.workers is not None:
-            checked_integer("workers", self.workers, 1)
+        checked_optional_integer("workers", self.workers, 1)
         share = self.max_wasted_share
         if not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise InvalidRequestError(
@@ -80,6 +99,12 @@ DEFAULT_RETRIEVER = "default"
 
 AnyRetriever: TypeAlias = VectorRetriever | Retriever
 
+_KINDS: dict[type[Node], Kind] = {
+    Generation: "generation",
+    Retrieval: "retrieval",
+    Function: "function",
+}
+
 NodeKey: TypeAlias = tuple[str, str]
 """A workflow's name and a node's."""
 
@@ -87,23 +112,6 @@ _MOST_NODES = 10_000
 _MOST_SESSIONS = 10_000
 _OTHER_THREADS = 2
 """For work that is not a search: looking up vectors, filling the hot tier."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """A run among others.
-
-    Attributes:
-        number: The run's number in its engine, from 1.
-        workflow: The name of its graph.
-        tenant: The tenant; nothing is shared across tenants.
-        session: Runs of one session share their last searches. None has no session.
-    """
-
-    number: int
-    workflow: str
-    tenant: str = ""
-    session: str | int | None = None
 
 
 @dataclass(slots=True)
@@ -119,28 +127,82 @@ class GenerationStatistics:
     tokens: MovingMean = field(default_factory=lambda: MovingMean(48.0))
 
 
+class PreviewStability:
+    """Learns how often the best k of a search are final, by the part of it that has been done.
+
+    Example:
+        >>> stability = PreviewStability()
+        >>> for _ in range(200):
+        ...     stability.observe(changed_at=0.1)
+        >>> round(stability.probability(0.2), 2), stability.launch_at() < 0.2
+        (0.96, True)
+    """
+
+    def __init__(self) -> None:
+        self._ended = np.zeros(_BINS + 1)
+        self._ended[_PRIOR_BINS[0]] = _PRIOR_BINS[1]
+        self._recalled = np.array([0.0, 1.0])
+        self._learn()
+
+    def observe(self, changed_at: float) -> None:
+        """Learn from a search that has ended.
+
+        Args:
+            changed_at: The part of it, from 0 to 1, after which its best k changed last.
+        """
+        self._ended *= _FADING
+        self._ended[min(_BINS, int(np.ceil(changed_at * _BINS)))] += 1
+        self._learn()
+
+    def probability(self, progress: float) -> float:
+        """Return the probability that a preview is final.
+
+        Args:
+            progress: The part of the search that has been done, from 0 to 1.
+        """
+        return float(self._final[min(_BINS, int(progress * _BINS))])
+
+    def launch_at(self) -> float:
+        """Return the part of a search after which launching saves the most time, on average."""
+        return self._best / _BINS
+
+    def is_worth_it(self, progress: float) -> bool:
+        """Return whether to launch now: not much more is to be gained by waiting."""
+        return progress >= self.launch_at() and self.probability(progress) >= _LEAST_PROBABILITY
+
+    def observe_recalled(self, is_final: bool) -> None:
+        """Learn whether the nearest results of the last search were those of a new one."""
+        self._recalled = _FADING * self._recalled + np.array([is_final, 1.0])
+
+    def is_recalled_worth_it(self) -> bool:
+        """Return whether to launch from the last search's results, before anything is scanned."""
+        probability = self._recalled[0] / self._recalled[1]
+        gain = self._final[self._best] * (1.0 - self._best / _BINS)
+        return bool(probability >= max(gain, _LEAST_PROBABILITY))
+
+    def _learn(self) -> None:
+        self._final = np.cumsum(self._ended) / self._ended.sum()
+        part = np.arange(_BINS + 1) / _BINS
+        # before the first part there is nothing to preview
+        self._best = int(np.argmax((self._final * (1.0 - part))[1:])) + 1
+
+
 class Services:
     """What the runs of a workflow engine share.
 
     Args:
-        llm: The model, if generations name none.
-        retrievers: The retrievers, by name.
-        planner: Orders the documents of prompts; None leaves them as retrieved.
-        options: How the workflow engine works.
-        execute: Runs blocking work; None uses threads of its own.
-        clock: Seconds from any start.
+        llm: As for `WorkflowEngine`, and so are the others; the retrievers by name.
 
     Attributes:
         generations: The model.
         executors: The step-wise retrievers, by name.
         retrievers: The atomic ones.
-        sessions: The last searches of sessions that outlast a run, by tenant, session and
-            retriever.
+        sessions: The last searches of sessions, by tenant, session and retriever.
         generation_statistics: Averages of generations, by node.
         preview_stability: When the previews of a retrieval are final, with or without a last
             search.
         speculation: Counts of speculation.
-        speculating: Keeps faults of speculation, or of its history, from the runs.
+        speculating: Keeps failures of speculation, or of its history, from the runs.
         timeline: What happened when.
     """
 
@@ -167,25 +229,53 @@ class Services:
         self.timeline = Timeline(maxlen=20_000)
         self._threads = Threads(_OTHER_THREADS)
         workers = options.workers or default_workers()
-        self.retrievers = {
-            name: one for name, one in retrievers.items() if not isinstance(one, VectorRetriever)
-        }
-        self.executors = {
-            name: SearchExecutor(
-                one,
-                self._threads if execute is None else execute,
-                # a worker stays as long as there is work: not in the way of other retrievers
-                threads=Threads(workers) if execute is None else None,
-                workers=workers,
-                reorder=options.reorder,
-                clock=clock,
-            )
-            for name, one in retrievers.items()
-            if isinstance(one, VectorRetriever)
-        }
+        self.retrievers: dict[str, Retriever] = {}
+        self.executors: dict[str, SearchExecutor] = {}
+        for name, retriever in retrievers.items():
+            if isinstance(retriever, VectorRetriever):
+                self.executors[name] = SearchExecutor(
+                    retriever,
+                    self._threads if execute is None else execute,
+                    # a worker stays as long as there is work: not in the way of other retrievers
+                    threads=Threads(workers) if execute is None else None,
+                    workers=workers,
+                    reorder=options.reorder,
+                    clock=clock,
+                )
+            else:
+                self.retrievers[name] = retriever
 
     async def close(self) -> None:
         """Wait for the searches, and end the threads."""
         for executor in self.executors.values():
             await executor.close()
         self._threads.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """A run among others.
+
+    Attributes:
+        services: What all runs share.
+        graph: The graph that is run.
+        emit: Receives the run's events.
+        number: The run's number in its engine, from 1.
+        tenant: The tenant; nothing is shared across tenants.
+        session: Runs of one session share their last searches. None has no session.
+    """
+
+    services: Services
+    graph: Graph
+    emit: Emit
+    number: int
+    tenant: str = ""
+    session: str | int | None = None
+
+    def record(self, node: Node, visit: int, began_s: float, outcome: Outcome) -> None:
+        """Enter a stage that has ended into the timeline."""
+        kind = _KINDS[type(node)]
+        ended_s = self.services.clock()
+        self.services.timeline.append(
+            Span(self.number, self.graph.name, node.name, visit, kind, began_s, ended_s, outcome)
+        )

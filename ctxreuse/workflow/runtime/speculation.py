@@ -1,29 +1,33 @@
-"""When to launch a generation before its retrieval has ended: decisions only.
+"""What a run starts before it is due: one generation and one search at most.
 
 The first clusters often hold all of the final result. A generation that starts from a preview gains
 the time of the rest of the search if the preview is final, and nothing else (HedraRAG, section
-4.3). How often previews are final after which part of a search is learned while searches run.
+4.3). A speculation goes one stage deep. Nothing outside sees it until it is committed, and no run
+fails because of it.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.workflow.vector_search.handle import PreviewSchedule, SearchHandle, SearchProgress
+from ctxreuse.serving.aio.concurrency import BackgroundTasks
+from ctxreuse.workflow.errors import StateKeyError
+from ctxreuse.workflow.graph.nodes import Generation, Retrieval
+from ctxreuse.workflow.graph.state import State
+from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
+from ctxreuse.workflow.runtime.services import PreviewStability, Rule, RunContext, Services
+from ctxreuse.workflow.vector_search.executor import SearchExecutor
+from ctxreuse.workflow.vector_search.handle import (
+    NEVER,
+    PreviewSchedule,
+    SearchHandle,
+    SearchProgress,
+    SearchRecord,
+)
 from ctxreuse.workflow.vector_search.top_k import TopK
-
-Rule: TypeAlias = Literal["adaptive", "always", "stable", "off"]
-"""When to speculate: when the expected gain is greatest; at once, from what the last search of the
-session has found (RaLMSpec); once a preview has stayed the same (RAGCache); never."""
-
-_BINS = 32
-_FADING = 0.98
-_LEAST_PROBABILITY = 0.3
-_PRIOR_BINS = (8, 4.0)
-"""Until searches have ended: previews of a quarter of a search are final, as if seen four times."""
 
 _STABLE_SHARE = 0.125
 """The rule "stable" launches once a preview has stayed the same for this part of a search."""
@@ -34,73 +38,8 @@ _LOOK_AGAIN = 0.125
 _MOST_LAUNCHES = 2
 """Launches of a generation from one retrieval: each wrong one has its prompt computed in vain."""
 
-
-def check_rule(rule: object) -> None:
-    """Raise InvalidRequestError if there is no such rule."""
-    if rule not in get_args(Rule):
-        raise InvalidRequestError(
-            f"speculation must be one of {', '.join(get_args(Rule))}, not {describe(rule)}"
-        )
-
-
-class PreviewStability:
-    """Learns how often the best k of a search are final, by the part of it that has been done.
-
-    Example:
-        >>> stability = PreviewStability()
-        >>> for _ in range(200):
-        ...     stability.observe(changed_at=0.1)
-        >>> round(stability.probability(0.2), 2), stability.launch_at() < 0.2
-        (0.96, True)
-    """
-
-    def __init__(self) -> None:
-        self._ended = np.zeros(_BINS + 1)
-        self._ended[_PRIOR_BINS[0]] = _PRIOR_BINS[1]
-        self._recalled = np.array([0.0, 1.0])
-        self._learn()
-
-    def observe(self, changed_at: float) -> None:
-        """Learn from a search that has ended.
-
-        Args:
-            changed_at: The part of it, from 0 to 1, after which its best k changed last.
-        """
-        self._ended *= _FADING
-        self._ended[min(_BINS, int(np.ceil(changed_at * _BINS)))] += 1
-        self._learn()
-
-    def probability(self, progress: float) -> float:
-        """Return the probability that a preview is final.
-
-        Args:
-            progress: The part of the search that has been done, from 0 to 1.
-        """
-        return float(self._final[min(_BINS, int(progress * _BINS))])
-
-    def launch_at(self) -> float:
-        """Return the part of a search after which launching saves the most time, on average."""
-        return self._best / _BINS
-
-    def is_worth_it(self, progress: float) -> bool:
-        """Return whether to launch now: not much more is to be gained by waiting."""
-        return progress >= self.launch_at() and self.probability(progress) >= _LEAST_PROBABILITY
-
-    def observe_recalled(self, is_final: bool) -> None:
-        """Learn whether the nearest results of the last search were those of a new one."""
-        self._recalled = _FADING * self._recalled + np.array([is_final, 1.0])
-
-    def is_recalled_worth_it(self) -> bool:
-        """Return whether to launch from the last search's results, before anything is scanned."""
-        probability = self._recalled[0] / self._recalled[1]
-        gain = self._final[self._best] * (1.0 - self._best / _BINS)
-        return bool(probability >= max(gain, _LEAST_PROBABILITY))
-
-    def _learn(self) -> None:
-        self._final = np.cumsum(self._ended) / self._ended.sum()
-        part = np.arange(_BINS + 1) / _BINS
-        # before the first part there is nothing to preview
-        self._best = int(np.argmax((self._final * (1.0 - part))[1:])) + 1
+_FREE_TOKENS = 1_000
+"""Tokens that may be wasted before the share of wasted tokens is looked at."""
 
 
 class Decision(NamedTuple):
@@ -181,3 +120,176 @@ class LaunchPolicy:
         if progress.best is None:
             return self._stability.is_recalled_worth_it()
         return self._stability.is_worth_it(progress.share)
+
+
+@dataclass(slots=True, eq=False)
+class LaunchedGeneration:
+    """A generation that was launched from a preview.
+
+    Attributes:
+        node: The generation's node.
+        visit: Which visit of it.
+        answer: The model's answer, as it comes.
+        began_s: When it was launched.
+    """
+
+    node: Generation
+    visit: int
+    answer: GenerationAnswer
+    began_s: float
+
+
+class SpeculativeGeneration:
+    """The speculative generation of a run (HedraRAG, section 4.3).
+
+    It is committed only to a request that equals its own, byte for byte.
+
+    Args:
+        context: The run.
+        background: Closes the streams of wrong speculations.
+
+    Attributes:
+        ids: The preview that the generation under way rests on; None if none is.
+    """
+
+    def __init__(self, context: RunContext, background: BackgroundTasks) -> None:
+        self._context = context
+        self._services = context.services
+        self._background = background
+        self.ids: tuple[int, ...] | None = None
+        self._launched: LaunchedGeneration | None = None
+
+    def launch(self, node: Generation, state: State, ids: tuple[int, ...]) -> bool:
+        """Start a generation, unless too many are under way or too much has been wasted.
+
+        Args:
+            node: The generation.
+            state: The state that is expected when the retrieval has ended.
+            ids: The preview that the expectation rests on.
+
+        Returns:
+            Whether it was started.
+        """
+        services = self._services
+        options, counters = services.options, services.speculation
+        if len(services.generations) >= options.max_generations:
+            return False
+        generated = _FREE_TOKENS + counters.generated_tokens
+        if counters.wasted_tokens > options.max_wasted_share * generated:
+            return False
+        try:
+            request = GenerationRequest.of(node, state)
+        except StateKeyError:
+            return False  # the real generation will say so
+        answer = services.generations.begin(request, self._context.tenant)
+        visit = state.visits(node.name) + 1
+        counters.launched += 1
+        self._launched = LaunchedGeneration(node, visit, answer, services.clock())
+        self.ids = ids
+        return True
+
+    def commit(self, node: str, visit: int, request: GenerationRequest) -> GenerationAnswer | None:
+        """Return the speculative answer if it is to this very request; else drop it."""
+        launched = self._launched
+        if launched is None:
+            return None
+        if (
+            (launched.node.name, launched.visit) != (node, visit)
+            or launched.answer.request != request
+            or launched.answer.has_failed
+        ):
+            self.drop()
+            return None
+        self._launched = self.ids = None
+        self._services.speculation.committed += 1
+        self._context.record(launched.node, launched.visit, launched.began_s, "committed")
+        return launched.answer
+
+    def drop(self) -> None:
+        """Stop the generation, if one is under way."""
+        launched = self._launched
+        self._launched = self.ids = None
+        if launched is not None:
+            self._background.start(self._waste(launched))
+
+    async def _waste(self, launched: LaunchedGeneration) -> None:
+        await launched.answer.cancel()
+        counters = self._services.speculation
+        counters.wasted_prompts += 1
+        counters.wasted_tokens += launched.answer.tokens
+        self._context.record(launched.node, launched.visit, launched.began_s, "wasted")
+
+
+class SpeculativeRetrieval:
+    """The speculative search of a run, begun before the generation that writes its query has ended.
+
+    Its result is used only if the query turns out to be the very text that it searched for;
+    otherwise it tells the real search where to look first (HedraRAG, section 4.3).
+
+    Args:
+        services: What all runs share.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._begun: tuple[str, SearchExecutor, SearchHandle] | None = None
+
+    def begin(
+        self, node: Retrieval, state: State, executor: SearchExecutor, record: SearchRecord | None
+    ) -> None:
+        """Search with what is expected to be the query, or to be near it.
+
+        Args:
+            node: The retrieval that will come.
+            state: The state that is expected then.
+            executor: Runs its searches.
+            record: The last search.
+        """
+        scheduler = executor.scheduler
+        if len(scheduler) >= self._services.options.max_retrievals or not scheduler.has_time:
+            return
+        try:
+            text = node.query.render_text(state)
+        except StateKeyError:
+            return  # the real search will say so
+        if self._begun is not None:
+            record = self._record(*self._begun[1:]) or record
+            self.drop()
+        self._services.speculation.searches += 1
+        self._begun = (node.name, executor, executor.begin(text, node.k, NEVER, record))
+
+    def take(self, node: Retrieval, text: str) -> tuple[SearchHandle | None, SearchRecord | None]:
+        """Return the search for a query if it is under way, else where to look first.
+
+        Args:
+            node: The retrieval that begins.
+            text: Its query.
+
+        Returns:
+            The search, which the caller goes on with, and the record of another one.
+        """
+        if self._begun is None:
+            return None, None
+        name, executor, search = self._begun
+        record = None
+        if name == node.name:
+            counters = self._services.speculation
+            if search.text == text and not isinstance(search.outcome, Exception):
+                self._begun = None
+                counters.searches_committed += 1
+                return search, None
+            record = self._record(executor, search)
+            counters.hints += record is not None
+        self.drop()
+        return None, record
+
+    def drop(self) -> None:
+        """Stop the search, if one is under way."""
+        if self._begun is not None:
+            _, executor, search = self._begun
+            executor.cancel(search)
+            self._begun = None
+
+    @staticmethod
+    def _record(executor: SearchExecutor, search: SearchHandle) -> SearchRecord | None:
+        return search.record_of(executor.progress(search).best)

@@ -6,31 +6,30 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
-from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
-    Emit,
     NodeFinished,
     NodeStarted,
     TextDelta,
 )
 from ctxreuse.workflow.runtime.generations import GenerationRequest
-from ctxreuse.workflow.runtime.measurements import Kind, Outcome, Span
+from ctxreuse.workflow.runtime.measurements import Outcome
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
     GenerationStatistics,
+    PreviewStability,
     RunContext,
-    Services,
 )
-from ctxreuse.workflow.runtime.speculation import LaunchPolicy, PreviewStability
-from ctxreuse.workflow.runtime.speculative_stages import (
+from ctxreuse.workflow.runtime.speculation import (
+    LaunchPolicy,
     SpeculativeGeneration,
     SpeculativeRetrieval,
 )
@@ -44,15 +43,7 @@ of an answer are as near to all of it as its nearest document is (HedraRAG, Figu
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """Launches the generation behind a search: the nodes, the state and the policy.
-
-    Attributes:
-        retrieval: The node of the search.
-        generation: The node behind it.
-        state: What is known when the search begins.
-        policy: Decides when to launch.
-        began_s: When the retrieval began.
-    """
+    """What it takes to launch the generation behind a retrieval that began with a state."""
 
     retrieval: Retrieval
     generation: Generation
@@ -62,25 +53,25 @@ class _Launcher:
 
 
 class Stages:
-    """Runs the generations and retrievals of one run.
+    """Runs the generations and retrievals of one run, and the speculation that joins them.
+
+    A retrieval may start the generation behind it before it has ended, a generation the retrieval
+    behind it. It goes one stage deep: only from a node that runs alone, over an edge without a
+    router, into the one node behind it.
 
     Args:
-        services: What all runs share.
-        graph: The run's graph.
         context: The run.
-        emit: Receives the events.
     """
 
-    def __init__(self, services: Services, graph: Graph, context: RunContext, emit: Emit) -> None:
-        self._services = services
-        self._graph = graph
+    def __init__(self, context: RunContext) -> None:
+        services = context.services
         self._context = context
-        self._emit = emit
+        self._services = services
         self._background = BackgroundTasks(services.speculating)
-        self._generation_ahead = SpeculativeGeneration(services, context, self._background)
+        self._generation_ahead = SpeculativeGeneration(context, self._background)
         self._search_ahead = SpeculativeRetrieval(services)
         self._records: dict[str, SearchRecord] = {}
-        self._remembers = graph.searches_again or context.session is not None
+        self._remembers = context.graph.searches_again or context.session is not None
 
     async def close(self) -> None:
         """Stop all speculative work, and wait for its end."""
@@ -112,7 +103,7 @@ class Stages:
                 texts.append(piece.text)
                 tokens += piece.tokens
                 if piece.text:
-                    self._emit(TextDelta(node.name, visit, piece.text))
+                    self._context.emit(TextDelta(node.name, visit, piece.text))
                 if search_at and tokens >= search_at[0] and not answer.receiving.done():
                     del search_at[0]
                     services.speculating.attempt(
@@ -129,8 +120,8 @@ class Stages:
 
     def _search_early(self, node: Generation, state: State, said: str) -> None:
         """Begin the search behind a generation with the part of the answer that has come."""
-        retrieval = self._graph.next_retrieval(node.name, state)
-        if retrieval is None or not self._services.options.speculative_retrieval:
+        retrieval = self._context.graph.successor(node.name, state)
+        if not isinstance(retrieval, Retrieval) or not self._services.options.speculative_retrieval:
             return
         name = retrieval.retriever or DEFAULT_RETRIEVER
         executor = self._services.executors.get(name)
@@ -151,7 +142,7 @@ class Stages:
             documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
         else:
             documents, scores = await self._search(executor, name, node, text, state, is_alone)
-        self._emit(DocumentsFound(node.name, visit, documents, scores))
+        self._context.emit(DocumentsFound(node.name, visit, documents, scores))
         return documents
 
     async def _search(
@@ -169,6 +160,7 @@ class Stages:
         record = hint or self._last_search(name) if search is None else search.record
         launcher = self._launcher(node, state, record, due) if is_alone else None
         previews = None if launcher is None else launcher.policy.previews()
+        has_preview = search is not None and search.outcome is None
         if search is None:
             is_remembered = self._remembers and self._may_prepare(executor)
             search = executor.begin(
@@ -177,52 +169,58 @@ class Stages:
         else:
             search.due = due
             search.schedule_previews(previews)
-            if launcher is not None and search.outcome is None:
-                self._speculate(executor, search, launcher)
         try:
-            while await search.next_update():
+            while has_preview or await search.next_update():
+                has_preview = False
                 if launcher is not None:
-                    self._speculate(executor, search, launcher)
+                    # a search does not fail because of a speculation
+                    self._services.speculating.attempt(
+                        partial(self._speculate, executor, search, launcher),
+                        self._generation_ahead.drop,
+                    )
         finally:
             if search.outcome is None:
                 executor.cancel(search)
+        return self._found(executor, name, search, launcher)
+
+    def _found(
+        self, executor: SearchExecutor, name: str, search: SearchHandle, launcher: _Launcher | None
+    ) -> tuple[Documents, tuple[float, ...]]:
+        """Return what a search has found, learn from it, and keep it for the next one.
+
+        It is kept at once, since the next node may be a search, too.
+        """
         best = search.result()
         ids = best.ids[: search.k].tolist()
         if launcher is not None:
             if self._generation_ahead.ids != tuple(ids):
                 self._generation_ahead.drop()
             launcher.policy.learn(search, best)
+        if self._remembers and (record := search.record_of(best)) is not None:
+            self._keep(name, record)
+            if self._may_prepare(executor):
+                self._background.start(self._add_vectors(executor, name, record))
         retriever = executor.retriever
         nearness = best.scores if retriever.index.higher_is_better else -best.scores
-        if self._remembers:
-            self._remember(executor, name, search.record_of(best))
         return Documents(retriever.blocks_of(ids)), tuple(nearness[: search.k].tolist())
 
     def _launcher(
         self, node: Retrieval, state: State, record: SearchRecord | None, began_s: float
     ) -> _Launcher | None:
         """Return the launcher of the generation behind a retrieval; None if none may launch."""
-        rule = self._services.options.speculation
-        generation = None if rule == "off" else self._graph.next_generation(node.name, state)
-        if generation is None:
+        rule, graph = self._services.options.speculation, self._context.graph
+        generation = None if rule == "off" else graph.successor(node.name, state)
+        if not isinstance(generation, Generation):
             return None
         self._services.speculation.retrievals += 1
-        key = ((self._graph.name, node.name), record is not None)
+        key = ((graph.name, node.name), record is not None)
         stability = self._services.preview_stability.get_or_make(key, PreviewStability)
         return _Launcher(node, generation, state, LaunchPolicy(rule, stability), began_s)
 
     def _speculate(
         self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher
     ) -> None:
-        """Act on the policy's decision: launch from a preview, or drop a wrong speculation.
-
-        It never raises: a search does not fail because of a speculation.
-        """
-        self._services.speculating.attempt(
-            lambda: self._act(executor, search, launcher), self._generation_ahead.drop
-        )
-
-    def _act(self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher) -> None:
+        """Act on the policy's decision: launch from a preview, or drop a wrong speculation."""
         ahead = self._generation_ahead
         decision = launcher.policy.decide(search, executor.progress(search), ahead.ids)
         if decision.drops:
@@ -241,7 +239,7 @@ class Stages:
             search.due = self._services.clock() + 0.5 * usual_s
 
     def _usual(self, node: Generation) -> GenerationStatistics:
-        key = (self._graph.name, node.name)
+        key = (self._context.graph.name, node.name)
         return self._services.generation_statistics.get_or_make(key, GenerationStatistics)
 
     def _may_prepare(self, executor: SearchExecutor) -> bool:
@@ -252,13 +250,6 @@ class Stages:
         if name in self._records or self._context.session is None:
             return self._records.get(name)
         return self._services.sessions.get((self._context.tenant, self._context.session, name))
-
-    def _remember(self, executor: SearchExecutor, name: str, record: SearchRecord | None) -> None:
-        """Keep what a search has found; at once, since the next node may be a search, too."""
-        if record is not None:
-            self._keep(name, record)
-            if self._may_prepare(executor):
-                self._background.start(self._add_vectors(executor, name, record))
 
     def _keep(self, name: str, record: SearchRecord) -> None:
         """Keep a record for the next search of the run, or of its session."""
@@ -275,22 +266,12 @@ class Stages:
             self._keep(name, replace(record, vectors=vectors))
 
 
-_KINDS: dict[type[Node], Kind] = {
-    Generation: "generation",
-    Retrieval: "retrieval",
-    Function: "function",
-}
-
-
 class WorkflowRun:
     """Executes a graph once.
 
     Args:
-        services: What all runs share.
-        graph: The graph.
-        inputs: The values of its inputs.
         context: The run.
-        emit: Receives the events.
+        inputs: The values of the graph's inputs.
 
     Attributes:
         state: The values that are known; nothing speculative.
@@ -300,21 +281,12 @@ class WorkflowRun:
         StateKeyError: an input is missing or unknown.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        graph: Graph,
-        inputs: Mapping[str, Any],
-        context: RunContext,
-        emit: Emit,
-    ) -> None:
-        self.state = graph.initial_state(inputs)
+    def __init__(self, context: RunContext, inputs: Mapping[str, Any]) -> None:
+        self.state = context.graph.initial_state(inputs)
         self.visited: list[str] = []
-        self._services = services
-        self._graph = graph
         self._context = context
-        self._emit = emit
-        self._stages = Stages(services, graph, context, emit)
+        self._graph = context.graph
+        self._stages = Stages(context)
 
     async def execute(self) -> None:
         """Run until all branches have led to END.
@@ -347,8 +319,8 @@ class WorkflowRun:
 
     async def _value(self, node: Node, is_alone: bool) -> Any:
         visit = self.state.visits(node.name) + 1
-        self._emit(NodeStarted(node.name, visit))
-        began = self._services.clock()
+        self._context.emit(NodeStarted(node.name, visit))
+        began = self._context.services.clock()
         outcome: Outcome = "failed"
         try:
             if isinstance(node, Generation):
@@ -372,19 +344,8 @@ class WorkflowRun:
                 visit,
             ) from error
         finally:
-            self._services.timeline.append(
-                Span(
-                    run=self._context.number,
-                    workflow=self._graph.name,
-                    node=node.name,
-                    visit=visit,
-                    kind=_KINDS[type(node)],
-                    began_s=began,
-                    ended_s=self._services.clock(),
-                    outcome=outcome,
-                )
-            )
-        self._emit(NodeFinished(node.name, visit, value))
+            self._context.record(node, visit, began, outcome)
+        self._context.emit(NodeFinished(node.name, visit, value))
         return value
 
     async def _next(self, ended: tuple[str, ...] | list[str]) -> tuple[str, ...]:
