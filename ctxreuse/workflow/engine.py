@@ -7,7 +7,6 @@ import time
 from collections.abc import (
     AsyncGenerator,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -263,7 +262,7 @@ class WorkflowEngine(AsyncClosing):
         )
 
     def timeline(self, path: str | PathLike[str] | None = None) -> Timeline:
-        """Return what happened when; with a path, draw it there, too.
+        """Return the latest stages with their times; with a path, draw them there, too.
 
         Args:
             path: A picture's name, ending in .png, .svg or .pdf.
@@ -336,13 +335,12 @@ class WorkflowEngine(AsyncClosing):
         tenant = (scope.tenant or "") if tenant is None else tenant
         session = scope.conversation_id if session is None else session
         number = next(self._numbers)
-
-        def in_owner_loop(loop: asyncio.AbstractEventLoop) -> Coroutine[Any, Any, WorkflowResult]:
-            shown = emit if loop is here else emit_here
-            context = RunContext(self._services, compiled, shown, number, tenant, session)
-            return self._run_in_owner_loop(context, inputs, deadline_s)
-
-        return await self._loop.run(in_owner_loop)
+        context = RunContext(self._services, compiled, emit_here, number, tenant, session)
+        return await self._loop.run(
+            lambda loop: self._run_in_owner_loop(
+                replace(context, emit=emit) if loop is here else context, inputs, deadline_s
+            )
+        )
 
     async def _run_in_owner_loop(
         self, context: RunContext, inputs: Mapping[str, Any], deadline_s: float | None
@@ -364,7 +362,7 @@ class WorkflowEngine(AsyncClosing):
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None, None]:
-        """Count a run by how it ends; `aclose` cancels it, but not what its caller does then."""
+        """Count a run by how it ends; `aclose` cancels it, not what its caller does afterwards."""
         if self._is_closed:
             raise EngineClosedError("the engine is closed; make a new one")
         task = asyncio.current_task()
@@ -424,17 +422,14 @@ def _by_name(
 ) -> dict[str, AnyRetriever]:
     if retriever is None:
         return {}
-    labels = {DEFAULT_RETRIEVER: "retriever"}
-    if isinstance(retriever, Mapping):
-        labels = {name: f"retriever {name!r}" for name in retriever}
-    else:
-        retriever = {DEFAULT_RETRIEVER: retriever}
-    for name, one in retriever.items():
+    is_single = not isinstance(retriever, Mapping)
+    named = dict(retriever if isinstance(retriever, Mapping) else {DEFAULT_RETRIEVER: retriever})
+    for name, one in named.items():
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(f"a retriever's name must be a string, not {describe(name)}")
         if not isinstance(one, VectorRetriever):
-            checked_retriever(one, labels[name])
-    return dict(retriever)
+            checked_retriever(one, "retriever" if is_single else f"retriever {name!r}")
+    return named
 
 
 def _checked_job(job: object) -> Job:

@@ -9,7 +9,7 @@
     ├── DeadlineError       a run did not end in time
     └── EngineClosedError   the workflow engine was closed
 
-Each is a `CtxreuseError`. Every message names the node or key at fault and the remedy.
+Each is a `CtxreuseError`. Every message names the node or key that is wrong, and the remedy.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.nodes import END, START, check_count
+from ctxreuse.workflow.graph.nodes import END, START, checked_count
 from ctxreuse.workflow.graph.state import DOCUMENTS_ABOVE, NO_DOCUMENTS, State
 from ctxreuse.workflow.models.language_model import LanguageModel
 
@@ -140,7 +140,7 @@ def irg(k: int = 5, rounds: int = 3, params: Params | None = None) -> WorkflowGr
     Raises:
         GraphError: wrong type or out of range.
     """
-    check_count("rounds", rounds)
+    checked_count("rounds", rounds)
     graph = WorkflowGraph(name="irg")
     graph.add_retrieval("search", query="{input}", k=k)
     _add_answer(graph, params)
@@ -168,7 +168,7 @@ def multistep(k: int = 2, max_steps: int = 3, params: Params | None = None) -> W
     Raises:
         GraphError: wrong type or out of range.
     """
-    check_count("max_steps", max_steps)
+    checked_count("max_steps", max_steps)
     graph = WorkflowGraph(name="multistep", defaults={"notes": _NO_NOTES})
     graph.add_generation(
         "plan",

@@ -1,4 +1,4 @@
-"""Retrievers that find blocks in one call: a function, keyword search, several fused by rank."""
+"""Retrievers that search in one call: a function, BM25, or several whose ranks are fused."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked
         if answer is not None:
             assert before is not None
             assert answer is before.answer
-            assert (before.node, before.visit) == (node, visit)
+            assert (before.node.name, before.visit) == (node, visit)
             asked = answer.request
             assert repr((asked.query, asked.system, dict(asked.params))) == repr(
                 (request.query, request.system, dict(request.params))

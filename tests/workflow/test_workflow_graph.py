@@ -182,6 +182,10 @@ def test_a_compiled_graph_cannot_be_changed():
             lambda g: g.add_edge("a", len, targets=[1]),
             "targets= of the router behind 'a' holds 1 (int); give nodes' names or END",
         ),
+        (
+            lambda g: g.add_edge("a", len, targets=[["b"]]),
+            "targets= of the router behind 'a' holds ['b'] (list); give nodes' names or END",
+        ),
     ],
 )
 def test_a_wrong_argument_is_refused_when_it_is_given(build, message):

@@ -69,7 +69,7 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(
         assert len(jobs) <= WORKERS
     assert len(scheduler) == 0
     for search in there:
-        found = [BLOCKS[number] for number in search.result().ids.tolist()]
+        found = [BLOCKS[number] for number in search.outcome.ids.tolist()]
         assert found == plain_search(search.text, search.k)
     for search in all_searches:
         scheduler.remove(search)

@@ -290,10 +290,14 @@ def _check_key(what: str, key: object) -> None:
         )
 
 
+def _listed(what: str, names: Iterable[str], kind: str) -> tuple[str, ...]:
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise GraphError(f"{what} must be a list of {kind}, not {describe(names)}")
+    return tuple(names)
+
+
 def _checked_inputs(inputs: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
-        raise GraphError(f"inputs must be a list of keys, not {describe(inputs)}")
-    keys = tuple(inputs)
+    keys = _listed("inputs", inputs, "keys")
     for key in keys:
         _check_key("inputs", key)
     if not keys:
@@ -324,25 +328,15 @@ def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
 def _checked_targets(source: str, targets: Iterable[str] | None) -> tuple[str, ...] | None:
     if targets is None:
         return None
-    if isinstance(targets, (str, bytes)) or not isinstance(targets, Iterable):
-        raise GraphError(
-            f"targets= of the router behind {quoted([source])} must be a list of names, "
-            f"not {describe(targets)}"
-        )
-    names = tuple(dict.fromkeys(targets))
+    what = f"targets= of the router behind {quoted([source])}"
+    names = _listed(what, targets, "names")
     for name in names:
         if not isinstance(name, str):
-            raise GraphError(
-                f"targets= of the router behind {quoted([source])} holds {describe(name)}; "
-                "give nodes' names or END"
-            )
+            raise GraphError(f"{what} holds {describe(name)}; give nodes' names or END")
         _check_not_start(source, name)
     if not names:
-        raise GraphError(
-            f"targets= of the router behind {quoted([source])} is empty; "
-            "name what it may return, END included"
-        )
-    return names
+        raise GraphError(f"{what} is empty; name what it may return, END included")
+    return tuple(dict.fromkeys(names))
 
 
 def _check_not_start(source: str, target: str) -> None:

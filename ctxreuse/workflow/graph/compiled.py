@@ -35,7 +35,7 @@ class Edges:
     """What leads on from a node; all edges are followed.
 
     Args:
-        static: The targets that are always gone to.
+        static: The targets that always follow.
         routers: The edges that decide.
     """
 
@@ -101,20 +101,17 @@ class Graph:
         Raises:
             StateKeyError: An input is missing or unknown.
         """
-        for key in inputs:
+        for key in (*inputs, *self.inputs):
             if key not in self.inputs:
-                raise StateKeyError(
-                    f"workflow {quoted([self.name])} has no input {quoted([key])}; "
-                    f"it has {quoted(self.inputs)}",
-                    key=key,
+                problem = f"has no input {quoted([key])}; it has {quoted(self.inputs)}"
+            elif key not in inputs and key not in self.defaults:
+                problem = (
+                    f"was run without its input {quoted([key])}; "
+                    "pass it, or give it a value with defaults={...}"
                 )
-        for key in self.inputs:
-            if key not in inputs and key not in self.defaults:
-                raise StateKeyError(
-                    f"workflow {quoted([self.name])} was run without its input {quoted([key])}; "
-                    "pass it, or give it a value with defaults={...}",
-                    key=key,
-                )
+            else:
+                continue
+            raise StateKeyError(f"workflow {quoted([self.name])} {problem}", key=key)
         return State({**deepcopy(dict(self.defaults)), **inputs})
 
     def routed(self, source: str, router: Router, returned: object) -> tuple[str, ...]:
@@ -207,10 +204,6 @@ class Graph:
         return target
 
 
-_START_ID = "n_start"
-_END_ID = "n_end"
-
-
 def drawn(graph: Graph) -> str:
     """Return a graph as a Mermaid flowchart.
 
@@ -224,16 +217,16 @@ def drawn(graph: Graph) -> str:
         Lines of ASCII text, but for letters and digits of other scripts in names. Everything else
         in a name is escaped, so that no name is read as Mermaid's syntax or as HTML.
     """
-    return "\n".join(["flowchart TD", *(f"    {line}" for line in _lines(graph))]) + "\n"
+    return "\n    ".join(["flowchart TD", *_lines(graph)]) + "\n"
 
 
 def _lines(graph: Graph) -> Iterator[str]:
     ids = {name: f"n{number}" for number, name in enumerate(graph.nodes)}
-    ids |= {START: _START_ID, END: _END_ID}
-    yield f'{_START_ID}(["start"])'
+    ids |= {START: "n_start", END: "n_end"}
+    yield f'{ids[START]}(["start"])'
     for name, node in graph.nodes.items():
         yield ids[name] + _shape(node)
-    yield f'{_END_ID}(["end"])'
+    yield f'{ids[END]}(["end"])'
     for source, edges in graph.edges.items():
         for target in edges.static:
             yield f"{ids[source]} --> {ids[target]}"
@@ -248,7 +241,10 @@ def _lines(graph: Graph) -> Iterator[str]:
 
 
 def _shape(node: Node) -> str:
-    label = _escaped(node.name)
+    label = "".join(
+        letter if letter.isalnum() or letter in " _-" else f"#{ord(letter)};"
+        for letter in node.name
+    )
     if node.max_visits is not None:
         label += f"<br>at most {_visits(node)}"
     if isinstance(node, Generation):
@@ -260,9 +256,3 @@ def _shape(node: Node) -> str:
 
 def _visits(node: Node) -> str:
     return "1 visit" if node.max_visits == 1 else f"{node.max_visits} visits"
-
-
-def _escaped(name: str) -> str:
-    return "".join(
-        letter if letter.isalnum() or letter in " _-" else f"#{ord(letter)};" for letter in name
-    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -19,8 +20,6 @@ START = "__start__"
 
 END = "__end__"
 """Where every branch of a run ends."""
-
-RESERVED_NAMES = (START, END)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class Stage:
     otherwise: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or self.name in RESERVED_NAMES:
+        if not isinstance(self.name, str) or not self.name or self.name in (START, END):
             raise GraphError(
                 f"a node's name must be a string, not empty and neither START nor END, "
                 f"not {describe(self.name)}"
@@ -55,14 +54,15 @@ class Stage:
                 "give output= a name of letters, digits and underscores"
             )
         if self.max_visits is not None:
-            check_count(f"max_visits of node {quoted([self.name])}", self.max_visits)
+            checked_count(f"max_visits of node {quoted([self.name])}", self.max_visits)
         elif self.otherwise is not None:
             raise self.error("it has otherwise= without max_visits=; give both, or neither")
 
     @property
     def templates(self) -> tuple[Template, ...]:
         """The texts that read the state."""
-        return ()
+        values = (getattr(self, one.name) for one in fields(self))
+        return tuple(value for value in values if isinstance(value, Template))
 
     def error(self, message: str) -> GraphError:
         """Return an error that names the node."""
@@ -101,17 +101,12 @@ class Generation(Stage):
             check_params(self.params)
         except InvalidRequestError as error:
             raise self.error(f"its params cannot be sent: {error}") from error
-        if self.llm is not None:
-            try:
+        try:
+            if self.llm is not None:
                 checked_llm(self.llm)
-            except InvalidRequestError as error:
-                raise self.error(f"its {error}") from error
+        except InvalidRequestError as error:
+            raise self.error(f"its {error}") from error
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
-
-    @property
-    def templates(self) -> tuple[Template, ...]:
-        """The prompt, and the system text if there is one."""
-        return (self.prompt,) if self.system is None else (self.prompt, self.system)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,17 +128,12 @@ class Retrieval(Stage):
 
     def __post_init__(self) -> None:
         Stage.__post_init__(self)
-        check_count(f"k of node {quoted([self.name])}", self.k)
+        checked_count(f"k of node {quoted([self.name])}", self.k)
         if self.retriever is not None and not (isinstance(self.retriever, str) and self.retriever):
             raise self.error(
                 f"its retriever must be a name that the engine knows, or None for the default one, "
                 f"not {describe(self.retriever)}"
             )
-
-    @property
-    def templates(self) -> tuple[Template, ...]:
-        """The query."""
-        return (self.query,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +158,5 @@ class Function(Stage):
 Node: TypeAlias = Generation | Retrieval | Function
 
 
-def check_count(what: str, count: object) -> None:
-    """Check an argument that counts something.
-
-    Raises:
-        GraphError: not an integer from 1.
-    """
-    checked_integer(what, count, 1, error=GraphError)
+checked_count = partial(checked_integer, at_least=1, error=GraphError)
+"""Returns an argument that counts something; raises GraphError if it is no integer from 1."""

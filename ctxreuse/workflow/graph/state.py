@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
 
@@ -135,9 +135,9 @@ class Documents(tuple[ContextBlock, ...]):
     def __new__(cls, blocks: Iterable[ContextBlock | str] = ()) -> Documents:
         """Return the documents."""
         if isinstance(blocks, (str, bytes, ContextBlock)) or not isinstance(blocks, Iterable):
-            raise InvalidRequestError(
-                f"documents must be a list of ContextBlock or str, not {_kind(blocks)}; "
-                "a single one goes into a list of one"
+            raise InvalidRequestError(  # without the value, which may be a document's text
+                "documents must be a list of ContextBlock or str, not a value of type "
+                f"{type(blocks).__name__}; a single one goes into a list of one"
             )
         return super().__new__(
             cls, (one if isinstance(one, ContextBlock) else _as_block(one) for one in blocks)
@@ -168,20 +168,15 @@ def documents_in(value: object) -> Documents | None:
         return value
     if isinstance(value, ContextBlock):
         return Documents([value])
-    if isinstance(value, (list, tuple)) and value:
-        only_blocks = all(isinstance(item, ContextBlock) for item in value)
-        return Documents(value) if only_blocks else None
-    return None
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    return Documents(value) if all(isinstance(item, ContextBlock) for item in value) else None
 
 
 def _as_block(document: object) -> ContextBlock:
     if isinstance(document, str):
         return ContextBlock(text=document)
     raise InvalidRequestError(f"a document must be a ContextBlock or str, not {describe(document)}")
-
-
-def _kind(value: object) -> str:
-    return f"a value of type {type(value).__name__}"  # it may be a document's text
 
 
 DOCUMENTS_ABOVE = "the documents above"
@@ -264,16 +259,11 @@ class Template:
         """The names of its variables, each once."""
         return tuple(dict.fromkeys(self.names))
 
-    def render_text(
-        self, state: Mapping[str, Any], shown: Callable[[object], str] | None = None
-    ) -> str:
+    def render_text(self, state: Mapping[str, Any]) -> str:
         """Return the text with the state's values: a query or a system text.
 
-        Args:
-            state: The state.
-            shown: Returns the text of a value. None shows documents as their texts with blank lines
-                between them, other lists and tuples as one item a line, everything else as `str`
-                makes it.
+        Documents are shown as their texts with blank lines between them, other lists and tuples as
+        one item a line, everything else as `str` makes it.
 
         Raises:
             StateKeyError: If the state lacks a variable.
@@ -286,7 +276,7 @@ class Template:
                     "value with defaults={...}, or go to a node that writes it first",
                     key=name,
                 )
-            text += ((shown or _as_text)(state[name]), literal)
+            text += (_as_text(state[name]), literal)
         return "".join(text)
 
     def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
@@ -300,17 +290,14 @@ class Template:
             StateKeyError: If the state lacks a variable.
         """
         blocks: dict[BlockKey, ContextBlock] = {}
-
-        def referring(value: object) -> str:
+        values = {name: state[name] for name in self.names if name in state}
+        for name, value in values.items():
             documents = documents_in(value)
-            if documents is None:
-                return _as_text(value)
-            for block in documents:
-                blocks.setdefault(block.key, block)
-            return DOCUMENTS_ABOVE if documents else NO_DOCUMENTS
-
-        query = self.render_text(state, referring)
-        return RenderedPrompt(query, tuple(blocks.values()))
+            if documents is not None:
+                values[name] = DOCUMENTS_ABOVE if documents else NO_DOCUMENTS
+                for block in documents:
+                    blocks.setdefault(block.key, block)
+        return RenderedPrompt(self.render_text(values), tuple(blocks.values()))
 
 
 def _as_text(value: object) -> str:

@@ -97,15 +97,14 @@ def _check_cycles(graph: Graph, flow: Flow) -> None:
     cycle = flow.endless_cycle()
     if cycle is None:
         return
-    anywhere = [
-        name for name in cycle if any(one.targets is None for one in graph.edges[name].routers)
-    ]
     remedy = "give one of them max_visits="
-    if anywhere:
-        remedy = (
-            f"the router behind {quoted(anywhere[:1])} may lead anywhere: give it targets=[...], "
-            "or one of them max_visits="
-        )
+    for name in cycle:
+        if any(one.targets is None for one in graph.edges[name].routers):
+            remedy = (
+                f"the router behind {quoted([name])} may lead anywhere: give it targets=[...], "
+                "or one of them max_visits="
+            )
+            break
     raise GraphError(f"nothing ends the cycle of nodes {quoted(cycle)}; {remedy}")
 
 
@@ -117,9 +116,9 @@ def _check_outputs(graph: Graph, flow: Flow) -> None:
                 f"node {quoted([name])} writes {quoted([node.output])}, which is an input; "
                 "give it another output="
             )
-    for pair in _in_order(graph, flow.side_by_side):
+    for pair in combinations(nodes, 2):
         one, other = (nodes[name] for name in pair)
-        if one.output == other.output:
+        if one.output == other.output and frozenset(pair) in flow.side_by_side:
             raise GraphError(
                 f"nodes {quoted(pair)} can run side by side and both write {quoted([one.output])}; "
                 "give them different output=, an edge between them, or targets=[...] to the "
@@ -127,26 +126,20 @@ def _check_outputs(graph: Graph, flow: Flow) -> None:
             )
 
 
-def _in_order(graph: Graph, pairs: Iterable[frozenset[str]]) -> Iterator[list[str]]:
-    position = {name: number for number, name in enumerate(graph.nodes)}
-    ordered = (sorted(pair, key=position.__getitem__) for pair in pairs)
-    return iter(sorted(ordered, key=lambda pair: [position[name] for name in pair]))
-
-
 def _check_variables(graph: Graph, flow: Flow) -> None:
     for name, node in graph.nodes.items():
-        if not any(template.variables for template in node.templates):
+        read = [(template, key) for template in node.templates for key in template.variables]
+        if not read:
             continue
         written = [graph.nodes[other].output for other in graph.nodes if other in flow.before(name)]
         known = list(dict.fromkeys([*graph.inputs, *graph.defaults, *written]))
-        for template in node.templates:
-            for key in template.variables:
-                if key not in known:
-                    raise GraphError(
-                        f"{template.where} reads {{{key}}}, {_why_unknown(graph, key)}; before it "
-                        f"there can be {quoted(known)}{_suggestion(key, known)}. Correct the name, "
-                        "or give the key a value with inputs= or defaults="
-                    )
+        for template, key in read:
+            if key not in known:
+                raise GraphError(
+                    f"{template.where} reads {{{key}}}, {_why_unknown(graph, key)}; before it "
+                    f"there can be {quoted(known)}{_suggestion(key, known)}. Correct the name, "
+                    "or give the key a value with inputs= or defaults="
+                )
 
 
 def _why_unknown(graph: Graph, key: str) -> str:

@@ -199,7 +199,7 @@ class SentenceTransformerEmbedder:
             convert_to_numpy=True,
             show_progress_bar=False,
         )
-        return _checked_vectors(vectors, len(texts), self.dimension, "the model")
+        return checked_vectors(vectors, len(texts), self.dimension, "the model")
 
 
 class LangChainEmbedder:
@@ -231,12 +231,12 @@ class LangChainEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n queries, shape (n, dimension), asked for one by one."""
         vectors = [self._embeddings.embed_query(text) for text in _checked_texts(texts)]
-        return _checked_vectors(vectors, len(texts), self.dimension, "embed_query")
+        return checked_vectors(vectors, len(texts), self.dimension, "embed_query")
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n passages, shape (n, dimension), for an index."""
         vectors = self._embeddings.embed_documents(_checked_texts(texts))
-        return _checked_vectors(vectors, len(texts), self.dimension, "embed_documents")
+        return checked_vectors(vectors, len(texts), self.dimension, "embed_documents")
 
 
 def checked_embedder(embedder: object) -> Embedder:
@@ -267,8 +267,12 @@ def _checked_texts(texts: Sequence[str]) -> list[str]:
     return list(texts)
 
 
-def _checked_vectors(vectors: Any, count: int, dimension: int, giver: str) -> Vectors:
-    """Return vectors as an array, checked; dimension 0 allows any."""
+def checked_vectors(vectors: Any, count: int, dimension: int, giver: str) -> Vectors:
+    """Return vectors as an array of shape (count, dimension); dimension 0 allows any.
+
+    Raises:
+        InvalidRequestError: another shape, or numbers that are not finite; it names the giver.
+    """
     if not count:
         return np.zeros((0, dimension), np.float32)
     try:

@@ -20,7 +20,7 @@ class EmulatedLLM:
     """Gives the answers of a function, as fast as an engine with continuous batching would.
 
     A step of the engine takes what its rates say, prompts are served from a prefix cache as far as
-    it holds them, and a request that its reader leaves early stops costing anything. A token is a
+    it holds them, and a request whose stream is closed early stops costing anything. A token is a
     word, or eight letters of a long one. For one event loop, which may have a virtual clock.
 
     Args:
@@ -73,7 +73,7 @@ class EmulatedLLM:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens of all answers, also of those that nobody read to the end."""
+        """Tokens of all answers, those included whose stream was closed early."""
         return self._engine.generated_tokens
 
     @property

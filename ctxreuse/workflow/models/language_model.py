@@ -30,8 +30,8 @@ class LanguageModel(Protocol):
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         """Return the answer to a prompt, piece by piece.
 
-        The request is sent when the first piece is asked for. A reader that stops early, by
-        `aclose` or because its task is cancelled, ends the request at the engine at once; read
+        The request is sent when the first piece is asked for. A caller that stops early, by
+        `aclose` or because its task is cancelled, ends the request at the engine at once; iterate
         inside `contextlib.aclosing`, since `async for` alone leaves the closing to the garbage
         collector.
 

@@ -1,4 +1,4 @@
-"""What a run shows, as it happens, and its result. Nothing speculative is ever shown."""
+"""The events of a run, and its result. Nothing speculative is ever shown."""
 
 from __future__ import annotations
 

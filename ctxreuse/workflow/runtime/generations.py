@@ -20,7 +20,7 @@ from ctxreuse.workflow.models.language_model import LanguageModel, Piece
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What is asked of the model. Two that are equal are the same, byte for byte.
+    """A request to the model. Two that are equal are the same, byte for byte.
 
     Attributes:
         query: The text behind the documents.
@@ -38,7 +38,7 @@ class GenerationRequest:
 
     @classmethod
     def of(cls, node: Generation, state: State) -> GenerationRequest:
-        """Return what a node asks in a state.
+        """Return the request of a node in a state.
 
         Raises:
             StateKeyError: If the state lacks a variable.
@@ -52,11 +52,11 @@ class GenerationAnswer:
     """An answer that is received whether or not a node reads it yet.
 
     Args:
-        request: What was asked.
+        request: The request.
         stream: The pieces; closed when they end or the answer is cancelled.
 
     Attributes:
-        request: What was asked.
+        request: The request.
         tokens: Tokens that have come.
         receiving: Ends with the answer.
     """
@@ -68,12 +68,6 @@ class GenerationAnswer:
         self._received = asyncio.Event()
         self.receiving = asyncio.ensure_future(self._receive(stream))
         self.receiving.add_done_callback(self._note_end)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it ended before its time."""
-        ended = self.receiving
-        return ended.done() and (ended.cancelled() or ended.exception() is not None)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield all pieces, those first that have come already.
@@ -137,28 +131,23 @@ class Generations:
         return len(self._under_way)
 
     def begin(self, request: GenerationRequest, tenant: str) -> GenerationAnswer:
-        """Ask the model."""
+        """Ask the model: documents first, in the order that the prefix cache likes."""
         llm = self._llm if request.llm is None else request.llm
         assert llm is not None, "the engine has checked that there is one"
-        answer = GenerationAnswer(
-            request, llm.stream(self._prompt(request, tenant), request.params)
-        )
+        planner = self._planner
+        prompt: Prompt | None = None
+        if planner is not None and request.blocks:
+            context = ContextRequest(
+                request.blocks, request.query, system=request.system, tenant=tenant
+            )
+            prompt = self.planning.attempt(lambda: planner.plan(context), lambda: None)
+        if prompt is None:
+            prompt = self._as_retrieved(request)
+        answer = GenerationAnswer(request, llm.stream(prompt, request.params))
         self.started += 1
         self._under_way.add(answer)
         answer.receiving.add_done_callback(lambda _: self._under_way.discard(answer))
         return answer
-
-    def _prompt(self, request: GenerationRequest, tenant: str) -> Prompt:
-        """Return the prompt: documents first, in the order that the prefix cache likes."""
-        planner = self._planner
-        if planner is None or not request.blocks:
-            return self._as_retrieved(request)
-        context = ContextRequest(
-            request.blocks, request.query, system=request.system, tenant=tenant
-        )
-        return self.planning.attempt(
-            lambda: planner.plan(context), lambda: self._as_retrieved(request)
-        )
 
     def _as_retrieved(self, request: GenerationRequest) -> Prompt:
         parts = [

@@ -139,10 +139,11 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise MissingExtraError("drawing a timeline", "workflow") from error
-    spans = _latest(timeline)
-    if not spans:
+    known = list(timeline)
+    if not known:
         raise InvalidRequestError("the engine has run nothing yet: there is no timeline to draw")
-    runs = sorted({span.run for span in spans})
+    runs = sorted({span.run for span in known})[-_MOST_RUNS:]
+    spans = [span for span in known if span.run >= runs[0]]
     row_of = {run: row for row, run in enumerate(runs)}
     began = min(span.began_s for span in spans)
     figure = Figure(figsize=(11, 1.6 + _ROW_INCHES * len(runs)), layout="constrained")
@@ -155,7 +156,7 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
             left=span.began_s - began,
             height=0.22 if is_speculative else 0.44,
             color="white" if is_speculative else _COLOURS[span.kind],
-            edgecolor=_edge(span),
+            edgecolor=_EDGES.get(span.outcome, _COLOURS[span.kind] if is_speculative else "black"),
             hatch=_HATCHES.get(span.outcome),
             linewidth=0.6,
         )
@@ -178,15 +179,3 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
-
-
-def _edge(span: Span) -> str:
-    return _EDGES.get(span.outcome, _COLOURS[span.kind] if span.outcome in _HATCHES else "black")
-
-
-def _latest(spans: Timeline) -> list[Span]:
-    """Return the spans of the latest runs."""
-    known = list(spans)
-    runs = sorted({span.run for span in known})[-_MOST_RUNS:]
-    first = runs[0] if runs else 0
-    return [span for span in known if span.run >= first]

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ctxreuse.context.checks import checked_choice, checked_integer, checked_optional_integer
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import InvalidRequestError, describe
@@ -82,11 +82,16 @@ class WorkflowOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        checked_choice("speculation", self.speculation, get_args(Rule))
+        if self.speculation not in get_args(Rule):
+            raise InvalidRequestError(
+                f"speculation must be one of {', '.join(get_args(Rule))}, "
+                f"not {describe(self.speculation)}"
+            )
         checked_integer("max_in_flight", self.max_in_flight, 1)
         checked_integer("max_generations", self.max_generations)
         checked_integer("max_retrievals", self.max_retrievals)
-        checked_optional_integer("workers", self.workers, 1)
+        if self.workers is not None:
+            checked_integer("workers", self.workers, 1)
         share = self.max_wasted_share
         if not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise InvalidRequestError(

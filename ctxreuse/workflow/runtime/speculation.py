@@ -33,22 +33,22 @@ _STABLE_SHARE = 0.125
 """The rule "stable" launches once a preview has stayed the same for this part of a search."""
 
 _LOOK_AGAIN = 0.125
-"""After which part of a search to look again when it was too early."""
+"""After which further part of a search to decide again when it was too early."""
 
 _MOST_LAUNCHES = 2
-"""Launches of a generation from one retrieval: each wrong one has its prompt computed in vain."""
+"""Launches of a generation from one retrieval: each wrong one costs the engine a prompt."""
 
 _FREE_TOKENS = 1_000
 """Tokens that may be wasted before the share of wasted tokens is looked at."""
 
 
 class Decision(NamedTuple):
-    """What a run is to do about the generation behind a search.
+    """The policy's answer: what a run does now about the generation behind a search.
 
     Attributes:
         drops: Whether to stop the speculative generation under way.
         launch: The ids of the documents to launch one from; None launches none.
-        previews: When to look at the search again; None leaves it as it is.
+        previews: When to decide again; None leaves it as it is.
     """
 
     drops: bool = False
@@ -73,7 +73,7 @@ class LaunchPolicy:
         self._stability = stability
 
     def previews(self) -> PreviewSchedule:
-        """Return when to look at the search first."""
+        """Return when to decide first."""
         if self._rule == "stable":
             return PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
         return PreviewSchedule(self._stability.launch_at())
@@ -193,11 +193,10 @@ class SpeculativeGeneration:
         launched = self._launched
         if launched is None:
             return None
-        if (
-            (launched.node.name, launched.visit) != (node, visit)
-            or launched.answer.request != request
-            or launched.answer.has_failed
-        ):
+        ended = launched.answer.receiving
+        has_failed = ended.done() and (ended.cancelled() or ended.exception() is not None)
+        is_same = (launched.node.name, launched.visit) == (node, visit)
+        if not is_same or launched.answer.request != request or has_failed:
             self.drop()
             return None
         self._launched = self.ids = None

@@ -190,7 +190,10 @@ class Stages:
 
         It is kept at once, since the next node may be a search, too.
         """
-        best = search.result()
+        best = search.outcome
+        if isinstance(best, Exception):
+            raise best
+        assert best is not None, "the search has ended"
         ids = best.ids[: search.k].tolist()
         if launcher is not None:
             if self._generation_ahead.ids != tuple(ids):
@@ -202,7 +205,7 @@ class Stages:
                 self._background.start(self._add_vectors(executor, name, record))
         retriever = executor.retriever
         nearness = best.scores if retriever.index.higher_is_better else -best.scores
-        return Documents(retriever.blocks_of(ids)), tuple(nearness[: search.k].tolist())
+        return retriever.blocks_of(ids), tuple(nearness[: search.k].tolist())
 
     def _launcher(
         self, node: Retrieval, state: State, record: SearchRecord | None, began_s: float
@@ -230,7 +233,7 @@ class Stages:
             search.schedule_previews(decision.previews)
         if decision.launch is None:
             return
-        documents = Documents(executor.retriever.blocks_of(decision.launch))
+        documents = executor.retriever.blocks_of(decision.launch)
         state = launcher.state.overlay({launcher.retrieval.output: documents})
         if ahead.launch(launcher.generation, state, decision.launch):
             launcher.policy.launches += 1

@@ -162,7 +162,7 @@ def sub_stage_s(
     sqrt(2 b t), once its overhead term has the right sign.
 
     Args:
-        overhead_s: Seconds of a sub-stage beside its scan.
+        overhead_s: Seconds of a sub-stage without its scan.
         searches: How many searches are under way.
         arriving_per_s: How many begin in a second.
         workers: How many sub-stages go on at a time.

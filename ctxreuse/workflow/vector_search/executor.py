@@ -1,8 +1,7 @@
 """Runs the searches of one vector index: workers in threads, owners in event loops.
 
-There is no barrier and no polling. Workers go on as long as there is anything to do, and end.
-Nothing stands between one job of a worker and its next, not even the event loop: it would be asked
-for each, and be busy with other things.
+There is no barrier and no polling. Workers go on as long as there are jobs, and end. A worker takes
+its next job without asking the event loop, which is busy with other things.
 """
 
 from __future__ import annotations
@@ -37,13 +36,11 @@ class SearchExecutor:
         execute: Runs blocking work in another thread.
         threads: For the workers alone; None has `execute` run each of their jobs.
         workers: How many workers there may be.
-        reorder: Whether a session's last search says where to look first.
+        reorder: Whether a session's last search says which clusters to scan first.
         clock: Seconds from any start, to measure durations.
 
     Attributes:
-        retriever: The retriever.
         scheduler: Decides what is scanned next.
-        execute: Runs blocking work in another thread.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class SearchExecutor:
             k: How many results.
             due: When the result is needed; the least is served first.
             record: The last search of the session.
-            previews: When the owner wishes to look at what has been found; None is never.
+            previews: When the owner gets a preview; None is never.
             is_remembered: Whether more of the results are kept, for the next search.
         """
         search = SearchHandle(text, k, due, KEPT if is_remembered else k, record, previews)
@@ -119,8 +116,6 @@ class SearchExecutor:
         await self.drain()
         if self._threads is not None:
             self._threads.close()
-
-    # workers
 
     def _start_workers(self) -> None:
         while True:
@@ -189,7 +184,7 @@ class SearchExecutor:
             self._rebuilding = asyncio.ensure_future(self._rebuild(tier))
 
     async def _rebuild(self, tier: ClusterTier[Any]) -> None:
-        """Let the hot tier follow what is used most, beside the scans."""
+        """Fill the hot tier with the clusters that are used most, while scans go on."""
         try:
             built: BuiltTier[Any] = await self.execute(tier.build)
             tier.swap(built)

@@ -190,7 +190,8 @@ class _GpuScanner:
             ]
 
         def finish() -> ScannedPairs:
-            found = _unknown(len(order), k, self._higher_is_better)
+            nothing = nothing_found((len(order), k), self._higher_is_better)
+            found = ScannedPairs(nothing, np.zeros(len(order), dtype=np.bool_))
             if parts:
                 scores = torch.cat([part[0] for part in parts]).cpu().numpy()
                 offsets = torch.cat([part[1] for part in parts]).cpu().numpy()
@@ -285,10 +286,8 @@ class _GpuScanner:
 
     def _faiss_scores(self, asked: Vectors, rows: Ids, stored: Vectors, offsets: Ids) -> Vectors:
         faiss = require_faiss()
-        if self._higher_is_better:
-            score = faiss.pairwise_indexed_inner_product
-        else:
-            score = faiss.pairwise_indexed_L2sqr
+        inner, squared = faiss.pairwise_indexed_inner_product, faiss.pairwise_indexed_L2sqr
+        score = inner if self._higher_is_better else squared
         rows, offsets = np.ascontiguousarray(rows), np.ascontiguousarray(offsets)
         scores = np.empty(len(rows), dtype=np.float32)
         pointer = faiss.swig_ptr
@@ -304,12 +303,6 @@ class _GpuScanner:
                     pointer(scores),
                 )
         return scores
-
-
-def _unknown(pairs: int, k: int, higher_is_better: bool) -> ScannedPairs:
-    return ScannedPairs(
-        nothing_found((pairs, k), higher_is_better), np.zeros(pairs, dtype=np.bool_)
-    )
 
 
 def _products_are_float32(torch: Any) -> bool:

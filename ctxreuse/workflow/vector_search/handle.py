@@ -18,8 +18,6 @@ KEPT = 20
 """How many results of a search are remembered: more than are asked for, since the next query's
 results tend to be among the next best of this one's."""
 
-_NOTHING: Ids = np.empty(0, dtype=np.int64)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRecord:
@@ -63,7 +61,7 @@ class SearchRecord:
 
 
 class PreviewSchedule(NamedTuple):
-    """When the owner of a search wishes to see what has been found.
+    """When the owner of a search gets a preview of its results.
 
     Attributes:
         first: After which part of the search, from 0 to 1.
@@ -90,7 +88,7 @@ class SearchProgress(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SearchHandle:
-    """A search: its owner waits for `next_update` and reads `result`; the scheduler moves it on.
+    """A search: its owner waits for `next_update` and reads `outcome`; the scheduler advances it.
 
     Attributes:
         text: The query.
@@ -98,7 +96,7 @@ class SearchHandle:
         due: When the result is needed, on any scale; the least is served first.
         kept: How many of the best are kept; k if that is more.
         record: The last search of the session.
-        previews: When the owner wishes to look; None is never.
+        previews: When the owner gets a preview; None is never.
         vector: The query's vector, shape (d,), once it is embedded.
         clusters: The clusters to scan, in this order, each once; empty until then.
         recalled: What of the last search's results is nearest to the new query, best first: a
@@ -123,7 +121,7 @@ class SearchHandle:
     record: SearchRecord | None = None
     previews: PreviewSchedule | None = None
     vector: Vectors = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    clusters: Ids = field(default_factory=lambda: _NOTHING)
+    clusters: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     recalled: Ids | None = field(default=None, init=False)
     scanned: int = field(default=0, init=False)
     changed_at: int = field(default=0, init=False)
@@ -145,18 +143,6 @@ class SearchHandle:
         """Wait for the next update; return whether it is a preview, and not the end."""
         return not await self.updates.get()
 
-    def result(self) -> TopK:
-        """Return the best results, all that are kept.
-
-        Raises:
-            Exception: What the search failed with.
-        """
-        outcome = self.outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-        assert outcome is not None, "the search has ended"
-        return outcome
-
     def record_of(self, best: TopK | None) -> SearchRecord | None:
         """Return what the next search may learn from; None before the first scan."""
         if best is None or not self.scanned:
@@ -164,7 +150,7 @@ class SearchHandle:
         return SearchRecord(self.vector, self.clusters, best.ids[:KEPT], best.found_in[:KEPT])
 
     def schedule_previews(self, previews: PreviewSchedule | None) -> None:
-        """Have batches end where the owner wishes to look."""
+        """Have batches end where the owner gets a preview."""
         self.previews = previews
         first, every = (0.0, 0.0) if previews is None else previews
         self.pause_at = math.ceil(first * len(self.clusters))

@@ -7,7 +7,7 @@ searches join and leave between batches. Four rules make up a batch:
 - The search that is due first chooses: its next clusters, in its own order, as far as the budget
   goes. What ends it is a batch of its own, because results come with whole batches: with equal
   searches that is first come, first served, which has the least mean wait. A batch ends several
-  searches only if so many wait that the overhead of one more batch costs all of them more.
+  searches only if one more batch's overhead would cost all that wait more.
 - Other searches that need a chosen cluster scan it now, too: the cluster is read from memory once
   and then compared with all of them, at a third of the cost. Beyond some queries that gains nothing
   more, so only the most urgent ones join.
@@ -44,7 +44,7 @@ SHARED_BY = 16
 time."""
 
 _SPECULATIVE_SCANS = 2.0
-"""How long a scan for a search that no run waits for yet takes, compared with its overhead."""
+"""Length of a scan for a search that no run waits for yet, in times of a scan's overhead."""
 
 _STRETCH = 1.3
 """How far a budget may be exceeded for a search to end: better than a batch for what is left."""
@@ -83,7 +83,7 @@ class ScanQueue:
 
     Args:
         cluster_sizes: Codes in each cluster of the index, shape (nlist,).
-        costs: What scans take.
+        costs: How long scans take.
         dimension: Components of a query.
         higher_is_better: Whether scores are similarities, not distances.
         shared_by: Queries that share a scan of a cluster.
@@ -160,7 +160,7 @@ class ScanQueue:
         Args:
             budget_s: How long it should take, in seconds; one cluster, and what ends a search, may
                 take longer.
-            overhead_s: What a batch takes beside its scan, in seconds.
+            overhead_s: Seconds of a batch without its scan.
             only_awaited: Whether searches that are never due are left alone.
         """
         if not self._waiting:

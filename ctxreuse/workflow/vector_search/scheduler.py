@@ -1,7 +1,8 @@
-"""What is to be done next for the searches of one vector index: decisions only.
+"""Decides which job a worker does next for the searches of one vector index.
 
-The scheduler starts no thread, holds no lock and knows no event loop. Its caller takes jobs, runs
-them anywhere, and brings back the outcomes; it is told which owners have an update.
+The scheduler starts no thread, holds no lock and knows no event loop. Its caller takes jobs (embed
+queries, scan clusters), runs them in any thread, brings back the outcomes, and gets the updates for
+the owners of searches.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Embedded(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What a scan has found, and how long the index took."""
+    """The findings of a scan, and how long the index took."""
 
     found: ClusterFindings
     seconds: float
@@ -81,29 +82,26 @@ class ScanJob:
 
         An equal score counts: it may win by its id.
         """
+        index, batch = self.index, self.batch
         try:
-            return self._scanned()
+            began = self.clock()
+            candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
+            seconds = self.clock() - began
+            nearness = candidates.scores if index.higher_is_better else -candidates.scores
+            least = batch.thresholds if index.higher_is_better else -batch.thresholds
+            least = np.maximum(least, _least_of_best(nearness, batch))
+            counts = nearness >= least[batch.rows][:, None]
+            counts &= candidates.ids >= 0
+            pairs, places = np.nonzero(counts)
+            found = ClusterFindings(
+                rows=batch.rows[pairs],
+                scores=candidates.scores[pairs, places],
+                ids=candidates.ids[pairs, places],
+                clusters=batch.clusters[pairs],
+            )
+            return Scanned(found, seconds)
         except Exception as error:
             return error
-
-    def _scanned(self) -> Scanned:
-        index, batch = self.index, self.batch
-        began = self.clock()
-        candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
-        seconds = self.clock() - began
-        nearness = candidates.scores if index.higher_is_better else -candidates.scores
-        least = batch.thresholds if index.higher_is_better else -batch.thresholds
-        least = np.maximum(least, _least_of_best(nearness, batch))
-        counts = nearness >= least[batch.rows][:, None]
-        counts &= candidates.ids >= 0
-        pairs, places = np.nonzero(counts)
-        found = ClusterFindings(
-            rows=batch.rows[pairs],
-            scores=candidates.scores[pairs, places],
-            ids=candidates.ids[pairs, places],
-            clusters=batch.clusters[pairs],
-        )
-        return Scanned(found, seconds)
 
 
 Job: TypeAlias = EmbeddingJob | ScanJob
@@ -113,7 +111,7 @@ Outcome: TypeAlias = Embedded | Scanned | Exception
 def _least_of_best(nearness: Scores, batch: ScanBatch) -> Scores:
     """Return what the k best of each search in this batch alone reach, or less; shape (n,).
 
-    Only the first few of each pair are looked at, which are its best: seldom are all k in one.
+    It reads only the first few of each pair, which are its best: one pair rarely has all k.
     """
     width = -(-batch.k // _PAIRS)
     counts = np.bincount(batch.rows, minlength=len(batch.searches))
@@ -142,7 +140,7 @@ _MOSTLY_IDLE = 0.4
 
 @dataclass(slots=True)
 class SearchCounters:
-    """What has been done for the searches of an index.
+    """Counts of the work on the searches of an index.
 
     Attributes:
         searches: Searches that have ended.
@@ -162,13 +160,10 @@ class SearchCounters:
 
 
 class SearchScheduler:
-    """The searches of one retriever. For one thread at a time: `SearchExecutor` locks it.
+    """The searches of one retriever; arguments as for `SearchExecutor`, which locks it.
 
-    Args:
-        retriever: The index, and what belongs to it.
-        workers: How many workers there may be.
-        reorder: Whether a session's last search says where to look first.
-        clock: Seconds from any start.
+    Attributes:
+        counters: What has been done.
     """
 
     def __init__(
@@ -207,7 +202,7 @@ class SearchScheduler:
 
     @property
     def has_time(self) -> bool:
-        """Whether a speculative search would keep hardly any other waiting; needs no lock."""
+        """Whether a speculative search would delay few others, if any; needs no lock."""
         counters = self.counters
         usual_s = counters.scan_s / counters.searches if counters.searches else 0.0
         busy = self._arrivals.per_s(self._clock()) * usual_s / self._workers
@@ -221,7 +216,7 @@ class SearchScheduler:
         self._unembedded.append(search)
 
     def remove(self, search: SearchHandle) -> None:
-        """Drop a search; one that has ended is gone already."""
+        """Drop a search; of one that has ended nothing is left to drop."""
         self._open.discard(search)
         for waiting in (self._unembedded, self._to_embed_alone):
             if search in waiting:
@@ -252,9 +247,12 @@ class SearchScheduler:
     def next_job(self) -> Job | None:
         """Return what a worker is to do now; None ends the worker."""
         began = self._clock()
-        if not self._is_embedding and (texts := self._next_texts()):
+        if not self._is_embedding and (self._to_embed_alone or self._unembedded):
             self._is_embedding = True
-            return EmbeddingJob(texts, self._retriever)
+            if self._to_embed_alone:
+                return EmbeddingJob([self._to_embed_alone.pop()], self._retriever)
+            searches, self._unembedded = self._unembedded, []
+            return EmbeddingJob(searches, self._retriever)
         if not self._chosen:
             self._choose(began)
         if not self._chosen:
@@ -274,19 +272,25 @@ class SearchScheduler:
         if isinstance(job, ScanJob) and isinstance(outcome, Scanned):
             return self._take_in_scanned(job, outcome)
         assert isinstance(outcome, Exception), "a job's outcome is its own"
-        return self._take_in_fault(job, outcome)
+        if isinstance(job, ScanJob):
+            self._queue.return_unscanned(job.batch)
+            return self._fail(self._open_ones(job.batch.searches), outcome)
+        if len(job.searches) == 1:
+            return self._fail(self._open_ones(job.searches), outcome)
+        self._to_embed_alone += self._open_ones(job.searches)  # one text may have failed them all
+        return []
 
     def return_job(self, job: Job) -> None:
         """Take back a job that was not run; its worker ends."""
         self._working -= 1
         self._release(job)
         if isinstance(job, EmbeddingJob):
-            self._to_embed_alone += [search for search in job.searches if search in self._open]
+            self._to_embed_alone += self._open_ones(job.searches)
         else:
             self._queue.return_unscanned(job.batch)
 
     def give_up(self, error: Exception) -> list[SearchUpdate]:
-        """End all searches, since a worker has failed and ends: no run may wait in vain."""
+        """End all searches with the error of a worker, so that no run waits forever."""
         self._working -= 1
         self._is_embedding = False
         self._unembedded.clear()
@@ -330,33 +334,21 @@ class SearchScheduler:
             budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
         return budget_s
 
-    def _next_texts(self) -> list[SearchHandle]:
-        if self._to_embed_alone:
-            return [self._to_embed_alone.pop()]
-        texts, self._unembedded = self._unembedded, []
-        return texts
-
-    def _take_in_fault(self, job: Job, error: Exception) -> list[SearchUpdate]:
-        if isinstance(job, ScanJob):
-            self._queue.return_unscanned(job.batch)
-            return self._fail([one for one in job.batch.searches if one in self._open], error)
-        present = [search for search in job.searches if search in self._open]
-        if len(job.searches) == 1:
-            return self._fail(present, error)
-        self._to_embed_alone += present  # one text may be at fault; the others need not fail
-        return []
+    def _open_ones(self, searches: Iterable[SearchHandle]) -> list[SearchHandle]:
+        return [search for search in searches if search in self._open]
 
     def _take_in_vectors(self, job: EmbeddingJob, embedded: Embedded) -> list[SearchUpdate]:
         updates = []
         for search, vector, probed in zip(job.searches, *embedded, strict=True):
-            if search in self._open:
-                try:
-                    self._enter(search, vector, probed[probed >= 0])
-                except Exception as error:
-                    updates += self._fail([search], error)
-                    continue
-                if search.is_done or search.previews is not None:
-                    updates.append(self._update(search))
+            if search not in self._open:
+                continue
+            try:
+                self._enter(search, vector, probed[probed >= 0])
+            except Exception as error:
+                updates += self._fail([search], error)
+                continue
+            if search.is_done or search.previews is not None:
+                updates.append(self._update(search))
         return updates
 
     def _enter(self, search: SearchHandle, vector: Vectors, clusters: Ids) -> None:
@@ -390,7 +382,7 @@ class SearchScheduler:
         return updates
 
     def _is_preview_due(self, search: SearchHandle) -> bool:
-        """Return whether the owner should look: where it wished to, and when the best change."""
+        """Return whether the owner gets a preview: where it asked for one, or results changed."""
         changed_at = max(search.pause_at, search.changed_at)
         if search.previews is None or not search.previewed_at < changed_at <= search.scanned:
             return False

@@ -11,7 +11,8 @@ import numpy as np
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.models.embedders import Embedder, checked_embedder
+from ctxreuse.workflow.graph.state import Documents
+from ctxreuse.workflow.models.embedders import Embedder, checked_embedder, checked_vectors
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best_by_group
 
@@ -75,23 +76,18 @@ class VectorRetriever:
         """Return the queries' vectors and the clusters to probe for each, nearest first.
 
         Raises:
-            ValueError: The embedder does not return one finite vector for each query.
+            InvalidRequestError: The embedder does not return one finite vector for each query.
         """
-        vectors = np.ascontiguousarray(self._embedder.embed(queries), dtype=np.float32)
-        if vectors.shape != (len(queries), self.index.dimension):
-            raise ValueError(
-                f"the embedder returned an array of shape {vectors.shape} for {len(queries)} "
-                f"queries; it must be ({len(queries)}, {self.index.dimension})"
-            )
-        if not np.isfinite(vectors).all():
-            raise ValueError("the embedder returned numbers that are not finite")
+        vectors = checked_vectors(
+            self._embedder.embed(queries), len(queries), self.index.dimension, "the embedder"
+        )
         return vectors, self.index.nearest_clusters(vectors, self.nprobe)
 
-    async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+    async def retrieve(self, query: str, k: int) -> Documents:
         """Return the k blocks nearest to a query, searched in one call in a thread."""
         return await asyncio.to_thread(self._search, query, k)
 
-    def _search(self, query: str, k: int) -> tuple[ContextBlock, ...]:
+    def _search(self, query: str, k: int) -> Documents:
         vectors, probed = self.prepare([query])
         clusters = probed[0][probed[0] >= 0]
         rows = np.zeros(len(clusters), dtype=np.int64)
@@ -102,11 +98,7 @@ class VectorRetriever:
         best = best_by_group(group, found.scores.ravel(), found.ids.ravel(), 1, k, higher)
         return self.blocks_of(best.ids[best.ids >= 0].tolist())
 
-    def blocks_of(self, ids: Iterable[int]) -> tuple[ContextBlock, ...]:
+    def blocks_of(self, ids: Iterable[int]) -> Documents:
         """Return the blocks of ids, in their order."""
         blocks = self._blocks
-        found = [blocks(i) if callable(blocks) else blocks[i] for i in ids]
-        return tuple(
-            block if isinstance(block, ContextBlock) else ContextBlock(text=block)
-            for block in found
-        )
+        return Documents(blocks(i) if callable(blocks) else blocks[i] for i in ids)
