@@ -1,10 +1,11 @@
 """RAG workflows over an emulated model and a real vector index: what each technique brings.
 
-Search is real (faiss), the model emulated with the project's common rates, faster by a factor that
-makes a full retrieval take 0.75 of a generation: with millions of vectors instead of tens of
-millions search would cost nothing beside it. Requests arrive at random (Poisson). All policies get
-the same ones, in turns, several times, for the machine is not always equally fast; what is shown
-are medians. They must all give the same answers. Reads the folder named by CTXREUSE_DATA.
+Search is real (faiss). The model is emulated with the project's common rates, sped up until a full
+retrieval takes 0.75 of a generation: the index has millions of vectors, not tens of millions, so
+its searches would cost next to nothing otherwise. Requests arrive at random (Poisson). The machine
+is not always equally fast, so all policies get the same requests in turns, several times, and the
+tables show medians. All policies must give the same answers. Reads the folder named by
+CTXREUSE_DATA.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
     "multistep": library.multistep,
 }
 GENERATION_S = 0.5
-"""What a usual generation takes at the rates as they are."""
+"""Seconds of a usual generation at the unchanged rates."""
 
 RATIO = 0.75
-"""What a full retrieval takes of a generation."""
+"""A full retrieval's time, as a part of a generation's."""
 
 OFF = WorkflowOptions(reorder=False, speculation="off", speculative_retrieval=False)
 POLICIES: dict[str, WorkflowOptions | None] = {
@@ -62,12 +63,12 @@ POLICIES: dict[str, WorkflowOptions | None] = {
     "as RAGCache": replace(OFF, speculation="stable"),
     "all": WorkflowOptions(),
 }
-"""Sub-stages alone, and each other technique alone beside them. Two speculate by fixed rules:
+"""Sub-stages alone, and each other technique added to them alone. Two speculate by fixed rules:
 always, from what the last search found (RaLMSpec); once a preview stays the same (RAGCache)."""
 
 TIER_SHARE = 0.2
-"""How much of the index the hot tier holds. The rest is in memory, too, here; `workflow_tier.py`
-shows it with an index that is not."""
+"""The part of the index that the hot tier holds. Here the rest is in memory, too;
+`workflow_tier.py` measures an index that is not."""
 
 IN_FLIGHT = 100
 """Requests under way while the share of scheduling is measured."""
@@ -104,7 +105,7 @@ class Bench:
         return [self.collection.block(int(number)) for number in ids[0][order] if number >= 0]
 
     def retrieval_s(self) -> float:
-        """Return what a search takes alone."""
+        """Return the seconds of a search when no other runs."""
         took = []
         for question in self.questions[:40]:
             began = time.perf_counter()
@@ -113,7 +114,7 @@ class Bench:
         return statistics.median(took)
 
     async def alone_s(self, jobs: Sequence[Job]) -> float:
-        """Return what a request takes when there is no other."""
+        """Return the seconds of a request when no other runs."""
         async with self.engine("sequential") as engine:
             results = [await engine.run(graph, text) for graph, text in jobs]
         return statistics.fmean(result.seconds for result in results)
@@ -178,10 +179,10 @@ class Bench:
 
 
 RATES = (0.33, 0.67, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
-"""Of what sequential execution can do at most."""
+"""Requests a second, in multiples of what sequential execution sustains."""
 
 SUSTAINED = 4.0
-"""A policy sustains a rate if a request takes no more than so many times what it takes alone."""
+"""A policy sustains a rate if a request takes at most this many times as long as it does alone."""
 
 BASE = "naive async"
 
@@ -191,7 +192,7 @@ class Sweep:
     """A policy at rising rates.
 
     Attributes:
-        by_rate: What was measured, by the multiple of what sequential execution can do.
+        by_rate: The measurements, by the multiple of what sequential execution sustains.
         offline: All requests at once.
         scheduling: The part of a worker's time that choosing what to scan takes, with `IN_FLIGHT`
             requests under way.
@@ -283,7 +284,7 @@ def sweep(
 ) -> dict[str, Sweep]:
     """Measure policies in turns, each at rising rates until it is too slow, and all at once.
 
-    The others go on as long as the base does, to be compared with it.
+    The sweep ends when the base is too slow, as there is nothing to compare with then.
     """
     runs: dict[str, dict[float, list[Measured]]] = {name: defaultdict(list) for name in policies}
     offline: dict[str, list[Measured]] = defaultdict(list)
@@ -314,7 +315,7 @@ def sweep(
             break
     for seed in range(repeats):
         for policy in policies:
-            if policy != "sequential" or not seed:  # it takes long, and always equally long
+            if policy != "sequential" or not seed:  # it is slow, and its time hardly varies
                 offline[policy].append(measure(policy, None, seed))
     return {
         policy: Sweep(

@@ -59,15 +59,15 @@ Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 class WorkflowEngine(AsyncClosing):
     """Runs workflows: keeps the model and the vector search busy at the same time.
 
-    Every run gives what plain sequential execution would give. Searches of all runs share scans,
+    Every run gives what plain sequential execution gives. Searches of all runs share scans,
     sub-stage by sub-stage; a generation may begin before its retrieval has ended, and counts only
     if it was asked the right thing. The engine works in one event loop at a time; calls from
     another loop meanwhile are answered in that one, too.
 
     Args:
         llm: The model; None if the generations of all graphs name their own, or there are none.
-        retriever: What retrieval nodes ask: a `VectorRetriever` is searched step by step, anything
-            else is one atomic stage. A dict gives several, by name; nodes that name none ask
+        retriever: The retriever of retrieval nodes: a `VectorRetriever` is searched step by step,
+            any other is one atomic stage. A dict gives several, by name; nodes that name none ask
             "default". None is for graphs without retrievals.
         planner: Orders the documents of each prompt so that the LLM server's prefix cache hits;
             None leaves them as retrieved.

@@ -133,13 +133,8 @@ def split_memory(
         hot_bytes = total_bytes - kv_bytes
         runs_generated = float(np.interp(kv_bytes, generation.memory_bytes, generated))
         runs_retrieved = float(np.interp(hot_bytes, retrieval.memory_bytes, retrieved))
-        return MemorySplit(
-            kv_bytes,
-            hot_bytes,
-            runs_generated,
-            runs_retrieved,
-            min(runs_generated, runs_retrieved),
-        )
+        least = min(runs_generated, runs_retrieved)
+        return MemorySplit(kv_bytes, hot_bytes, runs_generated, runs_retrieved, least)
 
     knots = {least_kv_bytes, total_bytes}
     knots |= {round(size) for size in generation.memory_bytes}

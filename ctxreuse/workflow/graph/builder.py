@@ -86,7 +86,7 @@ class WorkflowGraph:
                 before it, and called "the documents above" in it.
             output: The key that the answer is written to; None takes the node's name.
             system: The system message, with variables too.
-            params: What else the engine is given, such as `{"max_tokens": 100}`.
+            params: Further parameters of the request, such as `{"max_tokens": 100}`.
             llm: The model; None asks the workflow engine's.
             max_visits: How often the node runs in one run at most.
             otherwise: The node, or END, to go to after the last visit. None fails the run then.
@@ -182,7 +182,7 @@ class WorkflowGraph:
         target: str | RouteFunction,
         targets: Iterable[str] | None = None,
     ) -> WorkflowGraph:
-        """Add what comes after a node. All edges of a node are followed, side by side.
+        """Add an edge: the node that follows a node. All edges of a node are followed.
 
         Args:
             source: A node's name, or START. The node may be added later.

@@ -32,7 +32,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What leads on from a node; all edges are followed.
+    """The edges out of a node; all of them are followed.
 
     Args:
         static: The targets that always follow.
@@ -55,7 +55,7 @@ class Graph:
     Args:
         name: The workflow's name.
         nodes: The nodes by name, in the order in which they were added.
-        edges: What leads on from each node, and from START.
+        edges: The edges out of each node, and out of START.
         inputs: The keys of a run's inputs; a bare text is the value of the first.
         defaults: The values of keys that no node has written yet.
         answer: The key that holds the answer.

@@ -24,7 +24,7 @@ END = "__end__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A node: what all kinds have.
+    """A node: the fields that all kinds have.
 
     Args:
         name: The node's name.
@@ -76,7 +76,7 @@ class Generation(Stage):
     Args:
         prompt: The user's message; its documents are shown before its text.
         system: The system message; None sends none.
-        params: What else the engine is given, such as `max_tokens`. Copied.
+        params: Further parameters of the request, such as `max_tokens`. Copied.
         llm: The model; None asks the workflow engine's.
 
     Raises:

@@ -44,7 +44,13 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStarted:
+class _NodeEvent:
+    node: str
+    visit: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStarted(_NodeEvent):
     """A node begins.
 
     Attributes:
@@ -52,54 +58,42 @@ class NodeStarted:
         visit: Which visit of it in this run, from 1.
     """
 
-    node: str
-    visit: int
-
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(_NodeEvent):
     """A generation has a new piece of text.
 
     Attributes:
-        node: The node's name.
-        visit: Which visit of it.
+        node: The node's name; `visit` counts its visits.
         text: The piece of text.
     """
 
-    node: str
-    visit: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentsFound:
+class DocumentsFound(_NodeEvent):
     """A retrieval has ended.
 
     Attributes:
-        node: The node's name.
-        visit: Which visit of it.
+        node: The node's name; `visit` counts its visits.
         documents: The documents, best first.
         scores: As in `SearchResult`.
     """
 
-    node: str
-    visit: int
     documents: Documents
     scores: tuple[float, ...] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFinished:
+class NodeFinished(_NodeEvent):
     """A node has ended.
 
     Attributes:
-        node: Its name.
-        visit: Which visit of it.
+        node: Its name; `visit` counts its visits.
         value: The value that it has written.
     """
 
-    node: str
-    visit: int
     value: Any
 
 

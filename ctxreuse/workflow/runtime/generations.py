@@ -1,4 +1,4 @@
-"""Generations under way: the request to the model, and the answer as it comes."""
+"""Generations under way: the request to the model, and the answer piece by piece."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GenerationRequest:
         query: The text behind the documents.
         blocks: The documents, best first.
         system: The system message.
-        params: What else the engine is given.
+        params: Further parameters of the request.
         llm: The model; None is the workflow engine's.
     """
 
@@ -95,7 +95,7 @@ class GenerationAnswer:
 
     def _note_end(self, receiving: asyncio.Task[None]) -> None:
         if not receiving.cancelled():
-            receiving.exception()  # seen, even if no node reads the answer to its end
+            receiving.exception()  # retrieved, even if no node reads the answer to its end
         self._received.set()
 
     async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:

@@ -22,9 +22,9 @@ class SpeculationCounters:
         wasted_tokens: Tokens that the wrong ones had generated.
         wasted_prompts: How many wrong ones there were.
         generated_tokens: Tokens of all generations that were not wasted.
-        searches: Searches that were begun with a part of a generation's text.
+        searches: Searches that began with a part of a generation's text.
         searches_committed: How many of them were for the final text.
-        hints: How many others told the real search where to look first.
+        hints: How many others told the real search which clusters to scan first.
     """
 
     retrievals: int = 0
@@ -75,7 +75,7 @@ class WorkflowMetrics:
 
 Kind: TypeAlias = Literal["generation", "retrieval", "function"]
 Outcome: TypeAlias = Literal["done", "committed", "wasted", "failed", "cancelled"]
-"""How a stage ended; "committed" and "wasted" are what became of a speculation."""
+"""How a stage ended; "committed" and "wasted" are ends of a speculation."""
 
 _COLOURS: dict[Kind, str] = {
     "generation": "#4c72b0",

@@ -60,7 +60,7 @@ class WorkflowOptions:
             something.
         speculation: When to start a generation before its retrieval has ended.
         speculative_retrieval: Whether a search begins with a part of the text that will be its
-            query, to tell the real one where to look first.
+            query, to tell the real one which clusters to scan first.
         max_generations: No speculation while this many generations are under way; the 16 of
             HedraRAG, section 4.3, unless measured otherwise.
         max_retrievals: No speculative retrieval while this many searches are under way; its 32.
@@ -121,12 +121,7 @@ _OTHER_THREADS = 2
 
 @dataclass(slots=True)
 class GenerationStatistics:
-    """Averages of a node's generations.
-
-    Attributes:
-        seconds: How long one takes.
-        tokens: How many tokens it brings.
-    """
+    """Averages of a node's generations: seconds and tokens of one."""
 
     seconds: MovingMean = field(default_factory=lambda: MovingMean(0.5))
     tokens: MovingMean = field(default_factory=lambda: MovingMean(48.0))

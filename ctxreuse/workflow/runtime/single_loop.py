@@ -24,7 +24,7 @@ class _OwnerLoop:
 
 
 class SingleLoopRunner:
-    """Runs coroutines in one event loop, from whichever loops and threads they are called.
+    """Runs coroutines in one event loop, though callers are in other loops and threads.
 
     The first caller's loop is the owner loop, as long as anything runs there. Frameworks call the
     same object from coroutines and, for synchronous code, from threads.
@@ -56,7 +56,7 @@ class SingleLoopRunner:
             running = self._run_in(owner, work)
             try:
                 answer = asyncio.run_coroutine_threadsafe(running, owner.loop)
-            except RuntimeError as error:  # closed in this moment
+            except RuntimeError as error:  # closed at this moment
                 running.close()
                 raise _loop_ended() from error
             try:

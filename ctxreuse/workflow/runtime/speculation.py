@@ -65,18 +65,17 @@ class LaunchPolicy:
 
     Attributes:
         launches: How many generations the run has launched.
+        previews: When to decide first.
     """
 
     def __init__(self, rule: Rule, stability: PreviewStability) -> None:
         self.launches = 0
         self._rule = rule
         self._stability = stability
-
-    def previews(self) -> PreviewSchedule:
-        """Return when to decide first."""
-        if self._rule == "stable":
-            return PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
-        return PreviewSchedule(self._stability.launch_at())
+        if rule == "stable":
+            self.previews = PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
+        else:
+            self.previews = PreviewSchedule(stability.launch_at())
 
     def decide(
         self, search: SearchHandle, progress: SearchProgress, running: tuple[int, ...] | None
@@ -124,14 +123,7 @@ class LaunchPolicy:
 
 @dataclass(slots=True, eq=False)
 class LaunchedGeneration:
-    """A generation that was launched from a preview.
-
-    Attributes:
-        node: The generation's node.
-        visit: Which visit of it.
-        answer: The model's answer, as it comes.
-        began_s: When it was launched.
-    """
+    """A visit of a generation that was launched from a preview."""
 
     node: Generation
     visit: int
@@ -223,7 +215,7 @@ class SpeculativeRetrieval:
     """The speculative search of a run, begun before the generation that writes its query has ended.
 
     Its result is used only if the query turns out to be the very text that it searched for;
-    otherwise it tells the real search where to look first (HedraRAG, section 4.3).
+    otherwise it tells the real search which clusters to scan first (HedraRAG, section 4.3).
 
     Args:
         services: What all runs share.
@@ -258,7 +250,7 @@ class SpeculativeRetrieval:
         self._begun = (node.name, executor, executor.begin(text, node.k, NEVER, record))
 
     def take(self, node: Retrieval, text: str) -> tuple[SearchHandle | None, SearchRecord | None]:
-        """Return the search for a query if it is under way, else where to look first.
+        """Return the search for a query if it is under way, else a hint for it.
 
         Args:
             node: The retrieval that begins.

@@ -37,13 +37,13 @@ from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchRecord
 
 _SEARCH_AT = (0.5, 0.75)
-"""After which parts of a usual answer a search is begun with what has been said so far; 22 to 50 %
-of an answer are as near to all of it as its nearest document is (HedraRAG, Figure 7b)."""
+"""Parts of a usual answer after which a search begins with the text so far; 22 to 50% of an answer
+are as near to all of it as its nearest document is (HedraRAG, Figure 7b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """What it takes to launch the generation behind a retrieval that began with a state."""
+    """A retrieval, the generation behind it, and the policy that launches it early."""
 
     retrieval: Retrieval
     generation: Generation
@@ -159,7 +159,7 @@ class Stages:
         search, hint = self._search_ahead.take(node, text)
         record = hint or self._last_search(name) if search is None else search.record
         launcher = self._launcher(node, state, record, due) if is_alone else None
-        previews = None if launcher is None else launcher.policy.previews()
+        previews = None if launcher is None else launcher.policy.previews
         has_preview = search is not None and search.outcome is None
         if search is None:
             is_remembered = self._remembers and self._may_prepare(executor)
@@ -170,7 +170,7 @@ class Stages:
             search.due = due
             search.schedule_previews(previews)
         try:
-            while has_preview or await search.next_update():
+            while has_preview or not await search.updates.get():
                 has_preview = False
                 if launcher is not None:
                     # a search does not fail because of a speculation

@@ -88,7 +88,7 @@ class SearchProgress(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SearchHandle:
-    """A search: its owner waits for `next_update` and reads `outcome`; the scheduler advances it.
+    """A search: its owner waits for `updates` and reads `outcome`; the scheduler advances it.
 
     Attributes:
         text: The query.
@@ -138,10 +138,6 @@ class SearchHandle:
 
     def __post_init__(self) -> None:
         self.kept = max(self.kept, self.k)
-
-    async def next_update(self) -> bool:
-        """Wait for the next update; return whether it is a preview, and not the end."""
-        return not await self.updates.get()
 
     def record_of(self, best: TopK | None) -> SearchRecord | None:
         """Return what the next search may learn from; None before the first scan."""
