@@ -135,7 +135,7 @@ class PreviewStability:
         >>> for _ in range(200):
         ...     stability.observe(changed_at=0.1)
         >>> round(stability.probability(0.2), 2), stability.launch_at() < 0.2
-        (0.96, True)
+        (1.0, True)
     """
 
     def __init__(self) -> None:
