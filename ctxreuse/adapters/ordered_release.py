@@ -16,8 +16,13 @@ from itertools import count
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
+from ctxreuse.errors import InvalidRequestError, describe
+
 PLANNED_ON_THE_LOOP = 64
 """More calls than these are planned in a thread, so that the event loop stays responsive."""
+
+DEFAULT_WINDOW_S = 0.005
+_LONGEST_WINDOW_S = 60
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -293,3 +298,21 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def checked_window(window_s: object) -> float:
+    """Return the window if it is valid.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    if isinstance(window_s, bool) or not isinstance(window_s, (int, float)):
+        raise InvalidRequestError(
+            f"the micro-batch window must be a number of seconds, not {describe(window_s)}"
+        )
+    if not 0 <= window_s <= _LONGEST_WINDOW_S:
+        raise InvalidRequestError(
+            f"the micro-batch window is {describe(window_s)}; give seconds from 0 (off) to "
+            f"{_LONGEST_WINDOW_S}, such as {DEFAULT_WINDOW_S}"
+        )
+    return float(window_s)

@@ -16,13 +16,14 @@ from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
 
-from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.ordered_release import (
+    DEFAULT_WINDOW_S,
     PLANNED_ON_THE_LOOP,
     OrderedQueue,
     Slot,
     SlotState,
     TaskWaiter,
+    checked_window,
     planned_aside,
 )
 from ctxreuse.context.blocks import ContextRequest

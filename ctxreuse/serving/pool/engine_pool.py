@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
-from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S
+from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import checked_integer, checked_number
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy

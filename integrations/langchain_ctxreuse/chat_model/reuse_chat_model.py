@@ -24,12 +24,13 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 
 from ctxreuse.adapters.engine_options import added_salt, added_session
-from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.ordered_release import (
+    DEFAULT_WINDOW_S,
     OrderedQueue,
     Slot,
     TaskWaiter,
+    checked_window,
     in_event_loop,
     planned_aside,
 )

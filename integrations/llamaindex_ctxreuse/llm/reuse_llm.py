@@ -23,9 +23,14 @@ from llama_index.core.prompts import BasePromptTemplate
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.adapters.engine_options import added_salt, added_session
-from ctxreuse.adapters.micro_batch import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.adapters.model_gateway import ModelGateway
-from ctxreuse.adapters.ordered_release import OrderedQueue, Slot, planned_aside
+from ctxreuse.adapters.ordered_release import (
+    DEFAULT_WINDOW_S,
+    OrderedQueue,
+    Slot,
+    checked_window,
+    planned_aside,
+)
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPart, ScopedPrompt, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_integer
