@@ -32,7 +32,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.planner import ReusePlanner, Strategy
 
 _STALL_TIMEOUT_S = 1.0
-"""After this time without anybody going on all go on: an answer is worth more than the order."""
+"""If no caller goes on for this time, all do: an answer is worth more than the order."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

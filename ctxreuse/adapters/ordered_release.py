@@ -130,7 +130,7 @@ class TaskWaiter:
         slot.attach(lambda: loop.call_soon_threadsafe(self._woken.set))
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether that was in time."""
+        """Return whether it was released, or has left, in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
@@ -142,14 +142,14 @@ class TaskWaiter:
 class OrderedQueue(Generic[_Item, _Result]):
     """Releases calls in their order, some at a time; passes over those that have left.
 
-    Threads and tasks of any event loop may wait in one queue. A call that leaves frees its place;
-    it may leave at any time. With one place, calls that leave as
-    soon as they are released are released strictly one after the other.
+    Threads and tasks of any event loop may wait in one queue. A call may leave at any time, and
+    frees its place. With one place, calls that leave as soon as they are released are released
+    strictly one after the other.
 
     Args:
         places: How many calls run at a time.
         unused: Called with the result of a call that left without having taken it.
-        lanes: How many orders there are; their calls are released by turns.
+        lanes: How many orders there are; their calls are released in turn.
 
     Attributes:
         lock: Guards the queue; hold it to look and act in one step.

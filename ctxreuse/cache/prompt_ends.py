@@ -87,8 +87,8 @@ def _ends_by_offsets(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) ->
 def estimated_ends(plan: Plan, prompt_tokens: int) -> list[int]:
     """Estimate where each block of a plan ends, from the share of the prompt's characters.
 
-    Rather too late than too early, so that too few blocks count as held: a chat template may put
-    words of its own before the messages, and the division rounds up.
+    The estimates are too late rather than too early, so that too few blocks count as held: they
+    assume words that the chat template puts before the messages, and round up.
 
     Args:
         plan: The plan that was sent.

@@ -69,14 +69,12 @@ class ContextBlock:
                 f"a block's id must be a string or an integer, not {describe(self.id)}; "
                 "leave it out to derive it from the text"
             )
-        if self.tokens is not None and not (
-            isinstance(self.tokens, Integral) and int(self.tokens) >= 0
-        ):
-            raise InvalidBlockError(
-                f"block {describe(self.id)} has {describe(self.tokens)} as its token count; "
-                "give an integer from 0, or None to have it counted"
-            )
         if self.tokens is not None:
+            if not isinstance(self.tokens, Integral) or int(self.tokens) < 0:
+                raise InvalidBlockError(
+                    f"block {describe(self.id)} has {describe(self.tokens)} as its token count; "
+                    "give an integer from 0, or None to have it counted"
+                )
             object.__setattr__(self, "tokens", int(self.tokens))  # numpy's integers overflow
         key = hashlib.blake2b(digest + name, digest_size=_DIGEST_BYTES).digest()
         object.__setattr__(self, "digest", digest)

@@ -1,4 +1,4 @@
-"""Failing open, in one place: a fault of ours never fails a user's call.
+"""Failing open, in one place: an internal error never fails a user's call.
 
 It is logged once, without any text of documents or questions, and counted.
 """
@@ -51,7 +51,7 @@ class FailOpen:
             return instead()
 
     def note(self, error: Exception) -> None:
-        """Count a fault; log the first one: its kind and place, for its message may hold a text."""
+        """Count an error. Log the first one without its message, which may hold a text."""
         with self._lock:
             self._faults += 1
             first = self._faults == 1

@@ -179,7 +179,7 @@ def render_turn(
         parts: Sent blocks and references, in the order in which they are shown.
         order_annotation: The ranking in words, or None.
         query: The question; an empty one adds nothing.
-        templates: The words around all this.
+        templates: The words around the blocks.
     """
     pieces: list[str] = []
     for part in parts:

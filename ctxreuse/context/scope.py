@@ -19,7 +19,7 @@ class RequestScope:
     """Tenant, conversation and history of the request at hand.
 
     Attributes:
-        tenant: Whose request it is; None where nobody said so.
+        tenant: Whose request it is; None if the application has not said.
         conversation_id: The conversation within the tenant.
         history: The messages that will be sent before this turn, without the system message.
     """
@@ -53,7 +53,7 @@ class RequestScope:
 
 
 NO_SCOPE = RequestScope()
-"""Nobody said anything."""
+"""The scope outside of every `request_context`."""
 _current: ContextVar[RequestScope] = ContextVar("ctxreuse_request_scope", default=NO_SCOPE)
 
 
@@ -71,8 +71,8 @@ def request_context(
     """Say whose request the code inside serves; every adapter of ctxreuse reads it.
 
     Works across `await`, and in threads that copy the context (`asyncio.to_thread`, LangChain's and
-    LlamaIndex's executors do). Inner ones inherit what they don't set; another tenant, or another
-    conversation, than the one outside inherits nothing of it.
+    LlamaIndex's executors do). An inner one inherits what it does not set, but nothing from
+    an outer one for another tenant or conversation.
 
     Args:
         tenant: Requests of different tenants never influence each other's order.

@@ -106,7 +106,7 @@ class PromptLog(deque[tuple[int, SentPrompt]]):
 
     def before(self, time: int) -> list[SentPrompt]:
         """Return the remembered prompts that were planned before a time."""
-        prompts = list(self)  # a copy made in one step, for other threads append meanwhile
+        prompts = list(self)  # one step: other threads append meanwhile
         return [prompt for planned, prompt in prompts if planned < time]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptLog:

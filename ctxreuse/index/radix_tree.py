@@ -251,7 +251,7 @@ class ContextIndex:
         forgotten.
 
         Args:
-            request_id: The request. Of a later turn the blocks of that turn are meant.
+            request_id: The request; of a later turn, only its own blocks count.
             blocks: How many of its blocks stay, from 0.
         """
         end = self._by_request.get(request_id)

@@ -61,8 +61,8 @@ class _Clusters:
 
     Blocks that very many contexts share would make every look-up slow. For those only the newest
     holders are looked at as partners, and whether any other candidate holds the block is read from
-    a row of booleans. So weights are always exact; missed may be partners that share nothing but
-    such blocks, where one is as good as another.
+    a row of booleans. So weights are always exact. Partners that share nothing but such blocks
+    may be missed; any of those is as good as another.
 
     `content[c]` is the blocks common to all contexts of cluster c, as sorted block numbers;
     `lookup_cost` is how many entries of the inverted index a look-up reads on average at first.

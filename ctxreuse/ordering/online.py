@@ -164,8 +164,8 @@ class OnlineOrder:
     order is what later requests can share, and mostly more is shared if they follow by
     co-occurrence. Not always: where similar questions get the same first blocks, the retriever's
     order is as good and needs no annotation. So both are tried on the tenant's own requests, each
-    in a small index of its own, as if it had always been used: what it would have found cached,
-    less what its annotations would have cost. The one that is ahead orders the next request.
+    in a small index of its own. What a continuation would have found cached, less what its
+    annotations would have cost, is its gain; the one that is ahead orders the next request.
 
     Every request is tried at first, then every fourth, which is cheaper; the two stay comparable,
     since both see the same requests.
