@@ -45,10 +45,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """Whether LangChain may skip it."""
         return self._has_ended
 
-    @property
-    def ignore_chain(self) -> bool:
-        """Whether LangChain may skip it."""
-        return self._has_ended
+    ignore_chain = ignore_retriever
 
     def ends(self) -> None:
         """Record nothing from now on."""
@@ -73,9 +70,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Record the result."""
-        with self._lock:
-            asked = self._asked.pop(run_id, None)
-        self._forget(run_id)
+        asked = self._forget(run_id)
         if asked is None:
             return
         query, scope = asked
@@ -89,8 +84,6 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the query."""
-        with self._lock:
-            self._asked.pop(run_id, None)
         self._forget(run_id)
 
     def on_chain_start(
@@ -109,9 +102,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """Forget the chain."""
         self._forget(run_id)
 
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the chain."""
-        self._forget(run_id)
+    on_chain_error = on_retriever_error
 
     def _note_inside(self, run_id: UUID, parent_run_id: UUID | None) -> bool:
         with self._lock:
@@ -120,9 +111,11 @@ class TraceCallbackHandler(BaseCallbackHandler):
                 self._inside.add(run_id)
             return is_inside
 
-    def _forget(self, run_id: UUID) -> None:
+    def _forget(self, run_id: UUID) -> tuple[str, RequestScope] | None:
+        """Return what a retriever was asked, if that is to be recorded."""
         with self._lock:
             self._inside.discard(run_id)
+            return self._asked.pop(run_id, None)
 
 
 def _scope(metadata: Mapping[str, Any]) -> RequestScope:

@@ -156,23 +156,15 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     )
 
 
-def messages_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
-    """Return LangChain messages as OpenAI chat messages.
+def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
+    """Return LangChain messages as a history: OpenAI chat messages, without system messages.
 
     Args:
         messages: Messages, dicts or whatever LangChain takes for a message. Of one with content
             that OpenAI does not know, the texts are kept.
     """
-    return [_as_openai(message) for message in messages]
-
-
-def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
-    """Return LangChain messages as a history: OpenAI chat messages, without system messages."""
-    return [
-        message
-        for message in messages_as_openai(messages)
-        if message["role"] not in ("system", "developer")
-    ]
+    converted = map(_as_openai, messages)
+    return [message for message in converted if message["role"] not in ("system", "developer")]
 
 
 def _as_openai(message: MessageLikeRepresentation) -> Message:

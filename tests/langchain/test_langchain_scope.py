@@ -10,7 +10,7 @@ from langchain_document_helpers import no_sockets
 
 import ctxreuse
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from langchain_ctxreuse.scope import history_as_openai, messages_as_openai, scope_from_config
+from langchain_ctxreuse.scope import history_as_openai, scope_from_config
 
 __all__ = ["no_sockets"]
 
@@ -74,7 +74,7 @@ def test_a_history_has_no_system_message():
 
 def test_tool_calls_and_results_become_openai_messages():
     call = {"name": "search", "args": {"query": "x"}, "id": "c1", "type": "tool_call"}
-    assert messages_as_openai(
+    assert history_as_openai(
         [AIMessage("", tool_calls=[call]), ToolMessage("found", tool_call_id="c1")]
     ) == [
         {
@@ -98,4 +98,4 @@ def test_tool_calls_and_results_become_openai_messages():
 def test_of_content_that_openai_does_not_know_the_text_is_kept(part):
     text = "Which?\nx" if "text" in part else "Which?"
     message = HumanMessage([{"type": "text", "text": "Which?"}, part])
-    assert messages_as_openai([message]) == [{"role": "user", "content": text}]
+    assert history_as_openai([message]) == [{"role": "user", "content": text}]

@@ -17,7 +17,6 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registr
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -102,6 +101,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     ) -> None:
         super().__init__()
         self._planner = planner_or_new(planner)
+        self._templates = self._planner.templates
         self._registry = context_registry(registry)
         wanted = "a LangChain retriever; pass vector_store.as_retriever(), or leave it out"
         if retriever is not None:
@@ -286,10 +286,6 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
             lambda: made_whole(request.messages, self._templates, self._registry), lambda: None
         )
         return request if whole is None else request.override(messages=whole)
-
-    @property
-    def _templates(self) -> Templates:
-        return self._planner.templates
 
 
 def _scope(messages: Sequence[AnyMessage]) -> RequestScope:

@@ -53,7 +53,9 @@ class _Pieces:
         self, ids: Sequence[BlockId | None] = (), order: Sequence[int] | None = None
     ) -> FoundBlocks:
         positions = range(len(self.texts)) if order is None else order
-        blocks = [_block(ids[n] if ids else None, self.texts[n]) for n in positions]
+        # without an id, the block's is derived from its text
+        ids = ids or [None] * len(self.texts)
+        blocks = [ContextBlock(id=ids[n], text=self.texts[n]) for n in positions]  # type: ignore[arg-type]
         return FoundBlocks(tuple(blocks), self.before, self.after)
 
 
@@ -69,14 +71,14 @@ def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBl
     documents = _documents(artifact)
     memories = [] if documents else _memories(_parsed(text))
     if memories:
-        return FoundBlocks(tuple(_block(one["id"], _shown_memory(one)) for one in memories))
+        return FoundBlocks(tuple(map(_memory_block, memories)))
     memories = [] if documents else _memories(artifact)
     contents = [document.page_content for document in documents]
     contents += [one["memory"] for one in memories]
     pieces = _pieces(text, contents, (separator, "\n") if memories else (separator,))
     if pieces is None:
-        pieces = _split(text, separator) if splits else None
-        return None if pieces is None else pieces.as_blocks()
+        texts = [piece for piece in text.split(separator) if piece.strip()] if splits else []
+        return _Pieces(tuple(texts)).as_blocks() if texts else None
     if documents:
         return _shown_documents(pieces, documents)
     return pieces.as_blocks([one["id"] for one in memories])
@@ -104,11 +106,6 @@ def _shown_documents(pieces: _Pieces, documents: list[Document]) -> FoundBlocks 
         return None
     found = pieces.as_blocks([document.id for document in documents], order)
     return replace(found, documents=tuple(documents[position] for position in order))
-
-
-def _split(text: str, separator: str) -> _Pieces | None:
-    texts = tuple(piece for piece in text.split(separator) if piece.strip())
-    return _Pieces(texts) if texts else None
 
 
 def _pieces(text: str, contents: Sequence[str], separators: Sequence[str]) -> _Pieces | None:
@@ -179,10 +176,6 @@ def _leaves_out(metadata: Any) -> bool:
     return isinstance(plan, Mapping) and bool(plan.get("references"))
 
 
-def _shown_memory(memory: Mapping[str, Any]) -> str:
+def _memory_block(memory: Mapping[str, Any]) -> ContextBlock:
     lasting = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
-    return json.dumps(lasting, ensure_ascii=False)
-
-
-def _block(id: BlockId | None, text: str) -> ContextBlock:  # noqa: A002  # as the core names it
-    return ContextBlock(text=text) if id is None else ContextBlock(id=id, text=text)
+    return ContextBlock(id=memory["id"], text=json.dumps(lasting, ensure_ascii=False))

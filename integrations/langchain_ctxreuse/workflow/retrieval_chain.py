@@ -11,7 +11,6 @@ from typing import Any
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
     AsyncCallbackManagerForRetrieverRun,
-    CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
@@ -84,16 +83,14 @@ class WorkflowRetriever(CarryingRetriever):
         return sync_bridge.run(work, lasting=True)
 
     def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+        self, query: str, *, run_manager: Any, **kwargs: Any
     ) -> list[Document]:
-        return sync_bridge.run(partial(self._found, query, **kwargs), lasting=True)
+        work = partial(self._aget_relevant_documents, query, run_manager=run_manager, **kwargs)
+        return sync_bridge.run(work, lasting=True)
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+        self, query: str, *, run_manager: Any, k: int | None = None
     ) -> list[Document]:
-        return await self._found(query, **kwargs)
-
-    async def _found(self, query: str, k: int | None = None) -> list[Document]:
         scope = self._carried.scope
         found = await self.engine.retrieve(
             query,
