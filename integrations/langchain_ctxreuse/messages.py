@@ -142,9 +142,8 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         is_string = isinstance(message.content, str)
         content: Sequence[Any] = [message.content] if is_string else message.content
         for part, one in enumerate(content):
-            text = one
-            if not isinstance(one, str):
-                text = one.get("text") if one.get("type") == "text" else None
+            is_text_part = not isinstance(one, str) and one.get("type") == "text"
+            text = one.get("text") if is_text_part else one
             if isinstance(text, str):
                 parts.append(PromptPart(role, text))
                 positions.append(_TextPosition(number, None if is_string else part))

@@ -119,11 +119,10 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
 
 def _scope(metadata: Mapping[str, Any]) -> RequestScope:
-    named = [metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None]
-    conversation = named[0] if named else None
-    if conversation is not None and not isinstance(conversation, int):
-        conversation = str(conversation)
-    return current_scope().inside(conversation_id=conversation)
+    named = (metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None)
+    conversation = next(named, None)
+    is_id = conversation is None or isinstance(conversation, int)
+    return current_scope().inside(conversation_id=conversation if is_id else str(conversation))
 
 
 @contextmanager

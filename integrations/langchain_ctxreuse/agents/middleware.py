@@ -253,10 +253,8 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
             return planned
         label_of = plan.label_of
         artifact = [
-            carrying(document, {"rank": rank, "label": label_of[block.key]})
-            for rank, (document, block) in enumerate(
-                zip(found.documents, found.blocks, strict=True)
-            )
+            carrying(document, {"rank": rank, "label": label_of[found.blocks[rank].key]})
+            for rank, document in enumerate(found.documents)
         ]
         return planned.model_copy(update={"artifact": artifact})
 

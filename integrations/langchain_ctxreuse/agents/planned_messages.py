@@ -72,26 +72,20 @@ class UserQuestion:
         return _with_metadata(message, {**metadata, "part": 0})
 
 
-def first_unsent(messages: Sequence[AnyMessage]) -> int:
-    """Return the position of the first message that no model has seen."""
-    answered = [n for n, message in enumerate(messages) if isinstance(message, AIMessage)]
-    return answered[-1] + 1 if answered else 0
-
-
 def first_unplanned(messages: Sequence[AnyMessage]) -> int:
     """Return the position of the first message that no model has seen and no plan covers.
 
     A message before a planned one stays as it is in any case, because labels count upwards.
     """
-    first = first_unsent(messages)
-    planned = [n for n, message in enumerate(messages[first:], start=first) if is_planned(message)]
-    return planned[-1] + 1 if planned else first
+    done = [n for n, one in enumerate(messages) if isinstance(one, AIMessage) or is_planned(one)]
+    return done[-1] + 1 if done else 0
 
 
 def newest_question(messages: Sequence[AnyMessage]) -> UserQuestion | None:
     """Return the newest user message if it has a text and was neither planned nor sent."""
-    for position in reversed(range(first_unsent(messages), len(messages))):
-        message = messages[position]
+    for position, message in reversed(list(enumerate(messages))):
+        if isinstance(message, AIMessage):  # a model has seen what stands before it
+            return None
         if isinstance(message, HumanMessage):
             question = UserQuestion(message, position)
             waits = not is_planned(message) and message.id is not None and question.query.strip()

@@ -255,6 +255,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             return PlannedBatch([], {})
         configs = get_config_list(config, len(inputs))
         texts: dict[int, PromptTexts] = {}
+        prompts: list[ScopedPrompt] = []
         for position, value in enumerate(inputs):
             try:
                 messages = self._convert_input(value).to_messages()
@@ -263,10 +264,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             found = self._texts(messages, arguments)
             if found is not None:
                 texts[position] = found
-        prompts = [
-            ScopedPrompt(found.parts, scope_from_config(configs[position]))
-            for position, found in texts.items()
-        ]
+                prompts.append(ScopedPrompt(found.parts, scope_from_config(configs[position])))
         positions = list(texts)
         planned = {positions[one.position]: one for one in self._gateway.plan_batch(prompts)}
         queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=self._gateway.evict)

@@ -126,8 +126,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     def _planned(self, query: str, documents: list[Document]) -> list[Document]:
         if self._is_in_batch:
             return documents
-        retrieved = RetrievedItems(documents, query, self._carried.scope)
-        return self._documents.plan(retrieved)
+        return self._documents.plan(RetrievedItems(documents, query, self._carried.scope))
 
     def _planned_batch(
         self,
@@ -185,8 +184,7 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
             query: The question.
             callbacks: Not used: planning calls no model.
         """
-        retrieved = RetrievedItems(documents, query, scope_from_config(None))
-        return self._documents.plan(retrieved)
+        return self._documents.plan(RetrievedItems(documents, query, scope_from_config(None)))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
