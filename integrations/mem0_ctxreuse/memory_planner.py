@@ -86,23 +86,19 @@ class MemorySearch:
     @property
     def tenant(self) -> str:
         """The tenant whose memories the search reads, however the arguments are given."""
-        arguments = self._named_arguments()
+        arguments = dict(self.kwargs)
+        if self.args:
+            signature = inspect.signature(self.method)
+            arguments = dict(signature.bind(self.query, *self.args, **self.kwargs).arguments)
+            for parameter in signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    arguments.update(arguments.pop(parameter.name, {}))
         options = arguments.get("options")
         if options is not None and "filters" not in arguments:
             given = options if isinstance(options, Mapping) else vars(options)
             arguments["filters"] = given.get("filters")
         ids = {name: arguments[name] for name in ENTITIES if name in arguments}
         return tenant_of(arguments.get("filters"), **ids)
-
-    def _named_arguments(self) -> dict[str, Any]:
-        if not self.args:
-            return dict(self.kwargs)
-        signature = inspect.signature(self.method)
-        bound = signature.bind(self.query, *self.args, **self.kwargs).arguments
-        for parameter in signature.parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                bound.update(bound.pop(parameter.name, {}))
-        return dict(bound)
 
 
 class MemoryPlanner:

@@ -253,7 +253,12 @@ class ReuseChatEngine(BaseChatEngine):
             raise
 
     def _prompt(self, turn: ChatTurn) -> list[ChatMessage]:
-        return turn.messages(self._system_prompt, self._llm.metadata.system_role)
+        """Return the prompt: system prompt, history as it was sent, this turn."""
+        system = []
+        if self._system_prompt is not None:
+            role = self._llm.metadata.system_role
+            system = [ChatMessage(role=role, content=self._system_prompt)]
+        return [*system, *turn.history.sent(), ChatMessage(role="user", content=turn.content)]
 
     def _record(self, turn: ChatTurn, answer: str) -> None:
         with self._lock:

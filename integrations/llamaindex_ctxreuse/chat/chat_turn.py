@@ -148,14 +148,6 @@ class ChatTurn:
     nodes: list[NodeWithScore]
     plan: Plan | None
 
-    def messages(self, system_prompt: str | None, system_role: MessageRole) -> list[ChatMessage]:
-        """Return the prompt: system prompt, history as it was sent, this turn."""
-        system = []
-        if system_prompt is not None:
-            system = [ChatMessage(role=system_role, content=system_prompt)]
-        asked = ChatMessage(role=MessageRole.USER, content=self.content)
-        return [*system, *self.history.sent(), asked]
-
 
 @dataclass(frozen=True, slots=True)
 class _Retrieved:
@@ -173,11 +165,6 @@ class _Retrieved:
     blocks: list[ContextBlock]
     question: str
     can_be_planned: bool = True
-
-    @property
-    def texts(self) -> str:
-        """The texts as retrieved, without labels."""
-        return "\n\n".join([*(block.text for block in self.blocks), self.question])
 
 
 class ChatTurnPlanner:
@@ -236,8 +223,10 @@ class ChatTurnPlanner:
             planned = self._fail_open.attempt(
                 lambda: self._planned(retrieved, begun, window), lambda: None
             )
-        plan, content = None, retrieved.texts
+        plan = None
         if planned is None:
+            texts = [block.text for block in retrieved.blocks]  # without labels
+            content = "\n\n".join([*texts, retrieved.question])
             history = self._fitting(begun, window, lambda history: content)
         else:
             history, plan = planned
