@@ -16,13 +16,13 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
+from llamaindex_helpers import ListChatStore
 
 from ctxreuse import ReusePlanner, Templates, request_context
 from golden_cases.letters import HISTORY, WORDS, text_of
 from golden_cases.llamaindex_models import (
     LetterMemory,
     LetterRetriever,
-    ListChatStore,
     NotingLLM,
     apieces_of,
     nodes,

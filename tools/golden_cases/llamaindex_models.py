@@ -18,7 +18,6 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import LLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 
 from golden_cases.letters import text_of
 
@@ -159,56 +158,6 @@ class NotingLLM(LLM):
 
 def _part(part: Any) -> Any:
     return part.text if hasattr(part, "text") else type(part).__name__
-
-
-class ListChatStore(AsyncDBChatStore):
-    """Keeps messages in a list; LlamaIndex's default store leaves a database open."""
-
-    active: list[Any] = Field(default_factory=list)
-
-    async def get_messages(
-        self, key: str, status: Any = None, limit: Any = None, offset: Any = None
-    ) -> list[ChatMessage]:
-        """Return copies of the messages, as a database does."""
-        kept = self.active if status in (None, MessageStatus.ACTIVE) else []
-        return [message.model_copy(deep=True) for message in kept]
-
-    async def count_messages(self, key: str, status: Any = None) -> int:
-        """Count the messages."""
-        return len(await self.get_messages(key, status))
-
-    async def add_message(self, key: str, message: ChatMessage, status: Any = None) -> None:
-        """Add a message."""
-        self.active.append(message)
-
-    async def add_messages(self, key: str, messages: list[ChatMessage], status: Any = None) -> None:
-        """Add messages."""
-        self.active.extend(messages)
-
-    async def set_messages(self, key: str, messages: list[ChatMessage], status: Any = None) -> None:
-        """Replace the messages."""
-        self.active = list(messages)
-
-    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
-        """Take a message out."""
-        return self.active.pop(idx)
-
-    async def delete_messages(self, key: str, status: Any = None) -> None:
-        """Take all messages out."""
-        self.active = []
-
-    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
-        """Take the oldest messages out."""
-        oldest, self.active = self.active[:n], self.active[n:]
-        return oldest
-
-    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
-        """Take the oldest messages out."""
-        return await self.delete_oldest_messages(key, n)
-
-    async def get_keys(self) -> list[str]:
-        """Return no keys: there is one conversation."""
-        return []
 
 
 class LetterMemory:
