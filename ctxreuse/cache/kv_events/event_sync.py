@@ -102,10 +102,6 @@ class EventSequence:
             return Arrival.KNOWN
         return Arrival.NEXT if number == self.applied + 1 else Arrival.AFTER_GAP
 
-    def is_next(self, number: int) -> bool:
-        """Return whether nothing is missing before a message."""
-        return self.applied is None or number == self.applied + 1
-
     def reset(self) -> None:
         """Forget the sender."""
         self.applied = self._live = None
@@ -341,10 +337,11 @@ class KVEventSync:
     def _apply(self, message: Received) -> None:
         """Apply a message, unless it is known; if others are missing before it, nothing is sure."""
         applied = self._sequence.applied
-        if applied is not None and message.number <= applied:
-            return
-        if not self._sequence.is_next(message.number):
-            self._lose()
+        if applied is not None:
+            if message.number <= applied:
+                return
+            if message.number > applied + 1:
+                self._lose()
         self._sequence.applied = message.number
         batch = decode_batch(message.payload)
         if batch is None:
