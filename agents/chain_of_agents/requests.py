@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory
-from chain_of_agents.answer import Step
 from chain_of_agents.models import AgentRequest
 from chain_of_agents.prompts import NOTE_SEPARATOR
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
+from chain_of_agents.steps import Step
 from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.rendering import render_block
@@ -115,14 +116,9 @@ def clipped(text: str, tokens: int, count_tokens: Callable[[str], int]) -> str:
     """Return a text, cut at its end if it has more than `tokens` tokens."""
     if count_tokens(text) <= tokens:
         return text
-    low, high = 0, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count_tokens(text[:middle] + _CUT) <= tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low].rstrip() + _CUT
+    ends = range(1, len(text) + 1)
+    end = bisect_right(ends, tokens, key=lambda end: count_tokens(text[:end] + _CUT))
+    return text[:end].rstrip() + _CUT
 
 
 def clipped_together(

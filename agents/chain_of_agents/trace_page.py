@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from chain_of_agents.answer import Step
+from chain_of_agents.steps import Step
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.evaluation.html_page import HtmlPage
 

@@ -16,9 +16,9 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, placed
-from chain_of_agents.answer import failure_of, outcome_of
 from chain_of_agents.requests import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
+from chain_of_agents.steps import failure_of, outcome_of
 from ctxreuse import ContextBlock, Templates
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity

@@ -179,8 +179,6 @@ class BatchingEngine:
         capacity = None if self.num_blocks is None else self.num_blocks * self.block_size
         self.cache = PrefixCacheSimulator(capacity, self.block_size, null_block=True)
 
-    # step by step
-
     def submit(self, request: BatchedRequest) -> None:
         """Put a request in the queue.
 
@@ -269,8 +267,6 @@ class BatchingEngine:
         if request.running is not None:
             self.cache.finish(request.running, answer, uncomputed=request.to_prefill)
             request.running = self._without_room = None
-
-    # in the time of an event loop
 
     async def serve(
         self, tokens: Sequence[int], answer: Sequence[int], salt: str = ""
