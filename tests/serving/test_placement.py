@@ -180,7 +180,7 @@ def test_an_agent_that_is_named_1_is_not_the_agent_of_number_1():
     assert set(new(read, [1, "1"], bound=UNBOUNDED)) == {1, "1"}
     homes = {document(0).key: ["1"]}
     assert [type(a) for a in assign([document(0)], [1, "1"], {}, homes)] == [str]
-    assert [type(a) for a in assign([document(0)], [1], {}, homes)] == [int]
+    assert [type(a) for a in assign([document(0)], [1], {}, homes=homes)] == [int]
 
 
 def test_rendezvous_order_ranks_all_agents_by_the_key_alone():

@@ -1,4 +1,4 @@
-"""Work beside other work: in threads, in tasks that end before their owner, n at a time, or all."""
+"""Work beside other work: in threads, in background tasks, n at a time, all or none."""
 
 from __future__ import annotations
 
