@@ -36,9 +36,9 @@ from ctxreuse.evaluation.replay.plan_file import read_plan
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
 from ctxreuse.evaluation.replay.policies import TraceMode
 from ctxreuse.evaluation.results.tables import explanation_output
-from ctxreuse.evaluation.traces import openai_recording
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, write_lines
 from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.recording import recording as record_openai
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 from ctxreuse.planner import ReusePlanner, Strategy
 
@@ -259,7 +259,7 @@ def _recording(source: str) -> _Recording:
     frameworks = registered(RECORDERS)
     checked_choice("source", source, [*frameworks, PROMPTS])
     if source == PROMPTS:
-        return openai_recording.recording
+        return record_openai
     try:
         with naming_what_is_missing():
             recording: _Recording = frameworks[source].load()

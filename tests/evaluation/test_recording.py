@@ -13,8 +13,7 @@ from planning_helpers import odd_contexts, queries
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError
-from ctxreuse.evaluation.traces.openai_recording import paragraphs
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.recording import TraceRecorder, paragraphs
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 
 

@@ -20,9 +20,8 @@ from llamaindex_helpers import LetterRetriever, ListChatStore
 from test_recording import recorded
 
 import ctxreuse
-from ctxreuse.evaluation.traces.openai_recording import record_client
-from ctxreuse.evaluation.traces.openai_recording import recording as recording_openai
-from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.recording import TraceRecorder, record_client
+from ctxreuse.evaluation.traces.recording import recording as recording_openai
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseRetriever
 from langchain_ctxreuse.recording import TraceCallbackHandler
