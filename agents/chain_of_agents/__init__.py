@@ -7,10 +7,10 @@ so to the engine, that has read it before.
 from ctxreuse.errors import MissingExtraError
 
 try:
-    from chain_of_agents.answer import Answer, ManagerError, Trace
     from chain_of_agents.chain import ChainOfAgents
     from chain_of_agents.prompts import ChainPrompts
-    from chain_of_agents.steps import Step
+    from chain_of_agents.trace.answer import Answer, ManagerError, Trace
+    from chain_of_agents.trace.steps import Step
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] in ("langchain_core", "langchain_text_splitters"):
         raise MissingExtraError("chain_of_agents", "agents") from error

@@ -14,12 +14,12 @@ from langchain_core.runnables.config import get_config_list
 
 from chain_of_agents.agent_memory import AgentMemory, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, Assigner
-from chain_of_agents.answer import Answer
 from chain_of_agents.models import as_model
 from chain_of_agents.prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.question import Mode, Settings, conversation_name, question_of
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
+from chain_of_agents.trace.answer import Answer
 from ctxreuse.context.checks import checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner

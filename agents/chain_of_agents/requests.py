@@ -12,7 +12,7 @@ from chain_of_agents.models import AgentRequest
 from chain_of_agents.prompts import NOTE_SEPARATOR
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
-from chain_of_agents.steps import Step
+from chain_of_agents.trace.steps import Step
 from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.rendering import render_block

@@ -12,12 +12,12 @@ from langchain_core.runnables.config import patch_config
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
-from chain_of_agents.answer import ManagerError, Trace
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.requests import AgentRequests, Note, budget_of
 from chain_of_agents.segments import Segment, pieces_of, segments_of
-from chain_of_agents.steps import Step, failure_of, outcome_of
+from chain_of_agents.trace.answer import ManagerError, Trace
+from chain_of_agents.trace.steps import Step, failure_of, outcome_of
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.pool.placement import Document
 

@@ -37,10 +37,11 @@ if TYPE_CHECKING:
         LinkedQueryEngine as LinkedQueryEngine,
     )
     from llamaindex_ctxreuse.workflow.engine_components import (
+        LlamaIndexLLM,
+        RetrieverStage,
         SpeculativeRAGQueryEngine,
         WorkflowRetriever,
     )
-    from llamaindex_ctxreuse.workflow.llamaindex_stage import LlamaIndexLLM, RetrieverStage
 
 __all__ = [
     "LlamaIndexLLM",
@@ -60,8 +61,8 @@ __all__ = [
 _ON_DEMAND = {
     "SpeculativeRAGQueryEngine": "workflow.engine_components",
     "LinkedQueryEngine": "workflow.engine_components",  # the former name
-    "LlamaIndexLLM": "workflow.llamaindex_stage",
-    "RetrieverStage": "workflow.llamaindex_stage",
+    "LlamaIndexLLM": "workflow.engine_components",
+    "RetrieverStage": "workflow.engine_components",
     "WorkflowRetriever": "workflow.engine_components",
 }
 

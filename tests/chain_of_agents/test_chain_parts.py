@@ -18,7 +18,7 @@ from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn, Conver
 from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.requests import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
-from chain_of_agents.steps import failure_of, outcome_of
+from chain_of_agents.trace.steps import failure_of, outcome_of
 from ctxreuse import ContextBlock, Templates
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity

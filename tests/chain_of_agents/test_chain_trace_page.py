@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from chain_of_agents import Step, Trace, trace_page
+from chain_of_agents import Step, Trace
+from chain_of_agents.trace import trace_page
 from ctxreuse.errors import MissingExtraError
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ctxreuse.cli import main
+from ctxreuse.__main__ import main
 
 
 @pytest.fixture

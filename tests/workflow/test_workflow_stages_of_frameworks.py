@@ -20,7 +20,7 @@ from ctxreuse.workflow.retrievers import FusedRetriever, checked_retriever
 from langchain_ctxreuse import ReuseRetriever as LangChainReuse
 from langchain_ctxreuse.workflow.served_components import RetrieverStage as LangChainStage
 from llamaindex_ctxreuse import ReuseRetriever as LlamaIndexReuse
-from llamaindex_ctxreuse.workflow.llamaindex_stage import RetrieverStage as LlamaIndexStage
+from llamaindex_ctxreuse.workflow.engine_components import RetrieverStage as LlamaIndexStage
 
 
 def ids(found):

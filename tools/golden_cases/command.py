@@ -7,7 +7,7 @@ import io
 import sys
 from unittest import mock
 
-import ctxreuse.cli
+from ctxreuse.__main__ import main
 
 
 def command(*arguments: str) -> str:
@@ -20,7 +20,7 @@ def command(*arguments: str) -> str:
     given = mock.patch.object(sys, "argv", ["ctxreuse", *arguments])
     with given, contextlib.redirect_stdout(printed):
         try:
-            ctxreuse.cli.main()
+            main()
         except SystemExit as done:
             if done.code:
                 raise RuntimeError(f"ctxreuse {arguments} ended with {done.code}") from done

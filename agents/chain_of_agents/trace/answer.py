@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chain_of_agents.steps import Step
+from chain_of_agents.trace.steps import Step
 from ctxreuse.errors import CtxreuseError
 
 
@@ -60,7 +60,7 @@ class Trace:
         Raises:
             MissingExtraError: jinja2 is not installed.
         """
-        from chain_of_agents.trace_page import render
+        from chain_of_agents.trace.trace_page import render
 
         return render(self.question, self.mode, self.steps, self.duration_s)
 

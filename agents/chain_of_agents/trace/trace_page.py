@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from chain_of_agents.steps import Step
+from chain_of_agents.trace.steps import Step
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.evaluation.html_page import HtmlPage
 
@@ -129,7 +129,7 @@ def short(value: object) -> str:
 
 
 _PAGE = HtmlPage(
-    "chain_of_agents",
+    "chain_of_agents.trace",
     "trace_page.html.jinja",
     feature="Trace.to_html",
     extra="agents",
