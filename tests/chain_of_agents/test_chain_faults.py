@@ -161,7 +161,7 @@ class TestWorkers:
             return "late"
 
         chain = ChainOfAgents(
-            llm=failing(never(), "A note."), mode=mode, packing="single", timeout_s=0.01
+            llm=failing(never(), "A note."), mode=mode, packing="single", timeout_s=0.3
         )
         answer = chain.invoke(question(2))
         assert outcomes(answer) == ["timed out", "answered", "answered"]

@@ -189,6 +189,16 @@ class Graph:
                 return None
         return None if target == END else self.nodes[target]
 
+    def next_generation(self, name: str, state: State | None = None) -> Generation | None:
+        """Return the `successor` if it is a generation."""
+        node = self.successor(name, state)
+        return node if isinstance(node, Generation) else None
+
+    def next_retrieval(self, name: str, state: State | None = None) -> Retrieval | None:
+        """Return the `successor` if it is a retrieval."""
+        node = self.successor(name, state)
+        return node if isinstance(node, Retrieval) else None
+
     def _within_limit(self, target: str, state: State) -> str:
         while target != END:
             node = self.nodes[target]
