@@ -7,12 +7,11 @@ Nothing is imported here that needs an optional package; `pyzmq` and `msgspec` a
 from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.cache.kv_events.event_sync import KVEventStatistics, KVEventSync
+from ctxreuse.cache.metrics import EngineMetrics as EngineMetrics
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.cache.prompt_ends import block_ends
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 
-EngineMetrics = PrefixCacheMetrics
-"""The former name of `PrefixCacheMetrics`."""
 ShadowCache = CapacityTracker
 """The former name of `CapacityTracker`."""
 

@@ -1,3 +1,4 @@
+import planning_helpers
 import pytest
 from helpers import context, keys, word
 from hypothesis import given
@@ -8,7 +9,7 @@ from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.ordering import paper
 from ctxreuse.ordering.batch import BatchContext, arrange
 
-STRATEGIES = ["reuse", "paper"]
+STRATEGIES = [strategy for strategy in planning_helpers.STRATEGIES if strategy != "none"]
 LATER = ({"role": "user", "content": "Before?"},)
 
 

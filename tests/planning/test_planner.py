@@ -382,7 +382,7 @@ def test_an_unknown_strategy_is_refused(strategy):
             call()
         assert str(caught.value) == (
             f"there is no strategy {strategy!r} ({type(strategy).__name__}); "
-            "choose one of 'reuse', 'paper', 'none'"
+            f"choose one of {', '.join(map(repr, STRATEGIES))}"
         )
 
 

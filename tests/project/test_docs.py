@@ -28,7 +28,7 @@ import pytest
 from doc_pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
 
 import ctxreuse
-from ctxreuse.__main__ import main
+from ctxreuse.cli import main
 from ctxreuse.serving import EmulatedEngine
 
 MODEL = "smollm2-135m-instruct"

@@ -28,6 +28,7 @@ def test_former_paths_work_whichever_is_imported_first():
     ("module", "former", "now"),
     [
         ("ctxreuse.cache", "EngineMetrics", "PrefixCacheMetrics"),
+        ("ctxreuse.cache.metrics", "EngineMetrics", "PrefixCacheMetrics"),
         ("ctxreuse.cache", "ShadowCache", "CapacityTracker"),
         ("ctxreuse.serving", "Engine", "EngineSpec"),
         ("ctxreuse.serving", "Served", "PoolResult"),

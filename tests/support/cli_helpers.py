@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ctxreuse.__main__ import main
+from ctxreuse.cli import main
 
 
 @pytest.fixture

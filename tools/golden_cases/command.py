@@ -7,7 +7,7 @@ import io
 import sys
 from unittest import mock
 
-from ctxreuse.__main__ import main
+import ctxreuse.cli
 
 
 def command(*arguments: str) -> str:
@@ -20,7 +20,7 @@ def command(*arguments: str) -> str:
     given = mock.patch.object(sys, "argv", ["ctxreuse", *arguments])
     with given, contextlib.redirect_stdout(printed):
         try:
-            main()
+            ctxreuse.cli.main()
         except SystemExit as done:
             if done.code:
                 raise RuntimeError(f"ctxreuse {arguments} ended with {done.code}") from done
