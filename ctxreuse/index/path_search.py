@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -36,6 +36,7 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     """
     best: tuple[int, int] = (0, 0)
     best_end: tuple[Node, int] | None = None
+    rank: dict[Hashable, int] = {}  # of the blocks, filled where paths tie
     size = len(context)
     visits = 0
     stack = [(0, root)]
@@ -48,6 +49,7 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
             found = [child for edge, child in children.items() if edge in context]
         visits += len(found)
         complete: list[tuple[int, Node]] = []
+        branches: tuple[Node | None, Node] | None = None
         for child in found:
             gain, matched = weight, 0
             for key in child.run:
@@ -57,11 +59,16 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
                 gain += share
                 matched += 1
             score = (gain, child.uses)
-            if score > best or (
-                score == best
-                and best_end is not None
-                and _ranks(child, matched, context) < _ranks(*best_end, context)
-            ):
+            better = score > best
+            if score == best and best_end is not None:
+                rank = rank or {key: position for position, key in enumerate(context)}
+                if best_end[0].parent is node:
+                    ours, other = child, best_end[0]
+                else:  # looked up once for all children, however many tie
+                    branches = branches or _branches(node, best_end[0])
+                    ours, other = branches[0] or child, branches[1]
+                better = rank[ours.edge] < rank[other.edge]
+            if better:
                 best, best_end = score, (child, matched)
             if child.children and matched == len(child.run):
                 complete.append((gain, child))
@@ -76,9 +83,17 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     return Match(path_to(*best_end), best[0])
 
 
-def _ranks(node: Node, matched: int, context: Mapping[BlockKey, int]) -> list[int]:
-    rank = {key: position for position, key in enumerate(context)}
-    return [rank[key] for key in path_to(node, matched)]
+def _branches(node: Node, best: Node) -> tuple[Node | None, Node]:
+    """Return the nodes with which the paths to two nodes part; None for a node above the other."""
+    above: dict[Node, Node] = {}
+    branch, parent = best, best.parent
+    while parent is not None:
+        above[parent] = branch
+        branch, parent = parent, parent.parent
+    ours: Node | None = None
+    while node not in above and node.parent is not None:
+        ours, node = node, node.parent
+    return ours, above.get(node, best)
 
 
 def sent_prefix(root: Node, path: Sequence[BlockKey]) -> int:
