@@ -16,16 +16,16 @@ from rich.console import Console
 from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.adapters.prompt_planner import Prompt, PromptPart, PromptPlanner
+from ctxreuse.adapters.prompt_planner import PromptPart, PromptPlanner, ScopedPrompt
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
-from ctxreuse.context.blocks import Message
 
 SIZES = 7
 _FILLER = "The river rises in the hills and flows to the sea. "
 
-def _block(text: str, id: int | str | None = None, tokens: int | None = None) -> ContextBlock:
-    return ContextBlock(id=text if id is None else id, text=text, tokens=tokens)
+
+def _block(text: str, name: int | None = None, tokens: int | None = None) -> ContextBlock:
+    return ContextBlock(id=text if name is None else name, text=text, tokens=tokens)
 
 
 Case = Callable[[int], Callable[[], object]]
@@ -68,7 +68,7 @@ def prompt_of_many_messages(size: int) -> Callable[[], object]:
         context = registry.render([_block(f"Text {number}. {_FILLER}")])
         parts += [PromptPart("user", f"{context}\n\nWhy?"), PromptPart("assistant", "So.")]
     parts.append(PromptPart("user", registry.render([_block("Last.")])))
-    return lambda: prompts.plan([Prompt(tuple(parts))])
+    return lambda: prompts.plan([ScopedPrompt(tuple(parts))])
 
 
 def many_contexts_in_one_message(size: int) -> Callable[[], object]:
@@ -76,24 +76,15 @@ def many_contexts_in_one_message(size: int) -> Callable[[], object]:
     registry = ContextRegistry()
     prompts = PromptPlanner(registry=registry)
     contexts = [registry.render([_block(f"Text {n}. {_FILLER}")]) for n in range(size)]
-    prompt = Prompt((PromptPart("user", "\n--\n".join(contexts)),))
+    prompt = ScopedPrompt((PromptPart("user", "\n--\n".join(contexts)),))
     return lambda: prompts.plan([prompt])
-
-
-def _first_turns(planner: ReusePlanner, number: int, blocks: int) -> list[Message]:
-    messages: list[Message] = []
-    for _ in range(number):
-        texts = [_block(_FILLER * (1 + n), id=n) for n in range(blocks)]
-        plan = planner.plan(ContextRequest(texts, "Why?", conversation_id="one"))
-        messages = [*plan.messages(), {"role": "assistant", "content": "So."}]
-    return messages
 
 
 def retried_first_turn(size: int) -> Callable[[], object]:
     """Plan a second turn behind `size` retries of the first, each with texts of its own."""
     planner = ReusePlanner()
     for number in range(size):
-        block = _block(f"{_FILLER}{'x' * (number % 50)}{number}", id=number)
+        block = _block(f"{_FILLER}{'x' * (number % 50)}{number}", name=number)
         plan = planner.plan(ContextRequest([block], "Why?", conversation_id="one"))
     content = plan.messages()[-1]["content"] + ("\n\n[Doc_1] " + _FILLER) * size
     history = [{"role": "user", "content": content}, {"role": "assistant", "content": "So."}]
@@ -117,8 +108,8 @@ def tied_paths(size: int) -> Callable[[], object]:
     """Plan a request of `size` blocks that ties with many requests that were sent before."""
     planner = ReusePlanner()
     blocks = [_block(f"b{number}", tokens=1) for number in range(size)]
-    for start in range(0, 200):
-        planner.plan(ContextRequest(blocks[start:start + 1] + blocks[size // 2 :]), "none")
+    for start in range(200):
+        planner.plan(ContextRequest(blocks[start : start + 1] + blocks[size // 2 :]), "none")
     return lambda: planner.plan(ContextRequest(blocks), "reuse")
 
 
