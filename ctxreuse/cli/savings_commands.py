@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, say, show
-from ctxreuse.evaluation.replay.policies import Part
+from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
 from ctxreuse.evaluation.results.tables import (

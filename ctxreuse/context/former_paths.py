@@ -32,7 +32,6 @@ FORMER_PATHS = {
         "evaluation.policies": "evaluation.replay.policies",
         "evaluation.recording": "evaluation.traces.recording",
         "evaluation.replay.outcomes": "evaluation.replay.simulate",
-        "evaluation.replay.run_result": "evaluation.replay.policies",
         "evaluation.replay.simulated_run": "evaluation.replay.simulate",
         "evaluation.results.runs": "evaluation.results.results_file",
         "evaluation.results.trace_savings": "evaluation.results.results_file",

@@ -19,8 +19,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("langchain_ctxreuse", "langchain") from error
 
+from langchain_ctxreuse.documents.document_components import ReuseCompressor, ReuseRetriever
 from langchain_ctxreuse.documents.document_plans import format_context
-from langchain_ctxreuse.documents.retriever import ReuseCompressor, ReuseRetriever
 
 if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware

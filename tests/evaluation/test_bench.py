@@ -30,7 +30,8 @@ from ctxreuse.evaluation.plugins import (
     registered,
 )
 from ctxreuse.evaluation.replay.estimate import cut
-from ctxreuse.evaluation.replay.policies import POLICIES, Part
+from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 

@@ -8,7 +8,8 @@ from test_bench import DATASET, folder, nothing, workload
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.evaluation.bench.benchmark import RunMatrix
 from ctxreuse.evaluation.bench.live_engine import TOO_LONG, LiveEngine
-from ctxreuse.evaluation.replay.policies import POLICIES, Part
+from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving import EmulatedEngine
 

@@ -30,11 +30,9 @@ from ctxreuse.evaluation.replay.policies import (
     OURS_ONLINE,
     PAPERS_BATCH,
     POLICIES,
-    Part,
     Policy,
-    Run,
-    RunResult,
 )
+from ctxreuse.evaluation.replay.run_result import Part, Run, RunResult
 from ctxreuse.evaluation.replay.simulate import (
     Progress,
     Replay,

@@ -15,7 +15,8 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
-from ctxreuse.evaluation.replay.policies import Part, ReorderedTrace, Run, RunResult
+from ctxreuse.evaluation.replay.policies import ReorderedTrace
+from ctxreuse.evaluation.replay.run_result import Part, Run, RunResult
 from ctxreuse.evaluation.results.answers import exact_match, token_f1
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner

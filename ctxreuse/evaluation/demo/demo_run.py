@@ -11,7 +11,8 @@ from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES, RunResult
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, POLICIES
+from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest

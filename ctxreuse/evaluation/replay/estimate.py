@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Part, Policy, RunResult
+from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Policy
+from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, block_tokens
 

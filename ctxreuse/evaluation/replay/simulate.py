@@ -15,7 +15,8 @@ from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import ANSWER, plan_under
-from ctxreuse.evaluation.replay.policies import Policy, Run, RunResult
+from ctxreuse.evaluation.replay.policies import Policy
+from ctxreuse.evaluation.replay.run_result import Run, RunResult
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, block_tokens
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.replay.explain_plan import TreeNode
-from ctxreuse.evaluation.replay.policies import AS_SENT, Part, RunResult
+from ctxreuse.evaluation.replay.policies import AS_SENT
+from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import POLICY_COLOURS
 from ctxreuse.serving.emulation.rates import COMMON_RATES

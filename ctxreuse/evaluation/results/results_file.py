@@ -22,7 +22,8 @@ from ctxreuse.evaluation.replay.estimate import (
 )
 from ctxreuse.evaluation.replay.explain_plan import TreeNode, explain_plan, sent_tree
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.policies import POLICIES, Part, RunResult
+from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.evaluation.traces.json_lines import file_errors
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE

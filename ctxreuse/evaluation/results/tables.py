@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
-from ctxreuse.evaluation.replay.policies import POLICIES, Part, RunResult
+from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving.emulation.rates import COMMON_RATES

@@ -19,8 +19,8 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece
+from langchain_ctxreuse.documents.document_components import checked_retriever
 from langchain_ctxreuse.documents.document_plans import document_block, without_plan
-from langchain_ctxreuse.documents.retriever import checked_retriever
 from langchain_ctxreuse.messages import text_parts
 
 DocumentOf: TypeAlias = Callable[[BlockId], Document]

@@ -1,0 +1,206 @@
+"""A run that is measured, a policy on a trace, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from statistics import fmean
+from typing import Any, Self
+
+import numpy as np
+
+from ctxreuse.cache import CacheUsage
+from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.evaluation.replay.policies import Policy, ReorderedTrace
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.planner import ReusePlanner
+
+
+class Part(StrEnum):
+    """A part of a benchmark; an estimate has `policies` and `k` only."""
+
+    policies = "policies"
+    k = "k"
+    sessions = "sessions"
+    ablations = "ablations"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A policy that is to be measured on a trace; `RunResult` is what comes out.
+
+    Attributes:
+        policy: How the requests are planned.
+        trace: The requests in arrival order.
+        deduplicate: Whether blocks that a conversation shows already are left out.
+        capacity_tokens: What the cache holds, which the planner knows; None is unlimited.
+        part: The part of a benchmark that it belongs to.
+        k: Blocks a request at most; None where the trace says.
+        sessions: Conversations at a time; None where the trace says.
+    """
+
+    policy: Policy
+    trace: Sequence[TraceRequest]
+    deduplicate: bool = True
+    capacity_tokens: int | None = None
+    part: Part = Part.policies
+    k: int | None = None
+    sessions: int | None = None
+
+    def planner(self) -> ReusePlanner:
+        """Return a planner for an engine whose cache is empty."""
+        return self.policy.planner(
+            deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens
+        )
+
+    def reordered(self) -> ReorderedTrace:
+        """Return the trace that is planned: the policy's own order, if it has one."""
+        if self.policy.reorder is None:
+            return ReorderedTrace(self.trace)
+        return self.policy.reorder(self.trace, self.deduplicate)
+
+
+_NOT_WRITTEN = ("planned", "notes")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a policy reached, once through the requests.
+
+    Attributes:
+        policy: Its name.
+        strategy: The planner's strategy.
+        mode: "online" or "offline".
+        deduplicated: Whether blocks that a conversation shows already were left out.
+        capacity_tokens: What the cache held, which the planner knew; None is unlimited.
+        planning_ms: Planning time a request, in milliseconds.
+        prompt_tokens: Tokens of each request, in the order in which they ran.
+        cached_tokens: Tokens of each request that the cache served.
+        part: The part of a benchmark that it belongs to.
+        k: Blocks a request at most; None where the trace says.
+        sessions: Conversations at a time; None where the trace says.
+        request_ids: Ids of the answered requests; of a real engine only.
+        first_token_s: Seconds from sending each request to its first token; of a real engine only.
+        scores: Request id, F1 and exact match of each answered question with a known right answer;
+            of a real engine only.
+        failures: Requests that an engine did not answer.
+        planned: The plans in execution order; in no file.
+        notes: What a reader has to know of it; in no file.
+    """
+
+    policy: str
+    strategy: str
+    mode: str
+    deduplicated: bool
+    capacity_tokens: int | None
+    planning_ms: float
+    prompt_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
+    part: str = Part.policies
+    k: int | None = None
+    sessions: int | None = None
+    request_ids: tuple[str, ...] = ()
+    first_token_s: tuple[float, ...] = ()
+    scores: tuple[tuple[str, float, float], ...] = ()
+    failures: int = 0
+    planned: Sequence[PlannedRequest] = field(default=(), compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of_run(
+        cls,
+        run: Run,
+        reordered: ReorderedTrace,
+        planned: Sequence[PlannedRequest],
+        usages: Sequence[CacheUsage],
+        planning_s: float,
+        *,
+        notes: Iterable[str] = (),
+        **more: Any,
+    ) -> Self:
+        """Return the result of a run.
+
+        Args:
+            run: What was measured.
+            reordered: Its trace as it was planned.
+            planned: The plans in execution order.
+            usages: What each of them found in the cache.
+            planning_s: The planner's time for all of them, in seconds.
+            notes: What a reader has to know of it.
+            **more: What only an engine says.
+        """
+        planning_ms = reordered.planning_ms
+        if planning_ms is None:
+            planning_ms = 1e3 * planning_s / max(1, len(planned))
+        wrong = (
+            f"{run.policy.name} lost, doubled or swapped blocks of {reordered.wrong:,} of "
+            f"{len(run.trace):,} requests; these were sent as retrieved"
+        )
+        return cls(
+            policy=run.policy.name,
+            strategy=run.policy.strategy,
+            mode=run.policy.mode,
+            deduplicated=run.deduplicate,
+            capacity_tokens=run.capacity_tokens,
+            planning_ms=round(planning_ms, 4),
+            prompt_tokens=tuple(usage.prompt_tokens for usage in usages),
+            cached_tokens=tuple(usage.cached_tokens for usage in usages),
+            part=run.part,
+            k=run.k,
+            sessions=run.sessions,
+            planned=planned,
+            notes=(*([wrong] if reordered.wrong else []), *notes),
+            **more,
+        )
+
+    def without_plans(self) -> Self:
+        """Return what a file holds of it: many runs' plans would take much memory."""
+        return replace(self, planned=(), notes=())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a file holds of it, for `from_json`."""
+        names = (one.name for one in fields(self) if one.name not in _NOT_WRITTEN)
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Self:
+        """Return the result that `as_json` was made of."""
+        lists = ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
+        tuples: dict[str, Any] = {name: tuple(stored.get(name, ())) for name in lists}
+        scores = tuple((str(one), float(f1), float(em)) for one, f1, em in stored.get("scores", ()))
+        return cls(**stored | tuples | {"scores": scores})
+
+    @property
+    def usages(self) -> list[CacheUsage]:
+        """What each request found in the cache."""
+        return list(map(CacheUsage, self.prompt_tokens, self.cached_tokens))
+
+    @property
+    def total(self) -> CacheUsage:
+        """The usage of all requests together."""
+        return CacheUsage(sum(self.prompt_tokens), sum(self.cached_tokens))
+
+    @property
+    def mean_f1(self) -> float:
+        """The mean F1 of an engine's scored answers."""
+        return fmean(f1 for _, f1, _ in self.scores)
+
+    @property
+    def mean_exact_match(self) -> float:
+        """The share of an engine's scored answers that are exact matches."""
+        return fmean(exact for *_, exact in self.scores)
+
+    def first_token_percentile_s(self, share: float) -> float:
+        """Return a percentile of an engine's times to the first token, in seconds."""
+        return float(np.percentile(self.first_token_s, share))
+
+    def only(self, request_ids: Set[str]) -> Self:
+        """Return the part of an engine's result that is about some requests."""
+        places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
+        parts: dict[str, Any] = {
+            name: tuple(getattr(self, name)[at] for at in places)
+            for name in ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
+        }
+        scores = tuple(score for score in self.scores if score[0] in request_ids)
+        return replace(self, scores=scores, **parts)
