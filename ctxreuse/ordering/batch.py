@@ -75,7 +75,7 @@ def arrange(
         if strategy == "paper":
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
-            assert strategy == "reuse"
+            assert strategy == "reuse", f"there is no order for {strategy!r} here"
             execution += _arrange_reuse(batch, group, orders)
     if any(context.request.history is not None for context in batch):
         execution = _with_later_turns([context.request for context in batch], execution)

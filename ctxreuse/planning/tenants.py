@@ -313,7 +313,7 @@ class TenantPlanner:
         root = turn.state.index.root(turn.request.system)
         if strategy == "paper":
             return paper_order(turn.weights, root, self._settings.alpha)
-        assert strategy == "reuse"
+        assert strategy == "reuse", f"there is no order for {strategy!r} here"
         order = turn.state.online.order(turn.weights, root)
         if not preview:
             turn.state.online.learn(turn.weights, turn.request.system)

@@ -33,6 +33,8 @@ class WordTokenizer:
     def __init__(self, letters: int = 6, *, chat: bool = False) -> None:
         word = rf" ?\w{{1,{letters}}}| ?[^\w\s]"
         self._piece = re.compile(rf"<\|\w+\|>|{word}|\s+" if chat else rf"{word}|\s")
+        # a replay encodes the same prompts for every cache size
+        self._encoded = lru_cache(maxsize=10_000)(self.ids)
 
     def pieces(self, text: str) -> list[str]:
         """Return the pieces of a text that are a token each; together they are the text."""
@@ -44,7 +46,7 @@ class WordTokenizer:
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> WordEncoding:
         """Return a text's tokens as other tokenizers do; there are no special ones to add."""
-        return WordEncoding(self.ids(sequence))
+        return WordEncoding(self._encoded(sequence).copy())
 
 
 @lru_cache(1 << 16)  # few words make up most of a text
