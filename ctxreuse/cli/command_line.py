@@ -9,7 +9,7 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import savings_commands, trace_commands
-from ctxreuse.cli.terminal import progress, show
+from ctxreuse.cli.terminal import progress, put, show
 
 app = typer.Typer(
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
@@ -45,7 +45,7 @@ def _main(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(ctxreuse.__version__)
+        put(ctxreuse.__version__)
         raise typer.Exit
 
 

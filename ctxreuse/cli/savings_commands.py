@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, say, show
+from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, put, say, show
 from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
@@ -20,7 +20,7 @@ from ctxreuse.evaluation.results.tables import (
     estimate_json,
     estimate_output,
 )
-from ctxreuse.evaluation.traces.json_lines import file_errors
+from ctxreuse.files import file_errors, make_folder
 
 
 def estimate(
@@ -74,7 +74,7 @@ def estimate(
     if html is not None:
         write_page(measured, html)
     if as_json:
-        typer.echo(json.dumps(estimate_json(measured)))
+        put(json.dumps(estimate_json(measured)))
     else:
         show(estimate_output(measured))
 
@@ -253,7 +253,6 @@ def bench(
 
 def _make_folder(path: Path) -> None:
     """Make a folder if it is missing, and check that files can be written there."""
-    with file_errors(path, "written"):
-        path.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path):
-            pass
+    make_folder(path)
+    with file_errors(path, "written"), TemporaryFile(dir=path):
+        pass

@@ -17,6 +17,7 @@ from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.results.tables import Bad, Good, Shown, Table
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM
+from ctxreuse.files import file_errors
 
 CorpusPath = Annotated[
     str,
@@ -38,16 +39,36 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def put(text: str) -> None:
+    """Print a line on standard output as it is.
+
+    Raises:
+        InputFileError: It cannot be written.
+    """
+    with file_errors("standard output", "written"):
+        print(text)
+
+
 def show(things: Iterable[Shown]) -> None:
-    """Print lines and tables on standard output, none of their text taken as markup."""
-    console = Console()
+    """Print lines and tables on standard output, none of their text taken as markup.
+
+    Raises:
+        InputFileError: They cannot be written.
+    """
+    console = _Console()
     if not console.is_terminal:
-        console = Console(width=110)  # tables are not squeezed where no terminal sets a width
+        console = _Console(width=110)  # tables are not squeezed where no terminal sets a width
     for one in things:
-        if isinstance(one, Table):
-            console.print(_rich_table(one))
-        else:
-            console.print(well_formed(one), markup=False)
+        with file_errors("standard output", "written"):
+            if isinstance(one, Table):
+                console.print(_rich_table(one))
+            else:
+                console.print(well_formed(one), markup=False)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # called where the error is handled; Rich would end the process in silence
 
 
 def only_one_from_standard_input(*paths: str) -> None:

@@ -19,6 +19,7 @@ from ctxreuse.cli.terminal import (
     PlanPath,
     only_one_from_standard_input,
     progress,
+    put,
     say,
     show,
 )
@@ -77,6 +78,8 @@ def record(
             else:
                 recorder.discard()  # an empty recording would stand in the next one's way
                 say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
+            if recorder.faults:
+                say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
 
 
 def plan(
@@ -168,11 +171,11 @@ def simulate(
         "level": "block" if tokenizer is None else "token",
     }
     if as_json:
-        typer.echo(json.dumps(figures))
+        put(json.dumps(figures))
         return
     for name, value in figures.items():
         shown = f"{value:,}" if isinstance(value, int) else str(value)
-        print(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
+        put(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
 
 
 def explain(
@@ -212,10 +215,10 @@ def explain(
         explained = [one for one in explained if str(one.explanation.request_id) == request]
     if as_json:
         for one in explained:
-            typer.echo(json.dumps(explanation_json(one)))
+            put(json.dumps(explanation_json(one)))
     elif request is not None:
         for one in explained:
-            typer.echo(in_words(one))
+            put(in_words(one))
     else:
         show(explanation_output(explained, worst))
 

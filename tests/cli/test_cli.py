@@ -253,7 +253,8 @@ def test_plan_names_standard_input_and_files_that_are_missing(run, trace, corpus
     assert (code, out, err) == (
         2,
         "",
-        f"ctxreuse: {output}: cannot be written: No such file or directory\n",
+        f"ctxreuse: {output}: cannot be written: No such file or directory; "
+        "make its folder first\n",
     )
 
 

@@ -377,13 +377,6 @@ def test_nothing_is_written_if_anything_fails(tmp_path, existing):
     )
 
 
-def test_a_written_file_has_the_usual_permissions(tmp_path):
-    path, usual = tmp_path / "out.jsonl", tmp_path / "usual"
-    usual.touch()
-    write_lines(str(path), [{}])
-    assert path.stat().st_mode == usual.stat().st_mode
-
-
 def test_devices_are_written_to_and_links_to_files_are_followed(tmp_path):
     device, link, file = tmp_path / "device", tmp_path / "link", tmp_path / "file"
     device.symlink_to(os.devnull)
@@ -398,7 +391,10 @@ def test_devices_are_written_to_and_links_to_files_are_followed(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     missing = str(tmp_path / "no" / "out.jsonl")
-    for path, reason in ((missing, "No such file or directory"), (str(tmp_path), "Is a directory")):
+    for path, reason in (
+        (missing, "No such file or directory; make its folder first"),
+        (str(tmp_path), "Is a directory; name a file in it"),
+    ):
         with pytest.raises(InputFileError) as caught:
             write_lines(path, [{}])
         assert str(caught.value) == f"{path}: cannot be written: {reason}"

@@ -30,7 +30,8 @@ from ctxreuse.evaluation.datasets.published_files import (
     refuse_pointer,
     text_of,
 )
-from ctxreuse.evaluation.traces.json_lines import JsonLine, file_errors, lines_of, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, lines_of, read_lines
+from ctxreuse.files import file_errors
 
 _SOURCE = Source(
     "mtrag",

@@ -12,7 +12,8 @@ from typing import Any
 
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.evaluation.traces.json_lines import JsonLine, file_errors
+from ctxreuse.evaluation.traces.json_lines import JsonLine
+from ctxreuse.files import file_errors
 
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 

@@ -16,6 +16,7 @@ from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.files import make_folder, write_text, written_file
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 BLOCKS_PER_QUESTION = 10
@@ -36,9 +37,10 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
         What a terminal shows.
 
     Raises:
+        InputFileError: A file cannot be written.
         MissingExtraError: The extra `demo` is not installed.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
     with progress("planning and replaying", 2 * len(POLICIES) * 4 * len(trace)) as advance:
@@ -61,7 +63,7 @@ def run_demo(output: Path, progress: Progress = no_progress) -> Iterator[Shown]:
     plot = output / "hit_ratio.png"
     _plot_hit_ratio(plot, [run for run in runs if run.deduplicated])
     results = output / "results.json"
-    results.write_text(json.dumps(list(_results(runs)), indent=1) + "\n", encoding="utf-8")
+    write_text(results, json.dumps(list(_results(runs)), indent=1) + "\n")
     yield f"\nplot: {plot}\nresults: {results}"
 
 
@@ -173,7 +175,8 @@ def _plot_hit_ratio(path: Path, runs: Sequence[RunResult]) -> None:
     panels[0].set_ylabel("hit ratio so far")
     panels[0].legend(loc="upper left", fontsize="small")
     figure.suptitle("Prompt tokens served from the prefix cache")
-    figure.savefig(path, dpi=110)
+    with written_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)
 
 
 def _results(runs: Sequence[RunResult]) -> Iterator[dict[str, object]]:

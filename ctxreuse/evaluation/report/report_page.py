@@ -10,7 +10,7 @@ from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import best_of_ours, tables
-from ctxreuse.evaluation.traces.json_lines import file_errors
+from ctxreuse.files import make_folder, write_text, written_file
 
 _PAGE = HtmlPage(
     "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"
@@ -48,9 +48,7 @@ def write_report(results: Results, path: str | Path) -> None:
         InputFileError: The file cannot be written.
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
-    text = page(results)
-    with file_errors(path, "written"):
-        Path(path).write_text(text, encoding="utf-8")
+    write_text(path, page(results))
 
 
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:
@@ -61,13 +59,13 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed.
     """
     paths = []
+    make_folder(folder)
     for chart in charts(results):
         path = Path(folder) / f"{chart.name}.png"
         figure = chart.figure()
         figure.suptitle(chart.title, fontsize=10)
-        with file_errors(path, "written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=160)
+        with written_file(path) as file:
+            figure.savefig(file, format="png", dpi=160)
         paths.append(path)
     return paths
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +26,9 @@ from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer, no_progress
-from ctxreuse.evaluation.traces.json_lines import file_errors
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
+from ctxreuse.files import file_errors, write_text
 
 _FORMAT = 1
 _WORST = 10
@@ -126,8 +127,7 @@ class Results:
         """
         runs = [run.as_json() for run in self.runs]
         fields = {"format": _FORMAT, **asdict(replace(self, runs=())), "runs": runs}
-        with file_errors(path, "written"):
-            Path(path).write_text(json.dumps(fields) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(fields) + "\n")
 
     def write_csv(self, path: str | Path) -> None:
         """Write one line a run.
@@ -135,13 +135,11 @@ class Results:
         Raises:
             InputFileError: The file cannot be written.
         """
-        with (
-            file_errors(path, "written"),
-            Path(path).open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, [name for name, _ in _columns(_NO_RUN)])
-            writer.writeheader()
-            writer.writerows(dict(_columns(run)) for run in self.runs)
+        table = io.StringIO()
+        writer = csv.DictWriter(table, [name for name, _ in _columns(_NO_RUN)])
+        writer.writeheader()
+        writer.writerows(dict(_columns(run)) for run in self.runs)
+        write_text(path, table.getvalue())
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ctxreuse.errors import InputFileError, describe
+from ctxreuse.files import file_errors, write_text
 
 STANDARD_STREAM = "-"
-
-
-@contextmanager
-def file_errors(path: object, done: str) -> Iterator[None]:
-    """Name the file in errors of the operating system.
-
-    Args:
-        path: The file.
-        done: What is done in this context: "read" or "written".
-
-    Raises:
-        InputFileError: The operating system refuses it.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise InputFileError(f"{path}: cannot be {done}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +113,8 @@ def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:
     """
     text = "".join(json.dumps(entry) + "\n" for entry in objects)
     if path == STANDARD_STREAM:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    with file_errors(path, "written"):
-        target = Path(path).resolve()  # a link stays one
-        if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
-            return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with file_errors("standard output", "written"):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    else:
+        write_text(path, text)

@@ -25,7 +25,7 @@ from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
-from ctxreuse.evaluation.traces.json_lines import file_errors
+from ctxreuse.files import file_errors, make_folder
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
@@ -73,7 +73,14 @@ class TraceRecorder:
         self._lock = Lock()
         self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
         self._paths = [Path(folder) / name for name in (CORPUS, TRACE)]
-        self._files = list(map(_new_file, self._paths))
+        self._files: list[IO[bytes]] = []
+        try:
+            self._files += map(_new_file, self._paths)
+        except InputFileError:
+            for path, file in zip(self._paths, self._files, strict=False):
+                file.close()
+                path.unlink()
+            raise
 
     @property
     def faults(self) -> int:
@@ -149,7 +156,7 @@ class TraceRecorder:
             _append(trace, line | {"blocks": ids})
             self.requests += 1
 
-    def _written(self, block: ContextBlock, corpus: IO[str]) -> BlockId:
+    def _written(self, block: ContextBlock, corpus: IO[bytes]) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
         digest = self._digest(block.text)
         name: BlockId = digest.hex() if self._hash_only else block.id
@@ -178,21 +185,28 @@ class TraceRecorder:
         return turn
 
 
-def _append(file: IO[str], line: Mapping[str, Any]) -> None:
-    file.write(json.dumps(line) + "\n")
-    file.flush()
+def _append(file: IO[bytes], line: Mapping[str, Any]) -> None:
+    """Write a line, all of it or nothing: behind half a line, the next one would be lost, too."""
+    before = file.seek(0, os.SEEK_END)
+    left = memoryview(json.dumps(line).encode() + b"\n")
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        file.truncate(before)
+        raise
 
 
-def _new_file(path: Path) -> IO[str]:
+def _new_file(path: Path) -> IO[bytes]:
+    make_folder(path.parent)
     with file_errors(path, "written"):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         except FileExistsError as error:
             raise InputFileError(
                 f"{path}: there is a recording already; choose another folder, or delete it"
             ) from error
-    return os.fdopen(handle, "w", encoding="utf-8")
+    return os.fdopen(handle, "wb", buffering=0)
 
 
 _LABEL = re.compile(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.files import written_file
 
 Vectors: TypeAlias = NDArray[np.float32]
 """Shape (n, dimension)."""
@@ -110,9 +111,13 @@ class TfidfEmbedder:
         return self.embed(texts)
 
     def save(self, path: str | Path) -> None:
-        """Write the embedder to a file (npz), which `load` reads."""
+        """Write the embedder to a file (npz), which `load` reads.
+
+        Raises:
+            InputFileError: it cannot be written.
+        """
         words = np.frombuffer("\n".join(self._words).encode(), dtype=np.uint8)
-        with Path(path).open("wb") as file:
+        with written_file(path) as file:
             np.savez_compressed(
                 file, words=words, idf=self._tfidf.idf_, components=self._components
             )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Literal, TypeAlias
 
+from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.files import written_file
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 
@@ -131,7 +134,8 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
         path: A picture's name, ending in .png, .svg or .pdf.
 
     Raises:
-        InvalidRequestError: If nothing has run yet.
+        InputFileError: If the picture cannot be written.
+        InvalidRequestError: If nothing has run yet, or there is no such kind of picture.
         MissingExtraError: If matplotlib is not installed.
     """
     try:
@@ -146,7 +150,12 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     spans = [span for span in known if span.run >= runs[0]]
     row_of = {run: row for row, run in enumerate(runs)}
     began = min(span.began_s for span in spans)
+    checked_kind("path", path, (str, PathLike), "a path")
+    picture = Path(path)
+    picture = picture if picture.suffix else picture.with_name(f"{picture.name}.png")
     figure = Figure(figsize=(11, 1.6 + _ROW_INCHES * len(runs)), layout="constrained")
+    kinds_of_pictures = list(figure.canvas.get_supported_filetypes())
+    checked_choice("kind of picture", picture.suffix[1:].lower(), kinds_of_pictures)
     axes = figure.subplots()
     for span in spans:
         is_speculative = span.outcome in _HATCHES
@@ -178,4 +187,5 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
         if any(span.outcome == outcome for span in spans)
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
+    with written_file(picture) as file:
+        figure.savefig(file, format=picture.suffix[1:], dpi=150)

@@ -1,0 +1,169 @@
+"""Files that the package writes: private, and whole or not at all.
+
+What is written may hold texts that only its owner should read: a new file has the mode 0600 and a
+new folder 0700. A file that is replaced keeps its mode. Errors name the file, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.errors import InputFileError, describe
+
+FilePath: TypeAlias = str | os.PathLike[str]
+
+_REMEDIES = {
+    errno.ENOSPC: "make room, or name a file elsewhere",
+    errno.EDQUOT: "make room, or name a file elsewhere",
+    errno.EFBIG: "allow larger files (ulimit -f), or name a file elsewhere",
+    errno.EACCES: "name a file in a folder that you may write to",
+    errno.EPERM: "name a file in a folder that you may write to",
+    errno.EROFS: "name a file in a folder that you may write to",
+    errno.EISDIR: "name a file in it",
+    errno.ENOENT: "make its folder first",
+    errno.ELOOP: "name the file itself",
+}
+_MOST_LINKS = 40
+_PRIVATE_FOLDER = 0o700
+
+
+@contextmanager
+def file_errors(path: object, done: str) -> Iterator[None]:
+    """Name the file in errors of the operating system.
+
+    Args:
+        path: The file.
+        done: What is done in this context: "read" or "written".
+
+    Raises:
+        InputFileError: The operating system refuses it, or no file can have this name.
+    """
+    try:
+        if b"\0" in os.fsencode(str(path)):
+            raise OSError(errno.EINVAL, "its name holds a null character")
+        yield
+    except UnicodeEncodeError as error:
+        if error.object != str(path):
+            raise
+        raise InputFileError(
+            f"{describe(path)}: cannot be {done}: no file has such a name"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or describe(str(error))
+        remedy = _REMEDIES.get(error.errno or 0) if done == "written" else None
+        advice = f"; {remedy}" if remedy else ""
+        raise InputFileError(f"{path}: cannot be {done}: {reason}{advice}") from error
+
+
+@contextmanager
+def written_file(path: FilePath) -> Iterator[IO[bytes]]:
+    """Open a file that stands under its name once all of it is written.
+
+    Until then it has another name in the same folder. If anything fails, that one is deleted, and
+    what stood under the name stays as it was.
+
+    A file of the user's own that is replaced keeps its mode. A link stays a link, and the file that
+    it names is replaced; a link that belongs to another user, who could make it lead to any of
+    this user's files, is refused. A device or a pipe is written to.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidRequestError: wrong type.
+        InputFileError: It cannot be written.
+    """
+    checked_kind("path", path, (str, os.PathLike), "a path")
+    with file_errors(path, "written"):
+        if Path(path).exists() and not Path(path).is_file():
+            with open(path, "wb") as file:  # it cannot be replaced; a folder is an error
+                yield file
+            return
+        target = _behind_links(Path(path))
+        # another name, as short as they come: the file's own may be as long as a name can be
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".ctxreuse-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(handle)  # some file systems tell only now that they are full
+            _keep_mode(target, temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def write_text(path: FilePath, text: str) -> None:
+    """Write a text as UTF-8; see `written_file`.
+
+    Raises:
+        InvalidRequestError: wrong type.
+        InputFileError: It cannot be written.
+    """
+    encoded = text.encode("utf-8")
+    with written_file(path) as file:
+        file.write(encoded)
+
+
+def make_folder(path: FilePath) -> None:
+    """Make a folder and those above it, as far as they are missing, for their owner only.
+
+    Raises:
+        InvalidRequestError: wrong type.
+        InputFileError: It cannot be made, or is a file.
+    """
+    checked_kind("path", path, (str, os.PathLike), "a path")
+    with file_errors(path, "written"):
+        folder = Path(path)
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(_PRIVATE_FOLDER, exist_ok=True)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+
+def _behind_links(path: Path) -> Path:
+    """Return the file that a path leads to, which need not exist.
+
+    A kernel refuses other users' links in shared folders (`fs.protected_symlinks`) where it opens
+    a file; it cannot do so for who reads where a link leads, and then writes there.
+    """
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return path
+        if path.lstat().st_uid not in (_user(), 0):
+            raise InputFileError(
+                f"{path}: is a link of another user, and could lead to any file of yours; "
+                "name the file itself, or delete the link"
+            )
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _keep_mode(earlier: Path, new: str) -> None:
+    """Give a new file the mode of the one that it replaces, if that is of the same user."""
+    if not earlier.exists():
+        return
+    was, now = earlier.stat(), os.stat(new)
+    if was.st_uid != now.st_uid:
+        return  # its owner may have made it for others to read
+    mode = stat.S_IMODE(was.st_mode) & 0o777
+    if was.st_gid != now.st_gid:
+        try:
+            os.chown(new, -1, was.st_gid)
+        except PermissionError:
+            mode &= ~stat.S_IRWXG  # they are another group's
+    os.chmod(new, mode)
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has no such numbers
