@@ -183,7 +183,8 @@ class MetadataPlanner(Generic[_Item]):
         annotation: Where annotations go.
         component: The adapter's name, for the log.
         block_of: Makes an item a block that tells it from others.
-        without_plan: Returns items as they were before an earlier plan; None if they have to stay.
+        without_plan: Returns items as they were before an earlier plan of the same turn; None if
+            they have to stay.
         carrying: Returns a copy of an item that carries plan metadata.
         annotation_item: Makes an item of an annotation's text, the plan metadata that it carries,
             and the items that it speaks of.
@@ -199,7 +200,7 @@ class MetadataPlanner(Generic[_Item]):
         component: str,
         *,
         block_of: Callable[[_Item], ContextBlock],
-        without_plan: Callable[[Sequence[_Item]], list[_Item] | None],
+        without_plan: Callable[[Sequence[_Item], RequestScope], list[_Item] | None],
         carrying: Callable[[_Item, dict[str, Any]], _Item],
         annotation_item: Callable[[str, dict[str, Any], Sequence[_Item]], _Item],
     ) -> None:
@@ -229,7 +230,7 @@ class MetadataPlanner(Generic[_Item]):
         results = [list(retrieved.items) for retrieved in batch]
         unplanned: dict[int, RetrievedItems[_Item]] = {}
         for position, retrieved in enumerate(batch):
-            items = self._without_plan(retrieved.items)
+            items = self._without_plan(retrieved.items, retrieved.scope)
             if items is not None:
                 unplanned[position] = replace(retrieved, items=items)
         planned = self._planner.plan_batch(list(unplanned.values()))

@@ -8,6 +8,7 @@ from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     DocumentPosition,
     PlannedDocument,
+    believed,
     left_out_words,
     positions_as_planned,
 )
@@ -40,15 +41,19 @@ def format_documents(
     rendered = context_registry(registry)
     if not any(METADATA_KEY in one.metadata for one in documents):  # no plan has met them
         return rendered.render([one.block for one in documents], templates)
-    shown = [one for one in documents if not one.is_annotation]
+    given = believed(documents)
+    shown = [one for one in given if not one.is_annotation]
     blocks = [one.block for one in shown]
     positions = positions_as_planned(shown)
     text = None if positions is None else _render_as_planned(positions, blocks, templates)
     if text is not None:
         rendered.remember_planned(text)
         return text
-    given = [rendered.render(blocks, templates)] if blocks else []
-    return templates.separator.join([*given, *left_out_words(documents)])
+    words = left_out_words(given)
+    if not words:
+        return rendered.render(blocks, templates)
+    texts = [rendered.render(blocks, templates)] if blocks else []
+    return templates.separator.join([*texts, *words])
 
 
 def _render_as_planned(

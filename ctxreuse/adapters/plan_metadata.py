@@ -1,6 +1,7 @@
 """The plan that a planned document carries in its metadata, written and read back.
 
-Such metadata is JSON and may have been changed by anyone since, so it is read with care.
+Such metadata is JSON and may have been changed or forged by anyone since, so only what this process
+wrote counts; see `believed`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from ctxreuse.adapters.issued_plans import ISSUED_PLANS, IssuedPlan, Turn, digest_of
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.rendering import Reference, SentBlock
+from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.planning.plan import Plan
 
 METADATA_KEY = "ctxreuse"
@@ -37,7 +40,7 @@ class PlannedDocument:
 
     @property
     def is_annotation(self) -> bool:
-        """Whether it is an annotation that an adapter put behind planned documents."""
+        """Whether it says that it is an annotation behind planned documents; see `believed`."""
         carried = self.metadata.get(METADATA_KEY)
         digest = carried.get("annotation") if isinstance(carried, Mapping) else None
         return isinstance(digest, str) and digest == text_digest(self.block.text).hex()
@@ -81,18 +84,23 @@ class DocumentMetadata:
 
     Attributes:
         plan: The plan as metadata.
+        ids: The id of each document, by label.
         overlaps: What renderings leave out, by label.
+        issued: Remembers what the documents get.
     """
 
     plan: PlanMetadata
+    ids: Mapping[str, BlockId]
     overlaps: Mapping[str, Overlap]
+    issued: IssuedPlan
 
     def position(self, rank: int, label: str) -> dict[str, Any]:
         """Return what a document of the plan carries."""
-        carried = {"rank": rank, "label": label, "plan": self.plan}
+        carried: dict[str, Any] = {"rank": rank, "label": label}
         if label in self.overlaps:
             carried["overlap"] = asdict(self.overlaps[label])
-        return carried
+        self.issued.add(carried, self.ids.get(label))
+        return carried | {"plan": self.plan}
 
     def annotation(self, text: str) -> dict[str, Any]:
         """Return what the annotation behind the documents carries.
@@ -100,7 +108,9 @@ class DocumentMetadata:
         Args:
             text: Its words; a document with other words does not pass for the annotation.
         """
-        return {"annotation": text_digest(text).hex(), "plan": self.plan}
+        carried = {"annotation": text_digest(text).hex()}
+        self.issued.add(carried, None)
+        return carried | {"plan": self.plan}
 
 
 def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
@@ -120,7 +130,53 @@ def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
         for part in plan.parts
         if isinstance(part, SentBlock) and part.repeated
     }
-    return DocumentMetadata(carried, overlaps)
+    ids = {part[0]: part[1] for part in carried["parts"]}
+    issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), len(plan.request.blocks) + 1)
+    return DocumentMetadata(carried, ids, overlaps, issued)
+
+
+def memories_metadata(plan: Plan, memories: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the planned result of a memory search carries.
+
+    Args:
+        plan: Its plan.
+        memories: `id`, `rank` and `label` of each memory, in the result's order.
+    """
+    carried = plan_metadata(plan)
+    issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), 1)
+    issued.add(list(memories), None)
+    return {"memories": list(memories), "plan": carried}
+
+
+def memory_ranks(result: Metadata, scope: RequestScope | None = None) -> list[int] | None:
+    """Return the rank of each memory in a planned search result.
+
+    Args:
+        result: What the search returned, `{"results": [memory, ...], ...}`.
+        scope: Whose request it is; None takes the surrounding one.
+
+    Returns:
+        The ranks; None if no plan of this process has put the memories into this order.
+    """
+    carried, memories = result.get(METADATA_KEY), result.get("results")
+    if carried is None or not isinstance(memories, list):
+        return None
+    if isinstance(carried, Mapping):
+        places = carried.get("memories")
+        written = any(plan.has(places, None) for plan in _plans_of(carried.get("plan"), scope))
+        if isinstance(places, list) and written and _are_at(memories, places):
+            return [place["rank"] for place in places]
+    ISSUED_PLANS.ignore(1)
+    return None
+
+
+def _are_at(memories: Sequence[Any], places: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether these are the memories that were put there; an id may be a UUID, or none."""
+    ids = [one.get("id") if isinstance(one, Mapping) else None for one in memories]
+    return len(ids) == len(places) and all(
+        name is None or place["id"] in (name, str(name))
+        for name, place in zip(ids, places, strict=True)
+    )
 
 
 def plan_metadata(plan: Plan) -> dict[str, Any]:
@@ -147,38 +203,108 @@ def plan_metadata(plan: Plan) -> dict[str, Any]:
 
 
 def plan_of(metadata: Metadata) -> PlanMetadata | None:
-    """Return the plan that metadata carries, or None if it carries no valid one."""
+    """Return the plan that metadata carries, or None; only that of a `believed` document is one."""
     carried = metadata.get(METADATA_KEY)
     plan = carried.get("plan") if isinstance(carried, Mapping) else None
-    if not isinstance(plan, Mapping) or not isinstance(plan.get("parts"), list):
-        return None
-    order = plan.get("order_annotation")
-    if not (order is None or isinstance(order, str)) or not all(map(_is_part, plan["parts"])):
-        return None
-    return plan
+    return plan if isinstance(plan, Mapping) else None
 
 
 def position_of(metadata: Metadata) -> DocumentPosition | None:
-    """Return the position that metadata carries, or None if it carries no valid one."""
+    """Return the position that the metadata of a `believed` document carries, or None."""
     plan = plan_of(metadata)
-    if plan is None:
+    if plan is None or "rank" not in metadata[METADATA_KEY]:
         return None
     carried = metadata[METADATA_KEY]
-    rank, label = carried.get("rank"), carried.get("label")
-    if not (isinstance(rank, int) and isinstance(label, str)):
-        return None
-    return DocumentPosition(rank, label, plan, _overlap(carried.get("overlap")))
+    overlap = Overlap(**carried["overlap"]) if "overlap" in carried else None
+    return DocumentPosition(carried["rank"], carried["label"], plan, overlap)
+
+
+def believed(
+    documents: Sequence[PlannedDocument], scope: RequestScope | None = None
+) -> list[PlannedDocument]:
+    """Return documents with the plan metadata that this process wrote for them, and no other.
+
+    Metadata is believed where it stands on the document that it was written for, unaltered, and is
+    of the turn at hand: that of the scope, and of the newest plan among the documents. Where only
+    the document was altered or moved, its plan is believed but not its position, because the plan
+    says where left-out documents stand. What is not believed is counted, and logged once.
+
+    Args:
+        documents: The documents.
+        scope: Whose request it is; None takes the surrounding one.
+    """
+    if not any(METADATA_KEY in one.metadata for one in documents):
+        return list(documents)
+    known: dict[int, list[IssuedPlan]] = {}  # the documents of a plan share it
+    found: list[tuple[IssuedPlan | None, PlannedDocument]] = []
+    for one in documents:
+        plan = plan_of(one.metadata)
+        if plan is None:
+            found.append((None, _without_metadata(one)))
+            continue
+        if id(plan) not in known:
+            known[id(plan)] = _plans_of(plan, scope)
+        found.append(_believed(one, plan, known[id(plan)]))
+    newest = max((plan for plan, _ in found if plan is not None), key=_number, default=None)
+    kept = [
+        document if newest and plan and plan.turn.may_be(newest.turn) else None
+        for plan, document in found
+    ]
+    claims = sum(plan_of(one.metadata) is not None for one in documents)
+    ISSUED_PLANS.ignore(claims - sum(one is not None for one in kept))
+    return [
+        _without_metadata(one) if document is None else document
+        for one, document in zip(documents, kept, strict=True)
+    ]
+
+
+def _believed(
+    one: PlannedDocument, plan: PlanMetadata, plans: Sequence[IssuedPlan]
+) -> tuple[IssuedPlan | None, PlannedDocument]:
+    """Return the plan that a document is of, and the document with what it may say of it."""
+    carried = {name: value for name, value in one.metadata[METADATA_KEY].items() if name != "plan"}
+    owner = None if "annotation" in carried else _plain(one.block.id)
+    for issued in plans:
+        if issued.has(carried, owner) and (owner is not None or one.is_annotation):
+            return issued, one
+    if not plans:
+        return None, _without_metadata(one)
+    return plans[0], PlannedDocument(one.block, {METADATA_KEY: {"plan": plan}})
+
+
+def _plans_of(plan: object, scope: RequestScope | None) -> list[IssuedPlan]:
+    """Return the plans that metadata shows as this one, the newest first."""
+    digest = digest_of(plan)
+    turn = Turn.of(current_scope() if scope is None else scope)
+    return [] if digest is None else ISSUED_PLANS.find(digest, turn)
+
+
+def _number(plan: IssuedPlan) -> int:
+    return plan.number
+
+
+def _without_metadata(one: PlannedDocument) -> PlannedDocument:
+    return PlannedDocument(one.block, {})
+
+
+def documents_shown(documents: Sequence[PlannedDocument]) -> list[PlannedDocument]:
+    """Return documents without the annotations that plans put behind them."""
+    return [one for one in believed(documents) if not one.is_annotation]
 
 
 def left_out_words(documents: Sequence[PlannedDocument]) -> list[str]:
-    """Return the location annotations of all plans that documents carry, each once."""
+    """Return the location annotations of all plans that believed documents carry, each once."""
     plans = [plan for one in documents if (plan := plan_of(one.metadata)) is not None]
-    annotations = [part[2] for plan in plans for part in plan["parts"] if len(part) == 3]
-    return list(dict.fromkeys(annotations))  # each document repeats its plan
+    distinct = {id(plan): plan for plan in plans}.values()  # each document repeats its plan
+    annotations = [part[2] for plan in distinct for part in plan["parts"] if len(part) == 3]
+    return list(dict.fromkeys(annotations))
 
 
 def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentPosition] | None:
-    """Return the positions of documents if they stand as one plan put them, maybe with gaps."""
+    """Return the positions of believed documents if they stand as one plan put them.
+
+    Some may be missing.
+    """
     positions: list[DocumentPosition] = []
     for one in documents:
         position = position_of(one.metadata)
@@ -195,7 +321,9 @@ def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentP
     return positions if numbers[0] >= 0 and numbers == sorted(numbers) else None
 
 
-def retrievers_order(documents: Sequence[PlannedDocument]) -> list[int] | None:
+def retrievers_order(
+    documents: Sequence[PlannedDocument], scope: RequestScope | None = None
+) -> list[int] | None:
     """Return the positions of documents in the order in which they were retrieved.
 
     So plans never nest: documents that stand as one plan put them go back to the retriever's order;
@@ -204,15 +332,17 @@ def retrievers_order(documents: Sequence[PlannedDocument]) -> list[int] | None:
 
     Args:
         documents: The documents, in order.
+        scope: Whose request it is; None takes the surrounding one.
 
     Returns:
         Positions in `documents`; None says that all have to stay as they are, because the earlier
         plan left out what the conversation shows and they say where it stands.
     """
-    if left_out_words(documents):
+    given = believed(documents, scope)
+    if left_out_words(given):
         return None
-    kept = [number for number, one in enumerate(documents) if not one.is_annotation]
-    positions = positions_as_planned([documents[number] for number in kept])
+    kept = [number for number, one in enumerate(given) if not one.is_annotation]
+    positions = positions_as_planned([given[number] for number in kept])
     if positions is None:
         return kept
     ranked = sorted(zip(positions, kept, strict=True), key=lambda pair: pair[0].rank)
@@ -226,22 +356,6 @@ def copied(value: Any) -> Any:
     if isinstance(value, list):
         return [copied(one) for one in value]
     return value
-
-
-def _is_part(part: object) -> bool:
-    """Return whether this is `[label, id]` or `[label, id, words]`."""
-    if not isinstance(part, (list, tuple)) or len(part) not in (2, 3):
-        return False
-    label, name, *words = part
-    return isinstance(name, (str, int)) and all(isinstance(one, str) for one in (label, *words))
-
-
-def _overlap(carried: object) -> Overlap | None:
-    match carried:
-        case {"characters": int(characters), "label": str(label), "digest": str(digest)}:
-            return Overlap(characters, label, digest)
-        case _:
-            return None
 
 
 def _plain(name: BlockId) -> BlockId:

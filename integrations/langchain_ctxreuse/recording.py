@@ -13,6 +13,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.tracers.context import register_configure_hook
 
+from ctxreuse.adapters.plan_metadata import documents_shown
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from langchain_ctxreuse.documents.document_plans import planned_document
@@ -76,7 +77,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         query, scope = asked
         found = [planned_document(document) for document in documents]
         self._recorder.record(
-            [one.block for one in found if not one.is_annotation],
+            [one.block for one in documents_shown(found)],
             query,
             conversation_id=scope.conversation_id,
             tenant=scope.tenant or "",

@@ -16,6 +16,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
 
+from ctxreuse.adapters.plan_metadata import documents_shown
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from llamaindex_ctxreuse.nodes.node_plans import planned_documents
@@ -119,7 +120,7 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], scope: RequestScope) -> None:
         documents = planned_documents(nodes, MetadataMode.LLM)
         self._recorder.record(
-            [one.block for one in documents if not one.is_annotation],
+            [one.block for one in documents_shown(documents)],
             query.query_str if isinstance(query, QueryBundle) else str(query),
             conversation_id=scope.conversation_id,
             tenant=scope.tenant or "",

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import BlockKey, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
@@ -255,7 +255,7 @@ def result_in_order(result: Any, blocks: Sequence[ContextBlock], plan: Plan) -> 
     return {
         _RESULTS: memories,
         **others,
-        METADATA_KEY: {"memories": places, "plan": plan_metadata(plan)},
+        METADATA_KEY: memories_metadata(plan, places),
     }
 
 

@@ -10,6 +10,7 @@ from ctxreuse.adapters.plan_metadata import (
     DocumentPosition,
     Overlap,
     PlannedDocument,
+    believed,
     document_metadata,
     left_out_words,
     plan_of,
@@ -36,6 +37,22 @@ def moved_plan() -> Plan:
     plan = planner.plan(ContextRequest([blocks["b"], blocks["a"], blocks["c"]], "?"))
     assert [block.id for block in plan.blocks] == ["a", "b", "c"]
     return plan
+
+
+def second_turn(tenant: str = "", conversation: str = "c", left_out: str = "a") -> PlannedDocument:
+    """Return the document "b" of a turn that leaves out what the turn before shows."""
+    planner = ReusePlanner()
+    old, new = (ContextBlock(id=name, text=f"{name} " * 40) for name in (left_out, "b"))
+
+    def planned(blocks: list[ContextBlock], history: list[dict[str, str]]) -> Plan:
+        whose = {"tenant": tenant, "conversation_id": conversation}
+        return planner.plan(ContextRequest(blocks, "?", history=history, **whose))
+
+    shown = planned([old], []).messages()
+    plan = planned([old, new], shown)
+    assert plan.references == (left_out,)
+    metadata = document_metadata(plan, with_order=True)
+    return PlannedDocument(new, {METADATA_KEY: metadata.position(1, "[Doc_2]")})
 
 
 def planned_documents() -> list[PlannedDocument]:
@@ -71,8 +88,7 @@ def test_the_retrievers_order_is_found_again_without_the_annotation():
 
 def test_documents_that_say_where_left_out_ones_stand_have_to_stay():
     words = "Please refer to [Doc_1] in the previous conversation."
-    plan = {"parts": [["[Doc_1]", "a", words], ["[Doc_2]", "b"]], "order_annotation": None}
-    document = carrying("b", {"rank": 1, "label": "[Doc_2]", "plan": plan})
+    document = second_turn()
     assert left_out_words([document, document]) == [words]
     assert retrievers_order([document]) is None
 
@@ -105,7 +121,7 @@ def test_an_annotation_is_one_for_its_own_words_only():
 )
 def test_metadata_that_is_not_valid_changes_nothing(carried: Any):
     document = carrying("text", carried)
-    assert position_of(document.metadata) is None
+    assert positions_as_planned(believed([document])) is None
     assert retrievers_order([document]) == [0]
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
@@ -113,7 +129,7 @@ def test_metadata_that_is_not_valid_changes_nothing(carried: Any):
 @pytest.mark.parametrize("overlap", [None, 3, {}, {"characters": 3}, {"characters": "3"}])
 def test_an_overlap_that_is_not_valid_leaves_nothing_out(overlap: Any):
     document = carrying("text", {"rank": 0, "label": "[Doc_1]", "plan": PLAN, "overlap": overlap})
-    assert position_of(document.metadata) == DocumentPosition(0, "[Doc_1]", PLAN, None)
+    assert positions_as_planned(believed([document])) is None
     assert format_documents([document], DEFAULT_TEMPLATES) == "[Doc_1] text"
 
 

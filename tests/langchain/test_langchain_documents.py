@@ -13,7 +13,7 @@ from langchain_document_helpers import LetterRetriever, document, documents, let
 import langchain_ctxreuse
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
-from ctxreuse.adapters.plan_metadata import DocumentPosition, copied, position_of
+from ctxreuse.adapters.plan_metadata import DocumentPosition, believed, copied, position_of
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents.document_plans import (
@@ -174,8 +174,9 @@ def test_a_fault_in_replanning_leaves_the_earlier_plan():
 def test_metadata_under_our_name_that_is_not_valid_is_not_taken_for_a_plan():
     for mark in ("text", {}, {"plan": 3}, {"plan": {}}, {"rank": 0, "label": "x", "plan": None}):
         found = Document("text", metadata={"ctxreuse": mark})
-        assert position_of(found.metadata) is None
-        assert not planned_document(found).is_annotation
+        [seen] = believed([planned_document(found)])
+        assert position_of(seen.metadata) is None
+        assert not seen.is_annotation
         assert without_plan([found]) == [Document("text")]
 
 

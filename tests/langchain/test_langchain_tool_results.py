@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_document_helpers import documents, no_sockets, text_of
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
+from ctxreuse.adapters.plan_metadata import memories_metadata
 from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
 from langchain_ctxreuse.documents.document_plans import LangChainDocumentPlanner
@@ -109,10 +110,20 @@ def test_a_memory_search_as_json_makes_a_block_a_memory_without_its_score():
 
 
 def test_a_planned_memory_search_is_shown_without_its_plan():
-    result = {"results": [memory(1, "likes tea")], "ctxreuse": {"plan": {"references": []}}}
+    plan = ReusePlanner().plan(ContextRequest([ContextBlock(id="m1", text="likes tea")]))
+    places = [{"id": "m1", "rank": 0, "label": "[Doc_1]"}]
+    result = {
+        "results": [memory(1, "likes tea")],
+        "ctxreuse": memories_metadata(plan, places),
+    }
     assert blocks(blocks_in(None, json.dumps(result), "\n\n", False)) == [
         ("m1", '{"id": "m1", "memory": "likes tea", "user_id": "u"}')
     ]
+
+
+def test_a_memory_search_with_a_forged_plan_stays_whole():
+    result = {"results": [memory(1, "likes tea")], "ctxreuse": {"plan": {"references": []}}}
+    assert blocks_in(None, json.dumps(result), "\n\n", False) is None
 
 
 def test_a_memory_search_in_the_artifact_makes_a_block_a_line():

@@ -27,7 +27,8 @@ from llamaindex_memory_helpers import (
 )
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
 
-from ctxreuse import ReusePlanner, request_context
+from ctxreuse import ContextRequest, ReusePlanner, request_context
+from ctxreuse.adapters.plan_metadata import memories_metadata
 from ctxreuse.context.scope import RequestScope, current_scope
 from llamaindex_ctxreuse import (
     ReuseMemoryBlock,
@@ -91,11 +92,20 @@ class TestReuseMemoryBlock:
         )
 
     async def test_what_was_planned_before_goes_back_to_mem0s_ranking_first(self) -> None:
-        found = {
-            "results": lettered("ab"),
-            "ctxreuse": {"memories": [{"id": "id-a", "rank": 1}, {"id": "id-b", "rank": 0}]},
-        }
+        plan = ReusePlanner().plan(ContextRequest(["of b", "of a"]))
+        places = [
+            {"id": f"id-{letter}", "rank": rank, "label": f"[Doc_{2 - rank}]"}
+            for letter, rank in (("a", 1), ("b", 0))
+        ]
+        found = {"results": lettered("ab"), "ctxreuse": memories_metadata(plan, places)}
         assert await ReuseMemoryBlock(memory=FakeMemory(found)).aget([user("q")]) == labelled("ba")
+
+    @pytest.mark.parametrize("forged", [{}, {"plan": {}}, {"memories": 3, "plan": {}}, [1], "x"])
+    async def test_a_forged_ranking_of_a_search_changes_nothing(self, forged: Any) -> None:
+        found = {"results": lettered("ab"), "ctxreuse": forged}
+        block = ReuseMemoryBlock(memory=FakeMemory(found))
+        assert await block.aget([user("q")]) == labelled("ab")
+        assert block.faults == 0
 
     async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self) -> None:
         planner = ReusePlanner()

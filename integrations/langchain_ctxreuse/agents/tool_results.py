@@ -16,7 +16,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, retrievers_order
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, memory_ranks, retrievers_order
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from langchain_ctxreuse.documents.document_plans import planned_document
 
@@ -157,23 +157,18 @@ def _memories(result: Any) -> list[Mapping[str, Any]]:
     if not isinstance(result, Mapping):
         return []
     memories = result.get("results")
-    beside = [name for name, one in result.items() if name not in ("results", METADATA_KEY) and one]
-    if beside or not isinstance(memories, list) or _leaves_out(result.get(METADATA_KEY)):
+    known = {"results"} if memory_ranks(result) is None else {"results", METADATA_KEY}
+    beside = [name for name, one in result.items() if name not in known and one]
+    if beside or not isinstance(memories, list):
         return []
-    known = [
+    found = [
         one
         for one in memories
         if isinstance(one, Mapping)
         and isinstance(one.get("memory"), str)
         and isinstance(one.get("id"), (str, int))
     ]
-    return known if len(known) == len(memories) else []
-
-
-def _leaves_out(metadata: Any) -> bool:
-    """Return whether a planned memory search left something out that a conversation shows."""
-    plan = metadata.get("plan") if isinstance(metadata, Mapping) else None
-    return isinstance(plan, Mapping) and bool(plan.get("references"))
+    return found if len(found) == len(memories) else []
 
 
 def _memory_block(memory: Mapping[str, Any]) -> ContextBlock:

@@ -25,6 +25,7 @@ from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
+from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 
@@ -131,12 +132,14 @@ def planned_document(document: Document) -> PlannedDocument:
     return PlannedDocument(block, document.metadata)
 
 
-def without_plan(documents: Sequence[Document]) -> list[Document] | None:
+def without_plan(
+    documents: Sequence[Document], scope: RequestScope | None = None
+) -> list[Document] | None:
     """Return documents as they were before an earlier plan, so that plans never nest.
 
     None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
     """
-    order = retrievers_order([planned_document(one) for one in documents])
+    order = retrievers_order([planned_document(one) for one in documents], scope)
     return None if order is None else [_without_metadata(documents[position]) for position in order]
 
 

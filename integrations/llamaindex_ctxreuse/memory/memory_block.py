@@ -28,7 +28,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
@@ -380,8 +380,7 @@ async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _as_ranked(found: Any) -> list[Mapping[str, Any]]:
     """Return memories best first, even if an earlier plan has put them into another order."""
     memories = list(found["results"] if isinstance(found, Mapping) else found)
-    plan = found.get(METADATA_KEY) if isinstance(found, Mapping) else None
-    if not isinstance(plan, Mapping):
+    ranks = memory_ranks(found) if isinstance(found, Mapping) else None
+    if ranks is None:
         return memories
-    ranks = [place["rank"] for place in plan["memories"]]
     return [memory for _, memory in sorted(zip(ranks, memories, strict=True), key=lambda p: p[0])]

@@ -24,6 +24,7 @@ from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
+    believed,
     copied,
     left_out_words,
     retrievers_order,
@@ -32,7 +33,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.context.scope import current_scope
+from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 
@@ -148,12 +149,14 @@ def planned_documents(
     return [PlannedDocument(node_block(node, metadata_mode), node.metadata) for node in found]
 
 
-def without_plan(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore] | None:
+def without_plan(
+    nodes: Sequence[NodeWithScore], scope: RequestScope | None = None
+) -> list[NodeWithScore] | None:
     """Return nodes as they were before an earlier plan, so that plans never nest.
 
     None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
     """
-    order = retrievers_order(planned_documents(nodes))
+    order = retrievers_order(planned_documents(nodes), scope)
     return None if order is None else [_unplanned(nodes[position]) for position in order]
 
 
@@ -166,7 +169,7 @@ def retrieved_nodes(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore]
     """Return nodes as they were retrieved, and where an earlier plan says that others stand."""
     unplanned, words = without_plan(nodes), list[str]()
     if unplanned is None:
-        unplanned, words = list(nodes), left_out_words(planned_documents(nodes))
+        unplanned, words = list(nodes), left_out_words(believed(planned_documents(nodes)))
     return without_annotations(unplanned), words
 
 

@@ -1,0 +1,200 @@
+"""The plan metadata that this process has written, so that no other is believed.
+
+Documents pass through stores, files and other programs between the retriever and the prompt, and
+whoever writes a document can write metadata under our key. The metadata stays plain and the same
+from run to run, so it has no seal: what this process wrote is remembered as digests, and metadata
+counts only if it is found there, unaltered, on the document that it was written for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from itertools import count
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.scope import RequestScope
+
+_log = logging.getLogger("ctxreuse")
+MAX_ITEMS: Final = 200_000
+"""Planned documents that a process remembers, about 100 bytes each."""
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_ALIKE = 64
+"""Turns of one tenant that are remembered for plans that say the same."""
+
+
+class Turn(NamedTuple):
+    """Whose turn a plan was made for.
+
+    Attributes:
+        tenant: The tenant; "" where the application names none.
+        conversation_id: The conversation, or None.
+        messages: How many messages stand before the turn; None where there are none.
+    """
+
+    tenant: str
+    conversation_id: str | int | None
+    messages: int | None
+
+    @classmethod
+    def of(cls, asked: ContextRequest | RequestScope) -> Turn:
+        """Return the turn of a request, or what a scope says of it."""
+        return cls(asked.tenant or "", asked.conversation_id, len(asked.history or ()) or None)
+
+    def may_be(self, other: Turn) -> bool:
+        """Return whether nothing that both say differs."""
+        return all(
+            one == another or one in (None, "") or another in (None, "")
+            for one, another in zip(self, other, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IssuedPlan:
+    """A plan that documents carry.
+
+    Attributes:
+        turn: The turn that it was made for.
+        number: Counts the plans of the process.
+        size: How many items it may have.
+        items: Digests of what its items carry.
+    """
+
+    turn: Turn
+    number: int
+    size: int
+    items: set[bytes] = field(default_factory=set)
+
+    def add(self, carried: Any, owner: Any) -> None:
+        """Remember what an item carries.
+
+        Args:
+            carried: What it carries beside the plan, as JSON.
+            owner: The item's id; None where the carried names the item itself.
+        """
+        digest = digest_of([carried, owner])
+        if digest is not None:
+            self.items.add(digest)
+
+    def has(self, carried: Any, owner: Any) -> bool:
+        """Return whether an item carries what was written for it."""
+        return digest_of([carried, owner]) in self.items
+
+
+class IssuedPlans:
+    """The plans that documents of this process carry; thread-safe.
+
+    When too many are remembered, the tenant with the most loses its oldest, so that no tenant makes
+    another one's documents forgotten.
+
+    Args:
+        max_items: How many items it remembers; the newest plan stays however large it is.
+    """
+
+    def __init__(self, max_items: int = MAX_ITEMS) -> None:
+        self._max_items = max_items
+        self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
+        self._size = 0
+        self._numbers = count()
+        self._ignored = 0
+        self._lock = Lock()
+
+    @property
+    def size(self) -> int:
+        """How many items are remembered."""
+        return self._size
+
+    @property
+    def ignored(self) -> int:
+        """How many documents came with metadata under our key that was not believed."""
+        return self._ignored
+
+    def issue(self, plan: Any, turn: Turn, size: int) -> IssuedPlan:
+        """Remember a plan as metadata shows it; its items are added later.
+
+        Args:
+            plan: The plan as metadata.
+            turn: The turn that it was made for.
+            size: How many items it may have.
+        """
+        issued = IssuedPlan(turn, next(self._numbers), size)
+        digest = digest_of(plan)
+        if digest is None:
+            return issued
+        with self._lock:
+            plans = self._of.setdefault(turn.tenant, LRUMap(weight_of=_size))
+            others: list[IssuedPlan] = []
+            for alike in plans.peek(digest) or ():  # planners that are new all make a first plan
+                if alike.turn == turn:
+                    issued = replace(issued, items=alike.items)
+                else:
+                    others.append(alike)
+            before = plans.weight
+            plans.put(digest, (issued, *others[: _ALIKE - 1]))
+            self._size += plans.weight - before
+            if self._size > self._max_items:
+                self._forget_oldest(digest)
+        return issued
+
+    def find(self, digest: bytes, turn: Turn) -> list[IssuedPlan]:
+        """Return the plans of this digest that may be of a turn, the newest first."""
+        with self._lock:
+            tenants = (turn.tenant, "") if turn.tenant else tuple(self._of)
+            held = [self._of[tenant] for tenant in tenants if tenant in self._of]
+            found = [plan for plans in held for plan in plans.peek(digest) or ()]
+        found = [plan for plan in found if plan.turn.may_be(turn)]
+        return sorted(found, key=lambda plan: plan.number, reverse=True)
+
+    def ignore(self, documents: int) -> None:
+        """Count documents whose metadata is not believed; log that once."""
+        if not documents:
+            return
+        with self._lock:
+            first = not self._ignored
+            self._ignored += documents
+        if first:
+            _log.warning(
+                "Metadata under 'ctxreuse' of %d documents is not of this turn's plan in this "
+                "process, or was changed since; it is ignored, and they are shown like documents "
+                "without a plan. Further ones are only counted.",
+                documents,
+            )
+
+    def _forget_oldest(self, newest: bytes) -> None:
+        """Forget the older half of the tenant with the most items, until the bound is kept."""
+        while self._size > self._max_items:
+            tenant, plans = max(self._of.items(), key=lambda one: one[1].weight)
+            before = plans.weight
+            for digest in list(plans)[: (len(plans) + 1) // 2]:
+                if digest != newest:
+                    plans.pop(digest)
+            if plans.weight == before:
+                return
+            self._size -= before - plans.weight
+            if not len(plans):
+                del self._of[tenant]
+
+
+def _size(plans: tuple[IssuedPlan, ...]) -> int:
+    return sum(plan.size for plan in plans)
+
+
+def digest_of(value: Any) -> bytes | None:
+    """Return a digest of a JSON value that a round trip through JSON leaves as it is.
+
+    None where it is no JSON value: too deep, too large a number, another type.
+    """
+    try:
+        text = _as_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+ISSUED_PLANS = IssuedPlans()
+"""What this process has issued; an annotation or a rank counts only if it is in there."""
