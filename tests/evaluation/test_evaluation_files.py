@@ -137,6 +137,10 @@ def test_a_corpus_is_its_blocks_by_id(tmp_path):
         ({"id": 1, "text": "t", "tokens": 3.0}, "field 'tokens' is 3.0 (float); it must be int"),
         ({"id": 1, "text": "t", "tokens": True}, "field 'tokens' is True (bool); it must be int"),
         (
+            {"id": 1, "text": "t", "tokens": 10**100},
+            f"field 'tokens' is {'1' + '0' * 58}… (int); it must have at most 100 digits",
+        ),
+        (
             {"id": 1, "text": "t", "tokens": -1},
             "block 1 (int) has -1 (int) as its token count; "
             "give an integer from 0, or None to have it counted",

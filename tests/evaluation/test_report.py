@@ -168,7 +168,8 @@ def test_pictures_are_written(measured, tmp_path):
         ("[]", "no results in format 1"),
         ("[" * 100_000, "no JSON"),
         ('{"format": 7}', "no results in format 1"),
-        ('{"format": 1, "trace": {}}', "missing or broken"),
+        ('{"format": 1, "trace": {}}', "title is missing"),
+        ('{"format": 1, "title": 7}', r"title is 7 \(int\); it must be a string"),
     ],
 )
 def test_other_files_are_no_results(tmp_path, content, problem):

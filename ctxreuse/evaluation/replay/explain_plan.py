@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.tokens import well_formed
@@ -153,7 +153,9 @@ def explanation_json(explained: ExplainedRequest) -> dict[str, Any]:
     }
 
 
-_DEPTH = 5
+TREE_DEPTH = 5
+"""Blocks of a prompt that the prefix tree shows."""
+
 _LEAST_SHARE = 0.004
 
 
@@ -172,12 +174,6 @@ class TreeNode:
     requests: int
     sent_tokens: int
     children: tuple[TreeNode, ...] = ()
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Return a node of what `dataclasses.asdict` made of one."""
-        children = tuple(cls.from_json(child) for child in fields["children"])
-        return cls(fields["name"], fields["requests"], fields["sent_tokens"], children)
 
 
 def sent_tree(planned: Sequence[PlannedRequest], corpus: Corpus) -> TreeNode:
@@ -200,7 +196,7 @@ def _node(
     """Return the node of prompts that begin with the same blocks, `depth` of them."""
     next_blocks: dict[tuple[type, BlockId], list[tuple[list[ContextBlock], int]]] = {}
     for blocks, tokens in sent:
-        if depth < min(len(blocks), _DEPTH):
+        if depth < min(len(blocks), TREE_DEPTH):
             block_id = blocks[depth].id
             next_blocks.setdefault((type(block_id), block_id), []).append((blocks, tokens))
     children = [

@@ -110,9 +110,9 @@ def read_plan(path: str) -> list[PlannedRequest]:
             system=line.get("system", (str,), None),
             tenant=line.get("tenant", (str,), ""),
             conversation_id=line.get("conversation_id", (str, int), None),
-            turn=line.get("turn", (int,), 0),
+            turn=line.count("turn", 0),
             after=line.get("after", (str, int), None),
-            expected_cached_tokens=line.get("expected_cached_tokens", (int,), None),
+            expected_cached_tokens=line.count("expected_cached_tokens", None),
             place=line.place,
         )
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:

@@ -159,17 +159,9 @@ class RunResult:
         return replace(self, planned=(), notes=())
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a file holds of it, for `from_json`."""
+        """Return what a file holds of it."""
         names = (one.name for one in fields(self) if one.name not in _NOT_WRITTEN)
         return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Self:
-        """Return the result that `as_json` was made of."""
-        lists = ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s")
-        tuples: dict[str, Any] = {name: tuple(stored.get(name, ())) for name in lists}
-        scores = tuple((str(one), float(f1), float(em)) for one, f1, em in stored.get("scores", ()))
-        return cls(**stored | tuples | {"scores": scores})
 
     @property
     def usages(self) -> list[CacheUsage]:

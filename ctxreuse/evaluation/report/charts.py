@@ -45,6 +45,8 @@ _DEEPEST = 5
 _LETTERS = 130
 """Letters that fit the width of the tree."""
 
+_LONGEST_NAME = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -205,7 +207,8 @@ def _shown(runs: Sequence[RunResult]) -> list[RunResult]:
 
 def _style(run: RunResult, number: int) -> dict[str, Any]:
     return {
-        "label": run.policy,
+        # a dollar sign would begin a formula
+        "label": _printable(run.policy, _LONGEST_NAME).replace("$", r"\$"),
         "color": POLICY_COLOURS.get(run.policy, _OTHERS[number % len(_OTHERS)]),
         "linestyle": "--" if run.mode == "offline" else "-",
         "zorder": 3 if run.strategy == "reuse" else 2,  # ours is not hidden where lines meet
@@ -283,7 +286,7 @@ def _draw_tree(axes: Axes, root: TreeNode) -> None:
         for child in node.children:
             width = child.sent_tokens / total
             gap = min(0.0008, width / 4)
-            box(left, width - gap, depth, 1 - 0.8 / child.requests)
+            box(left, width - gap, depth, 1 - 0.8 / max(1, child.requests))
             fitting = int(_LETTERS * width)
             if fitting >= 5:
                 words = f"{_printable(child.name, fitting)}\n{child.requests:,}"

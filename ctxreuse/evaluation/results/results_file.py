@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
-from ctxreuse.errors import InputFileError, describe
+from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.estimate import (
     KS,
     TraceSummary,
@@ -26,11 +26,11 @@ from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer, no_progress
+from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
-from ctxreuse.files import file_errors, write_text
+from ctxreuse.files import write_text
 
-_FORMAT = 1
 _WORST = 10
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
 
@@ -126,7 +126,7 @@ class Results:
             InputFileError: The file cannot be written.
         """
         runs = [run.as_json() for run in self.runs]
-        fields = {"format": _FORMAT, **asdict(replace(self, runs=())), "runs": runs}
+        fields = {"format": read.FORMAT, **asdict(replace(self, runs=())), "runs": runs}
         write_text(path, json.dumps(fields) + "\n")
 
     def write_csv(self, path: str | Path) -> None:
@@ -148,34 +148,29 @@ class Results:
         Raises:
             InputFileError: The file holds no results.
         """
-        with file_errors(path, "read"):
-            text = Path(path).read_bytes()
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputFileError(f"{path}: no JSON: {describe(str(error))}") from error
-        if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-            raise InputFileError(
-                f"{path}: no results in format {_FORMAT}; write them with "
-                "`ctxreuse estimate TRACE --results FILE` or `ctxreuse bench`"
-            )
-        try:
-            return cls(
-                **fields
-                | {
-                    "trace": TraceSummary(**fields["trace"]),
-                    "runs": tuple(map(RunResult.from_json, fields["runs"])),
-                    "tree": TreeNode.from_json(fields["tree"]),
-                    "misses": tuple(Miss(**miss) for miss in fields["misses"]),
-                    "bounds": tuple((int(k), float(share)) for k, share in fields["bounds"]),
-                    "settings": tuple((str(name), str(it)) for name, it in fields["settings"]),
-                    "notes": tuple(map(str, fields["notes"])),
-                }
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputFileError(
-                f"{path}: results with a part missing or broken: {error}"
-            ) from error
+        stored = read.read_stored(path)
+        return cls(
+            title=stored.get("title", read.text),
+            level=stored.get("level", read.one_of("blocks", "tokens", "engine")),
+            trace=stored.get("trace", read.summary),
+            runs=stored.get("runs", read.each(read.run_result)),
+            tree=stored.get("tree", read.tree),
+            misses=stored.get("misses", read.each(_miss)),
+            bounds=stored.get("bounds", read.each(read.row(read.integer, read.share))),
+            settings=stored.get("settings", read.each(read.row(read.text, read.text))),
+            notes=stored.get("notes", read.each(read.text)),
+            version=stored.get("version", read.text),
+        )
+
+
+def _miss(place: str, value: Any) -> Miss:
+    stored = read.stored_object(place, value)
+    return Miss(
+        request_id=stored.get("request_id", read.text),
+        cause=stored.get("cause", read.text),
+        lost_tokens=stored.get("lost_tokens", read.integer),
+        words=stored.get("words", read.text),
+    )
 
 
 def _columns(run: RunResult) -> Iterator[tuple[str, object]]:

@@ -256,8 +256,11 @@ def _by_cache_size(
         for run in runs:
             table.setdefault(run.policy, {})[run.capacity_tokens] = run
         for name, by_size in table.items():
-            shown = (cell for size in sizes for cell in cells(by_size[size], base[size]))
-            yield name, *shown, f"{by_size[sizes[0]].planning_ms:.3f}"
+            shown: list[str] = []
+            for size in sizes:
+                missing = ("",) * len(columns(""))  # a policy may lack a size that others have
+                shown += cells(by_size[size], base[size]) if size in by_size else missing
+            yield name, *shown, f"{next(iter(by_size.values())).planning_ms:.3f}"
 
     head = (name for size in sizes for name in columns(_capacity(size)))
     return Table(title, (_POLICY, *head, "planning\nms"), _grouped(runs, headings, rows))
@@ -317,7 +320,10 @@ def _ablations(runs: _Runs, policies: _Runs) -> Table:
     rows = []
     for policy in dict.fromkeys(run.policy for run in runs):
         by_size = {run.capacity_tokens: run for run in runs if run.policy == policy}
-        cells = (_ratio_and_times(by_size[size], base.get(size)) for size in sizes)
+        cells = (
+            _ratio_and_times(by_size[size], base.get(size)) if size in by_size else ""
+            for size in sizes
+        )
         rows.append((policy, *cells))
     return Table(f"One idea less: {_TIMES}", ("", *map(_capacity, sizes)), tuple(rows))
 
@@ -363,6 +369,7 @@ def _usage(run: RunResult, base: RunResult) -> tuple[str, ...]:
     if not run.first_token_s:
         return ("0", *("",) * 6)
     half, most = (run.first_token_percentile_s(share) for share in (50, 95))
+    before = base.first_token_percentile_s(50)
     return (
         str(len(run.request_ids)),
         f"{run.total.hit_ratio:.3f}",
@@ -370,7 +377,7 @@ def _usage(run: RunResult, base: RunResult) -> tuple[str, ...]:
         f"{_times(run, base):.2f}",
         f"{1e3 * half:,.0f}",
         f"{1e3 * most:,.0f}",
-        f"{half / base.first_token_percentile_s(50):.2f}",
+        f"{half / before:.2f}" if before else "",
     )
 
 

@@ -13,6 +13,9 @@ from ctxreuse.files import file_errors, write_text
 
 STANDARD_STREAM = "-"
 
+LARGEST = 10**100 - 1
+"""The largest count in a file: sums, quotients and pictures of such numbers stay finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonLine:
@@ -43,6 +46,13 @@ class JsonLine:
             wanted = " or ".join(kind.__name__ for kind in kinds)
             problem = "is missing" if name not in self.fields else f"is {describe(value)}"
             self.fail(f"field {name!r} {problem}; it must be {wanted}")
+        return value
+
+    def count(self, name: str, default: Any = ...) -> Any:
+        """Return a field that is an integer; see `get`."""
+        value = self.get(name, (int,), default)
+        if value is not None and abs(value) > LARGEST:
+            self.fail(f"field {name!r} is {describe(value)}; it must have at most 100 digits")
         return value
 
     def ids(self, name: str) -> list[str | int]:

@@ -63,7 +63,7 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
     corpus: dict[BlockId, ContextBlock] = {}
     for line in read_lines(path):
         block_id = line.get("id", (str, int))
-        tokens = line.get("tokens", (int,), None)
+        tokens = line.count("tokens", None)
         text = line.get("text", (str,), ... if tokens is None else "")
         try:
             block = ContextBlock(id=block_id, text=text, tokens=tokens)
@@ -110,7 +110,7 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                 query=line.get("query", (str,), ""),
                 blocks=tuple(blocks),
                 conversation_id=line.get("conversation_id", (str, int), None),
-                turn=line.get("turn", (int,), 0),
+                turn=line.count("turn", 0),
                 tenant=line.get("tenant", (str,), ""),
                 system=line.get("system", (str,), None),
             )
