@@ -22,6 +22,7 @@ from shared import data_folder, read_named_trace, right_answers
 from agents import usage_of
 from chain_of_agents import Answer, ChainOfAgents
 from chain_of_agents.question import Mode
+from ctxreuse.errors import shown_url
 from ctxreuse.evaluation.results.answers import token_f1
 from ctxreuse.serving import progress_bar
 
@@ -41,7 +42,9 @@ def main() -> int:
     for url in urls:
         server = describe_server(url, options.model)
         asyncio.run(warm_up(server))
-        console.print(f"{server.base_url}: {server.model}, cache of {server.cache_tokens:,} tokens")
+        console.print(
+            f"{shown_url(server.base_url)}: {server.model}, cache of {server.cache_tokens:,} tokens"
+        )
     trace = read_named_trace(data, f"xquad_k{DOCUMENTS}")[0][: options.questions]
     right = right_answers(data, "xquad", "question")
     questions = [{"question": one.query, "documents": one.blocks} for one in trace]

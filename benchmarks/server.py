@@ -22,8 +22,10 @@ from rich.progress import (
 )
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.errors import shown_url
 from ctxreuse.serving import EngineClient
 
+_LONGEST_PAGE = 2**24
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
@@ -74,13 +76,13 @@ def describe_server(base_url: str, model: str | None) -> ServerInfo:
         metrics = PrefixCacheMetrics.parse(_get(f"{root}/metrics"))
     except OSError as error:
         sys.exit(
-            f"no server answers at {base_url} ({error}); start one with `make vllm`, or set "
-            "CTXREUSE_BASE_URL or --base-url to a vLLM server"
+            f"no server answers at {shown_url(base_url)} ({error}); start one with `make vllm`, or "
+            "set CTXREUSE_BASE_URL or --base-url to a vLLM server"
         )
     cards: dict[str, dict[str, Any]] = {card["id"]: card for card in served}
     name = model or next(iter(cards))
     if name not in cards:
-        sys.exit(f"{base_url} serves {', '.join(cards)}, not {name}")
+        sys.exit(f"{shown_url(base_url)} serves {', '.join(cards)}, not {name}")
     return ServerInfo(
         base_url=f"{root}/v1",
         model=name,
@@ -110,4 +112,4 @@ def progress_bar() -> Progress:
 
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=30) as answer:
-        return str(answer.read().decode())
+        return str(answer.read(_LONGEST_PAGE).decode())

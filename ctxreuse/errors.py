@@ -16,7 +16,12 @@ so that no whole document ends up in a log.
 
 from __future__ import annotations
 
+import re
+
 _LONGEST_VALUE = 60
+_LONGEST_LOOKED_AT = 4_000
+_LONGEST_URL = 200
+_ADDRESS = re.compile(r"""(https?://)(?:[^\s'"]*@)?([^\s'"?#]*)(?:[?#][^\s'"]*)?""", re.IGNORECASE)
 
 
 class CtxreuseError(Exception):
@@ -53,12 +58,21 @@ class EngineError(CtxreuseError, RuntimeError):
     Attributes:
         status: The HTTP status that it answered; None where no answer came at all.
         attempts: How often the request was sent.
+        retry_after_s: Seconds after which the engine wants to be asked again; None if it does not
+            say.
     """
 
-    def __init__(self, message: str, status: int | None = None, attempts: int = 1) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        attempts: int = 1,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.attempts = attempts
+        self.retry_after_s = retry_after_s
 
 
 class MissingExtraError(CtxreuseError, ImportError):
@@ -75,13 +89,33 @@ def describe(value: object) -> str:
         value: Anything, including objects whose `repr` fails or is very long.
 
     Returns:
-        The type's name and at most 60 characters of the value.
+        The type's name and at most 60 characters of the value; addresses in it as `shown_url` shows
+        them.
     """
     kind = type(value).__name__
     try:
         text = repr(value)
     except Exception:  # a foreign __repr__, or an integer past the digit limit
         return f"a value of type {kind}"
+    text = _ADDRESS.sub(r"\1\2", text[:_LONGEST_LOOKED_AT])
     if len(text) > _LONGEST_VALUE:
         text = text[: _LONGEST_VALUE - 1] + "…"
     return f"{text} ({kind})"
+
+
+def shown_url(url: object) -> str:
+    """Return a URL as messages, logs and files may show it: without anything that may be a secret.
+
+    Args:
+        url: Anything; what is no string is described.
+
+    Returns:
+        Scheme, host, port and path: no user, password, query or fragment. What is in front of the
+        last "@" counts as user and password, because a password may hold any sign unescaped.
+    """
+    if not isinstance(url, str):
+        return describe(url)
+    scheme, separator, rest = url.rpartition("://")
+    rest = rest.rpartition("@")[2].partition("?")[0].partition("#")[0]
+    shown = scheme.rpartition("@")[2] + separator + rest
+    return "".join(sign if sign.isprintable() else "?" for sign in shown[:_LONGEST_URL])

@@ -8,6 +8,8 @@ from typing import Any, TypeGuard, TypeVar
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
 _Kind = TypeVar("_Kind")
+_MOST_REPORTED = 2**53
+"""No model has so many tokens; up to here, every integer is exact as a float, too."""
 
 
 def checked_integer(
@@ -58,6 +60,17 @@ def checked_number(name: str, value: Any, at_least: float = 0) -> float:
     if not isinstance(value, (int, float)) or not at_least <= value < float("inf"):
         raise InvalidRequestError(f"{name} must be a number from {at_least}, not {describe(value)}")
     return value
+
+
+def reported_count(value: object) -> int | None:
+    """Return a number of tokens that a model or server reports; None for what cannot be one.
+
+    What comes from outside may be anything: -5, "ten", NaN, true. That must not get into sums.
+
+    Args:
+        value: What is reported.
+    """
+    return value if _is_integer(value, 0) and value <= _MOST_REPORTED else None
 
 
 def checked_kind(

@@ -449,7 +449,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("7", 7.0), ("0.5", 0.5), ("9999", 60.0), ("soon", 0.0), ("-1", 0.0)]
+    ("header", "seconds"), [("7", 7.0), ("0.5", 0.5), ("9999", 9999.0), ("soon", 0.0), ("-1", 0.0)]
 )
 def test_the_wait_between_attempts_is_what_the_server_asks_for(header, seconds):
     response = httpx.Response(429, headers={"retry-after": header})

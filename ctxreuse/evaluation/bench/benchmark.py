@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -93,9 +93,9 @@ class BenchConfig:
     tokenizer: str = WORDS
     chunk_tokens: int = 512
     contextpilot_python: str | None = None
-    base_url: str | None = None
+    base_url: str | None = field(default=None, repr=False)
     model: str | None = None
-    api_key: str = "EMPTY"
+    api_key: str = field(default="EMPTY", repr=False)
     answer_tokens: int = 32
     seed: int = 0
 

@@ -12,7 +12,7 @@ from typing import Self
 from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
 from ctxreuse.evaluation.replay.policies import ReorderedTrace
@@ -45,9 +45,9 @@ class LiveEngine:
             not how long prompts are.
     """
 
-    base_url: str
+    base_url: str = field(repr=False)
     model: str | None
-    api_key: str
+    api_key: str = field(repr=False)
     answer_tokens: int
     references: Mapping[str, Sequence[str]]
     advance: Callable[[], object]
@@ -102,8 +102,8 @@ class LiveEngine:
             answer = await self.client.complete(_WARM_UP, max_tokens=1)
         if answer.cached_tokens is None:
             raise InvalidRequestError(
-                f"the server at {self.base_url} does not say how many tokens it had cached; "
-                "start vLLM with --enable-prompt-tokens-details, and with prefix caching"
+                f"the server at {shown_url(self.base_url)} does not say how many tokens it had "
+                "cached; start vLLM with --enable-prompt-tokens-details, and with prefix caching"
             )
         try:
             await self.client.tokenize(_WARM_UP)

@@ -55,6 +55,48 @@ class Threads:
             pool.shutdown()
 
 
+class TimeLimit:
+    """Bounds how long the parts of one answer take, all together.
+
+    What happens between two parts does not count: it is not the engine's fault if the caller reads
+    slowly. And no limit is in force then, because it would cancel the caller.
+
+    Args:
+        seconds: For all parts; None waits.
+        too_late: Makes the error to raise when they are over.
+
+    """
+
+    def __init__(self, seconds: float | None, too_late: Callable[[], Exception]) -> None:
+        self._left_s = seconds
+        self._too_late = too_late
+        self._began: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, from 0; None is no limit."""
+        if self._left_s is None or self._began is None:
+            return self._left_s
+        return max(0.0, self._left_s - (asyncio.get_running_loop().time() - self._began))
+
+    async def wait_for(self, part: Awaitable[_Result]) -> _Result:
+        """Wait for one part.
+
+        Raises:
+            Exception: what `too_late` makes; the time is over.
+        """
+        self._began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._left_s) as limit:
+                return await part
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise self._too_late() from error
+        finally:
+            self._left_s, self._began = self.left_s, None
+
+
 class BackgroundTasks:
     """Tasks that no caller waits for, but that end before their owner does.
 

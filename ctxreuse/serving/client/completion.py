@@ -1,4 +1,4 @@
-"""An engine's answer to one request, read from a stream of chunks; what it says of the cache."""
+"""An engine's answer to one request, and what it says of the cache."""
 
 from __future__ import annotations
 
@@ -56,66 +56,6 @@ class Completion:
     attempts: int
     prompt_token_ids: tuple[int, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-
-
-class ChunkReader:
-    """Collects the chunks of one streamed reply, whatever they leave out.
-
-    Attributes:
-        has_token: Whether the model has said something: text, a thought, a tool call, or its end.
-    """
-
-    def __init__(self) -> None:
-        self.reply_id = ""
-        self.finish_reason: str | None = None
-        self.prompt_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.completion_tokens: int | None = None
-        self.prompt_token_ids: tuple[int, ...] | None = None
-        self.has_token = False
-        self._pieces: list[str] = []
-        self._calls: dict[int, dict[str, str]] = {}
-
-    @property
-    def text(self) -> str:
-        """The answer's text so far."""
-        return "".join(self._pieces)
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls so far."""
-        return tuple(ToolCall(**self._calls[index]) for index in sorted(self._calls))
-
-    def take(self, chunk: Any) -> str:
-        """Read a `ChatCompletionChunk`, with vLLM's fields as extras; return its text."""
-        self.reply_id = getattr(chunk, "id", None) or self.reply_id
-        ids = getattr(chunk, "prompt_token_ids", None)
-        if isinstance(ids, list):
-            self.prompt_token_ids = tuple(ids)
-        usage = getattr(chunk, "usage", None)
-        if usage is not None:
-            self.prompt_tokens = getattr(usage, "prompt_tokens", None)
-            self.completion_tokens = getattr(usage, "completion_tokens", None)
-            details = getattr(usage, "prompt_tokens_details", None)
-            self.cached_tokens = getattr(details, "cached_tokens", None)
-        text = ""
-        for choice in getattr(chunk, "choices", None) or ():
-            delta = getattr(choice, "delta", None)
-            text += getattr(delta, "content", None) or ""
-            called = getattr(delta, "tool_calls", None) or ()
-            for piece in called:
-                call = self._calls.setdefault(piece.index, {"id": "", "name": "", "arguments": ""})
-                call["id"] = getattr(piece, "id", None) or call["id"]
-                function = getattr(piece, "function", None)
-                call["name"] += getattr(function, "name", None) or ""
-                call["arguments"] += getattr(function, "arguments", None) or ""
-            thought = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
-            finish = getattr(choice, "finish_reason", None)
-            self.finish_reason = finish or self.finish_reason
-            self.has_token |= bool(text or called or thought or finish)
-        if text:
-            self._pieces.append(text)
-        return text
 
 
 _log = logging.getLogger("ctxreuse")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
+import math
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-from ctxreuse.context.checks import checked_integer
-from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.context.checks import checked_integer, reported_count
+from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, shown_url
+from ctxreuse.serving.aio.concurrency import TimeLimit
+from ctxreuse.serving.client.guarded_http import guarded
+from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -39,28 +44,48 @@ class EngineConnection:
         retries: int,
         backoff_s: float,
         timeout_s: float | None,
+        max_reply_bytes: int,
     ) -> None:
-        if not isinstance(base_url, str) or urlsplit(base_url).scheme not in ("http", "https"):
-            raise InvalidRequestError(
-                f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
-                f"{describe(base_url)}"
-            )
-        self._root = base_url.rstrip("/").removesuffix("/v1")
-        self.host = urlsplit(self._root).netloc.rpartition("@")[2]
-        self.openai = _openai_client(f"{self._root}/v1", api_key, http_client, timeout_s)
+        parts = _checked_address(base_url)
+        self.host = parts.netloc.rpartition("@")[2]
+        # without user and password: HTTP libraries write addresses into logs and errors
+        self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
+        self.openai = _openai_client(
+            f"{self._root}/v1", api_key, http_client, timeout_s, max_reply_bytes, _basic(parts)
+        )
         self._owns_http = http_client is None
         self._retries = checked_integer("retries", retries)
         self._wait = waiting(backoff_s)
+        self._timeout_s = timeout_s
 
-    def attempts(self) -> Any:
-        """Return tenacity's attempts at one request."""
+    def time_limit(self) -> TimeLimit:
+        """Return the time for one request, all attempts and waits included."""
+        return TimeLimit(
+            self._timeout_s,
+            lambda: EngineError(
+                f"the engine at {self.host} did not answer within {self._timeout_s} s; "
+                "give a larger timeout_s if it needs longer"
+            ),
+        )
+
+    def attempts(self, limit: TimeLimit) -> Any:
+        """Return tenacity's attempts at one request.
+
+        Args:
+            limit: The request's time. A server that asks to wait for longer is not asked again.
+        """
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
+        longest_s = _LONGEST_WAIT_S if limit.left_s is None else math.inf
+        is_last = stop_after_attempt(self._retries + 1)
+
+        def stop(state: Any) -> bool:
+            left_s = longest_s if limit.left_s is None else limit.left_s
+            return is_last(state) or state.upcoming_sleep > left_s
+
         return AsyncRetrying(
-            stop=stop_after_attempt(self._retries + 1),
-            wait=self._wait,
-            retry=retry_if_exception(is_transient),
-            reraise=True,
+            stop=stop, wait=self._wait, retry=retry_if_exception(is_transient), reraise=True
         )
 
     async def ask(self, method: str, path: str, body: object = None) -> str:
@@ -69,9 +94,13 @@ class EngineConnection:
         Raises:
             EngineError: the engine does not answer.
         """
+        limit = self.time_limit()
+        return await limit.wait_for(self._ask(limit, method, path, body))
+
+    async def _ask(self, limit: TimeLimit, method: str, path: str, body: object) -> str:
         attempts = 0
         try:
-            async for attempt in self.attempts():
+            async for attempt in self.attempts(limit):
                 with attempt:
                     attempts += 1
                     url = self._root + path
@@ -82,13 +111,36 @@ class EngineConnection:
             raise self.error(error, attempts) from error
         raise AssertionError("tenacity makes at least one attempt")
 
+    async def ask_json(self, method: str, path: str, body: object = None) -> Any:
+        """Return what a route answers, parsed; None where that is no JSON.
+
+        Raises:
+            EngineError: the engine does not answer.
+        """
+        page = await self.ask(method, path, body)
+        try:
+            return parsed_json(page)
+        except BrokenReplyError:
+            return None
+
+    async def completion(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """Yield the reply to one attempt at a chat completion, as it comes.
+
+        Args:
+            arguments: What `chat.completions.create` takes.
+        """
+        create = self.openai.chat.completions.with_streaming_response.create
+        async with create(**arguments) as response:
+            async for received in response.iter_bytes():
+                yield received
+
     async def first_model(self) -> str:
         """Return the name of the engine's first model.
 
         Raises:
             EngineError: the engine does not tell.
         """
-        name = await self._of_first_model("id")
+        name = field_of(await self.ask_json("GET", "/v1/models"), "data", 0, "id")
         if not isinstance(name, str):
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
@@ -99,15 +151,8 @@ class EngineConnection:
         Raises:
             EngineError: the engine does not answer.
         """
-        length = await self._of_first_model("max_model_len")
-        return length if isinstance(length, int) and length > 0 else None
-
-    async def _of_first_model(self, field: str) -> object:
-        page = await self.ask("GET", "/v1/models")
-        try:
-            return json.loads(page)["data"][0][field]
-        except (ValueError, TypeError, LookupError):
-            return None
+        models = await self.ask_json("GET", "/v1/models")
+        return reported_count(field_of(models, "data", 0, "max_model_len")) or None
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return an EngineError without the message of the cause, which may hold the prompt.
@@ -117,14 +162,34 @@ class EngineConnection:
             attempts: How often the request was sent.
         """
         status = status_of(error)
+        asked_s = retry_after_s(error)
+        if status is not None and 300 <= status < 400:
+            return EngineError(self._redirected(error), status, attempts)
         what = type(error).__name__ if status is None else f"status {status}"
         kind = getattr(error, "type", None) or getattr(error, "code", None)
-        detail = f" ({kind})" if isinstance(kind, str) and kind.isidentifier() else ""
+        if isinstance(kind, str) and kind.isidentifier() and len(kind) <= _LONGEST_NAME:
+            what += f" ({kind})"
+        broken = error if isinstance(error, BrokenReplyError) else error.__cause__
+        if isinstance(broken, BrokenReplyError):
+            what += f", {broken}"
+        if asked_s is not None:
+            what += f", it asks to be left alone for {asked_s:.0f} s"
         return EngineError(
-            f"the engine at {self.host} did not answer: {what}{detail}, attempts: {attempts}; "
+            f"the engine at {self.host} did not answer: {what}, attempts: {attempts}; "
             "the cause says more, and so does the engine's log",
             status,
             attempts,
+            asked_s,
+        )
+
+    def _redirected(self, error: BaseException) -> str:
+        """Say what to do about a redirect that was not followed."""
+        response: Any = getattr(error, "response", None)
+        onward = shown_url(response.headers.get("location", ""))
+        return (
+            f"the engine at {self.host} redirects to {onward!r}; prompts go to another "
+            "host, port or scheme only if you say so, and redirects on the same one are followed "
+            "a few times: if you trust that address, set base_url to it"
         )
 
     async def aclose(self) -> None:
@@ -164,30 +229,71 @@ class ModelName:
         self._name = await self._look_up()
 
 
-def _openai_client(
-    base_url: str, api_key: str, http_client: Any, timeout_s: float | None
-) -> AsyncOpenAI:
+def _checked_address(base_url: object) -> SplitResult:
+    """Return the parts of an engine's address.
+
+    Raises:
+        InvalidRequestError: it is none, or has a query, where a key might stand.
+    """
     try:
-        import tenacity  # noqa: F401 - used later, but better missed at construction
-        from openai import AsyncOpenAI
-    except ImportError as error:
-        raise MissingExtraError("EngineClient", "openai") from error
-    return AsyncOpenAI(
-        api_key=api_key,
-        base_url=base_url,
-        http_client=http_client,
-        timeout=timeout_s,
-        max_retries=0,
+        parts = urlsplit(base_url) if isinstance(base_url, str) else None
+        if parts is not None and parts.scheme in ("http", "https") and parts.hostname:
+            if parts.query or parts.fragment:
+                raise InvalidRequestError(
+                    f"base_url {shown_url(base_url)!r} must have no query and no fragment, which "
+                    "end up in logs; give a key as api_key=..., other parameters as http_client="
+                    "httpx.AsyncClient(params=...)"
+                )
+            return parts
+    except ValueError as error:  # a broken IPv6 address
+        if isinstance(error, InvalidRequestError):
+            raise
+    raise InvalidRequestError(
+        f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
+        f"{shown_url(base_url)!r}"
     )
 
 
-_TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
-_LONGEST_WAIT_S = 60.0
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+def _basic(parts: SplitResult) -> dict[str, str]:
+    """Return the header that says the user and password of an address."""
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    if not (user or password):
+        return {}
+    secret = f"{unquote(user)}:{unquote(password)}".encode()
+    return {"Authorization": f"Basic {b64encode(secret).decode()}"}
 
 
-class BrokenReplyError(Exception):
-    """A stream ended before the answer did, or does not hold what the protocol says."""
+def _openai_client(
+    base_url: str,
+    api_key: str,
+    http_client: Any,
+    timeout_s: float | None,
+    max_reply_bytes: int,
+    headers: dict[str, str],
+) -> AsyncOpenAI:
+    try:
+        import tenacity  # noqa: F401 - used later, but better missed at construction
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    except ImportError as error:
+        raise MissingExtraError("EngineClient", "openai") from error
+    http = DefaultAsyncHttpxClient(timeout=timeout_s) if http_client is None else http_client
+    return AsyncOpenAI(
+        api_key=api_key,
+        base_url=base_url,
+        http_client=guarded(http, max_reply_bytes),
+        timeout=timeout_s,
+        max_retries=0,
+        default_headers=headers,
+    )
+
+
+_BUSY_STATUS = frozenset({429, 529})
+_TRANSIENT_STATUS = frozenset({408, 409, 425}) | _BUSY_STATUS
+_LONGEST_BACKOFF_S = 60.0
+_LONGEST_WAIT_S = 600.0
+"""Of a request without a time limit, when a server asks for one."""
+_LONGEST_HEADER = 64
+_LONGEST_NAME = 64
 
 
 def client_library_errors() -> tuple[type[BaseException], ...]:
@@ -199,8 +305,6 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
         openai.OpenAIError,
         BrokenReplyError,
         OSError,  # a connection or TLS fault that no library has mapped
-        json.JSONDecodeError,
-        UnicodeDecodeError,
         *(library.HTTPError for library in libraries),
         *(library.StreamError for library in libraries),
     )
@@ -224,6 +328,14 @@ def is_retryable(status: int | None) -> bool:
     return status is None or status in _TRANSIENT_STATUS or status >= 500
 
 
+def is_busy(error: EngineError) -> bool:
+    """Return whether an engine works, and has more to do than it takes.
+
+    That is what 429 and 529 say, and 503 if it comes with a `Retry-After`.
+    """
+    return error.status in _BUSY_STATUS or (error.status == 503 and error.retry_after_s is not None)
+
+
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status that an error stands for; None if no answer came."""
     status = getattr(error, "status_code", None)
@@ -238,17 +350,34 @@ def waiting(backoff_s: float) -> Callable[[Any], float]:
     """
     from tenacity import wait_random_exponential
 
-    grow = wait_random_exponential(multiplier=backoff_s, max=_LONGEST_WAIT_S)
+    grow = wait_random_exponential(multiplier=backoff_s, max=_LONGEST_BACKOFF_S)
 
     def wait(state: Any) -> float:
-        asked = _retry_after(state.outcome.exception())
+        asked = retry_after_s(state.outcome.exception())
         return grow(state) if asked is None else asked
 
     return wait
 
 
-def _retry_after(error: BaseException | None) -> float | None:
-    """Return the seconds in a Retry-After header; a date counts as none."""
+def retry_after_s(error: BaseException | None) -> float | None:
+    """Return the seconds that a Retry-After header asks for, as a number or as a date.
+
+    Args:
+        error: What may have a response; None has none.
+
+    Returns:
+        Seconds from 0; None where there is no such header, or nothing that can be meant.
+    """
     response = getattr(error, "response", None)
     header = "" if response is None else response.headers.get("retry-after", "")
-    return min(float(header), _LONGEST_WAIT_S) if _SECONDS.fullmatch(header) else None
+    if not header or len(header) > _LONGEST_HEADER:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            # wall-clock time, because that is what the header speaks of
+            seconds = max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+        except (ValueError, TypeError, OverflowError, IndexError):
+            return None
+    return seconds if 0 <= seconds < math.inf else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -11,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.aio.concurrency import AsyncClosing
+from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
 from ctxreuse.serving.client.connection import (
-    BrokenReplyError,
     EngineConnection,
     ModelName,
     client_library_errors,
 )
+from ctxreuse.serving.client.reply import BrokenReplyError, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
@@ -58,7 +57,10 @@ class EngineClient(AsyncClosing):
         http_client: An `httpx.AsyncClient` of your own, which you close; None makes one.
         retries: How often a request is sent again.
         backoff_s: Longest wait before the first retry, in seconds; it doubles with each.
-        timeout_s: Seconds without a sign of the engine after which an attempt has failed.
+        timeout_s: Seconds after which a request has failed, all attempts and waits included,
+            however slowly its answer drips; of a stream, what the caller does between two pieces
+            does not count. None waits.
+        max_reply_bytes: The longest reply that is read; a longer one is broken.
         cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`, so that
             tenants cannot tell from response times what others asked.
         session_id: "conversation" sends a hash of tenant and conversation as header
@@ -99,6 +101,7 @@ class EngineClient(AsyncClosing):
         retries: int = 2,
         backoff_s: float = 0.5,
         timeout_s: float | None = 600.0,
+        max_reply_bytes: int = 64 * 2**20,
         cache_salt: Literal["tenant"] | None = None,
         session_id: Literal["conversation"] | None = None,
         salt_key: str = "",
@@ -116,8 +119,9 @@ class EngineClient(AsyncClosing):
                     f"a literal one goes into complete(..., {name}=...)"
                 )
         self._connection = EngineConnection(
-            base_url, api_key, http_client, retries, backoff_s, timeout_s
+            base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
+        self._max_reply_bytes = max_reply_bytes
         self._model = ModelName(lora if model is None else model, self._connection.first_model)
         self._lora = lora
         self._planner = planner
@@ -164,12 +168,9 @@ class EngineClient(AsyncClosing):
             EngineError: the engine did not answer; the cause is the library's error.
         """
         call = self._call(prompt, cache_salt, session_id, params, on_first_token)
+        limit = self._connection.time_limit()
         with self._reporting(call):
-            model = await self._model.get()
-            async for attempt in self._connection.attempts():
-                with attempt:
-                    async for _ in self._pieces(call, model):
-                        pass
+            await limit.wait_for(self._collect(call, limit))
             return self._completed(call)
 
     def stream(
@@ -240,14 +241,10 @@ class EngineClient(AsyncClosing):
             EngineError: the engine has no such route.
         """
         body = {"model": await self.model(), "messages": messages_of(prompt)}
-        try:
-            return tuple(
-                json.loads(await self._connection.ask("POST", "/tokenize", body))["tokens"]
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise EngineError(
-                f"the engine at {self._connection.host} returned no tokens"
-            ) from error
+        tokens = field_of(await self._connection.ask_json("POST", "/tokenize", body), "tokens")
+        if not isinstance(tokens, list) or any(reported_count(one) is None for one in tokens):
+            raise EngineError(f"the engine at {self._connection.host} returned no tokens")
+        return tuple(tokens)
 
     def forget(self, plan: Plan) -> None:
         """Tell the planner that a plan's prompt is not in the engine's cache."""
@@ -295,7 +292,7 @@ class EngineClient(AsyncClosing):
             "extra_body": {**body, **(params.get("extra_body") or {})},
             "extra_headers": {**headers, **(params.get("extra_headers") or {})},
         }
-        return EngineCall(plan, arguments, on_first_token)
+        return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token)
 
     async def _pieces(self, call: EngineCall, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""
@@ -304,35 +301,55 @@ class EngineClient(AsyncClosing):
             lambda: self._reports.expect(arguments), Expectation
         )
         call.begin(self._clock(), expectation)
-        chunks = await self._connection.openai.chat.completions.create(**arguments)
-        async with chunks:
-            async for chunk in chunks:
-                text = call.reader.take(chunk)
-                if call.reader.has_token and call.first_token_at is None:
-                    call.first_token_at = self._clock()
-                    if call.on_first_token is not None:
-                        call.on_first_token()
-                if text:
-                    yield text
-        if call.reader.finish_reason is None:
-            raise BrokenReplyError("the stream ended before the answer did")
+        reader = call.reader
+        async with aclosing(self._connection.completion(arguments)) as reply:
+            async for received in reply:
+                for text in reader.take(received):
+                    if reader.has_token and call.first_token_at is None:
+                        call.first_token_at = self._clock()
+                        if call.on_first_token is not None:
+                            call.on_first_token()
+                    if text:
+                        yield text
+                if reader.has_ended:
+                    break
+        reader.end()
+
+    async def _collect(self, call: EngineCall, limit: TimeLimit) -> None:
+        """Send the request until it is answered; read the whole answer."""
+        model = await self._model.get()
+        async for attempt in self._connection.attempts(limit):
+            with attempt:
+                async with aclosing(self._pieces(call, model)) as pieces:
+                    async for _ in pieces:
+                        pass
+
+    async def _begin(
+        self, call: EngineCall, limit: TimeLimit
+    ) -> tuple[AsyncGenerator[str], str | None]:
+        """Send the request until it begins to be answered; return its pieces and the first."""
+        model = await self._model.get()
+        async for attempt in self._connection.attempts(limit):
+            with attempt:
+                pieces = self._pieces(call, model)
+                return pieces, await anext(pieces, None)
+        raise AssertionError("tenacity makes at least one attempt")
 
     async def _stream(self, call: EngineCall) -> AsyncGenerator[str]:
         """Yield the answer's pieces; send the request again only until the first one is there."""
+        limit = self._connection.time_limit()
         with self._reporting(call):
-            model = await self._model.get()
-            async for attempt in self._connection.attempts():
-                with attempt:
-                    pieces = self._pieces(call, model)
-                    piece = await anext(pieces, None)
+            pieces, piece = await limit.wait_for(self._begin(call, limit))
             async with aclosing(pieces):
                 while piece is not None:
                     yield piece
-                    piece = await anext(pieces, None)
+                    piece = await limit.wait_for(anext(pieces, None))
             call.completion = self._completed(call)
 
     def _completed(self, call: EngineCall) -> Completion:
         reader, ended = call.reader, self._clock()
+        if reader.has_odd_counts:
+            self._bookkeeping.note(BrokenReplyError("counts that cannot be right are unknown"))
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
             text=reader.text,

@@ -11,7 +11,8 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
-from ctxreuse.serving.client.completion import ChunkReader, Completion, Expectation
+from ctxreuse.serving.client.completion import Completion, Expectation
+from ctxreuse.serving.client.reply import ReplyReader
 
 Prompt: TypeAlias = Plan | Sequence[Message]
 """What is sent: a plan, or chat messages as they are."""
@@ -26,6 +27,7 @@ class EngineCall:
     Attributes:
         plan: Its plan; None for bare messages.
         arguments: What `chat.completions.create` is called with, but for the model's name.
+        max_reply_bytes: The longest reply.
         on_first_token: Called when the first token has come.
         reader: Collects what the current attempt brings.
         attempts: How often it was sent.
@@ -37,8 +39,9 @@ class EngineCall:
 
     plan: Plan | None
     arguments: dict[str, Any]
+    max_reply_bytes: int
     on_first_token: Callable[[], object] | None = None
-    reader: ChunkReader = field(default_factory=ChunkReader)
+    reader: ReplyReader = field(init=False)
     expectation: Expectation = field(default_factory=Expectation)
     attempts: int = 0
     began_at: float = 0.0
@@ -46,13 +49,17 @@ class EngineCall:
     first_token_at: float | None = None
     completion: Completion | None = None
 
+    def __post_init__(self) -> None:
+        """Expect a reply."""
+        self.reader = ReplyReader(self.max_reply_bytes)
+
     def begin(self, now: float, expectation: Expectation) -> None:
         """Begin an attempt; drop what an earlier one has brought."""
         self.attempts += 1
         if self.attempts == 1:
             self.began_at = now
         self.attempt_began_at, self.first_token_at = now, None
-        self.reader = ChunkReader()
+        self.reader = ReplyReader(self.max_reply_bytes)
         self.expectation = expectation
 
 

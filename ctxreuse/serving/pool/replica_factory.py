@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, describe, shown_url
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.admission import AdmissionQueue
@@ -37,6 +37,11 @@ class EngineSpec:
     capacity_tokens: int | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
+
+    def __repr__(self) -> str:
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        shown["base_url"] = shown_url(self.base_url)
+        return f"EngineSpec({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""An HTTP client that keeps prompts at their host, and replies within a bound.
+
+What the engine's host answers is not trusted. A redirect to another host would take the prompt, the
+cache salt and the session id there; a reply without an end would take the memory. So redirects are
+followed within one origin (scheme, host and port) only, and a reply that is longer than allowed, or
+compressed although nobody asked for that, breaks. This holds for replies of any status.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ctxreuse.serving.client.reply import BrokenReplyError
+
+_MAX_REDIRECTS = 3
+
+
+def guarded(http: Any, max_reply_bytes: int) -> Any:
+    """Return an HTTP client that sends as another one does, on the same connections.
+
+    Args:
+        http: An `AsyncClient` of `httpx` or `httpx2`; anything else is returned as it is.
+        max_reply_bytes: The longest body of a reply.
+    """
+    loaded = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
+    library: Any = next((one for one in loaded if isinstance(http, one.AsyncClient)), None)
+    if library is None:
+        return http
+
+    class Bounded(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = max_reply_bytes
+            async for part in self._stream:
+                left -= len(part)
+                if left < 0:
+                    raise BrokenReplyError(f"the reply has more than {max_reply_bytes:,} bytes")
+                yield part
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    class Guarded(library.AsyncClient):  # type: ignore[misc]
+        def __init__(self) -> None:
+            """Own nothing: settings, cookies and connections are those of the other client."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(http, name)
+
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            request.headers["accept-encoding"] = "identity"
+            options["follow_redirects"] = False
+            response = await http.send(request, stream=True, **options)
+            for _ in range(_MAX_REDIRECTS):
+                onward = response.next_request
+                if not _is_same_request(request, onward):
+                    break
+                await response.aclose()
+                response = await http.send(onward, stream=True, **options)
+            response.stream = Bounded(response.stream)
+            try:
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise BrokenReplyError(
+                        "the reply is compressed although that was not asked for"
+                    )
+                if not stream:
+                    await response.aread()
+            except BaseException:
+                await response.aclose()
+                raise
+            return response
+
+        async def aclose(self) -> None:
+            await http.aclose()
+
+    return Guarded()
+
+
+def _is_same_request(request: Any, onward: Any) -> bool:
+    """Return whether a redirect asks the same host for the same."""
+    return (
+        onward is not None
+        and onward.method == request.method
+        and _origin(onward.url) == _origin(request.url)
+    )
+
+
+def _origin(url: Any) -> tuple[str, str, int | None]:
+    default = {"http": 80, "https": 443}.get(url.scheme)
+    return url.scheme, url.host, url.port or default

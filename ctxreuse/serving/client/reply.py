@@ -1,0 +1,221 @@
+"""The border to an engine: what it sends is bytes, what goes on from here is typed and bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ctxreuse.context.checks import reported_count
+from ctxreuse.serving.client.completion import ToolCall
+
+_MAX_TOOL_CALLS = 10_000
+
+
+class BrokenReplyError(Exception):
+    """A reply that does not hold what the protocol says, has no end, or ends too early.
+
+    Its message says what is wrong in our words: it never holds what the engine has sent.
+
+    Attributes:
+        type: The name of the error that the engine reports inside the reply; else empty.
+    """
+
+    def __init__(self, what: str, type: str = "") -> None:  # noqa: A002 - as in openai's errors
+        super().__init__(what)
+        self.type = type
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Return what a JSON text says.
+
+    Raises:
+        BrokenReplyError: it is none, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # UnicodeDecodeError and too long integers included
+        raise BrokenReplyError("the reply is not JSON") from None
+
+
+def field_of(parsed: object, *path: str | int) -> Any:
+    """Return what stands at a path of keys and positions in parsed JSON; None if nothing does."""
+    for step in path:
+        if isinstance(step, str):
+            parsed = parsed.get(step) if isinstance(parsed, dict) else None
+        else:
+            parsed = parsed[step] if isinstance(parsed, list) and step < len(parsed) else None
+    return parsed
+
+
+class ReplyReader:
+    """Reads a streamed chat completion (server-sent events), and believes nothing that it says.
+
+    Whatever bytes it is given, it takes them in linear time, and either returns text or raises
+    BrokenReplyError. Counts that cannot be right are unknown, because the answer is of use without.
+
+    Args:
+        max_bytes: The longest reply.
+
+    Attributes:
+        reply_id: The engine's id of the reply.
+        finish_reason: Why the answer ends; None before that.
+        prompt_tokens: Tokens of the prompt; None is unknown.
+        cached_tokens: Those that came from the prefix cache; None is unknown.
+        completion_tokens: Tokens of the answer; None is unknown.
+        prompt_token_ids: The prompt's tokens, if they came.
+        has_token: Whether the model has said something: text, a thought, a tool call, or its end.
+        has_ended: Whether the engine has said that nothing follows.
+        has_odd_counts: Whether a count could not be right.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.reply_id = ""
+        self.finish_reason: str | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.prompt_token_ids: tuple[int, ...] | None = None
+        self.has_token = False
+        self.has_ended = False
+        self.has_odd_counts = False
+        self._max_bytes = self._left = max_bytes
+        self._line: list[bytes] = []
+        self._data: list[bytes] = []
+        self._pieces: list[str] = []
+        self._calls: dict[int, _Call] = {}
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far."""
+        return "".join(self._pieces)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls so far."""
+        return tuple(self._calls[index].joined() for index in sorted(self._calls))
+
+    def take(self, received: bytes) -> Iterator[str]:
+        """Read bytes as they come; yield the text of each event, which may be empty.
+
+        Raises:
+            BrokenReplyError: they are no chat completion, or too many.
+        """
+        self._left -= len(received)
+        if self._left < 0:
+            raise BrokenReplyError(f"the reply has more than {self._max_bytes:,} bytes")
+        *lines, rest = received.split(b"\n")
+        for line in lines:
+            if self.has_ended:
+                return
+            whole, self._line = b"".join([*self._line, line]).removesuffix(b"\r"), []
+            if whole.startswith(b"data:"):
+                self._data.append(whole[5:].removeprefix(b" "))
+            elif not whole and self._data:
+                data, self._data = b"\n".join(self._data), []
+                self.has_ended = data.startswith(b"[DONE]")
+                if not self.has_ended:
+                    yield self._take_chunk(parsed_json(data))
+        self._line.append(rest)
+
+    def end(self) -> None:
+        """Take it that nothing follows.
+
+        Raises:
+            BrokenReplyError: the answer has not ended.
+        """
+        if self.finish_reason is None:
+            raise BrokenReplyError("the stream ended before the answer did")
+
+    def _take_chunk(self, chunk: object) -> str:
+        chunk = _object(chunk, "an event")
+        if error := chunk.get("error"):
+            kind = field_of(error, "type")
+            raise BrokenReplyError(
+                "the engine reports an error", kind if isinstance(kind, str) else ""
+            )
+        reply_id = chunk.get("id")
+        self.reply_id = reply_id if isinstance(reply_id, str) and reply_id else self.reply_id
+        self._take_counts(chunk)
+        return "".join([self._take_choice(one) for one in _list(chunk.get("choices"), "choices")])
+
+    def _take_counts(self, chunk: Mapping[str, Any]) -> None:
+        ids = chunk.get("prompt_token_ids")
+        if isinstance(ids, list):
+            is_right = all(reported_count(one) is not None for one in ids)
+            self.prompt_token_ids = tuple(ids) if is_right else None
+            self.has_odd_counts |= not is_right
+        usage = chunk.get("usage")
+        if usage is None:
+            return
+        self.prompt_tokens = self._count(usage, "prompt_tokens")
+        self.completion_tokens = self._count(usage, "completion_tokens")
+        cached = self._count(usage, "prompt_tokens_details", "cached_tokens")
+        if cached is not None and self.prompt_tokens is not None and cached > self.prompt_tokens:
+            cached, self.has_odd_counts = None, True
+        self.cached_tokens = cached
+
+    def _count(self, usage: object, *path: str) -> int | None:
+        told = field_of(usage, *path)
+        count = reported_count(told)
+        self.has_odd_counts |= count is None and told is not None
+        return count
+
+    def _take_choice(self, choice: object) -> str:
+        choice = _object(choice, "a choice")
+        delta = _object(choice.get("delta") or {}, "delta")
+        text = _text(delta.get("content"), "content")
+        called = _list(delta.get("tool_calls"), "tool_calls")
+        for position, piece in enumerate(called):
+            self._take_call(position, _object(piece, "a tool call"))
+        finish = _text(choice.get("finish_reason"), "finish_reason")
+        self.finish_reason = finish or self.finish_reason
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        self.has_token |= bool(text or called or thought or finish)
+        if text:
+            self._pieces.append(text)
+        return text
+
+    def _take_call(self, position: int, piece: Mapping[str, Any]) -> None:
+        index = piece.get("index", position)
+        if reported_count(index) is None or index >= _MAX_TOOL_CALLS:
+            raise BrokenReplyError("a tool call's index is no number that it may be")
+        function = _object(piece.get("function") or {}, "a tool call's function")
+        call = self._calls.setdefault(index, _Call())
+        call.id = _text(piece.get("id"), "a tool call's id") or call.id
+        call.name.append(_text(function.get("name"), "a tool's name"))
+        call.arguments.append(_text(function.get("arguments"), "a tool's arguments"))
+
+
+class _Call:
+    """A tool call as it comes, in pieces."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name: list[str] = []
+        self.arguments: list[str] = []
+
+    def joined(self) -> ToolCall:
+        return ToolCall("".join(self.name), "".join(self.arguments), self.id)
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BrokenReplyError(f"{what} is not an object")
+    return value
+
+
+def _list(value: object, what: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BrokenReplyError(f"{what} is not a list")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BrokenReplyError(f"{what} is not a text")
+    return value

@@ -1,0 +1,194 @@
+"""Where prompts go, and what of an address may be seen."""
+
+import logging
+import traceback
+
+import httpx
+import pytest
+from client_helpers import MESSAGES
+from http_servers import engine_script, listening, response
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpec
+from ctxreuse.workflow import OpenAILLM
+
+
+def redirect(where, status=307):
+    async def script(received, writer):
+        writer.write(response(status, location=where(received)))
+
+    return script
+
+
+def asked_by(client):
+    planner = ReusePlanner()
+    request = ContextRequest(["A secret."], "Why?", tenant="one", conversation_id="c")
+    return [
+        lambda: client.complete(planner.plan(request)),
+        lambda: anext(client.stream(planner.plan(request))),
+        lambda: client.tokenize(MESSAGES),
+        lambda: client.metrics(),
+        lambda: client.check_health(),
+        lambda: client.context_window(),
+    ]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("follows", [False, True])
+async def test_nothing_is_sent_to_another_host(status, follows):
+    async with listening(engine_script(EmulatedEngine())) as [other]:
+        away = redirect(lambda received: other.url + received.path, status)
+        async with listening(away) as [server], httpx.AsyncClient(follow_redirects=True) as http:
+            options = {"http_client": http} if follows else {}
+            async with EngineClient(
+                server.url, "m", cache_salt="tenant", session_id="conversation", **options
+            ) as client:
+                for ask in asked_by(client):
+                    with pytest.raises(EngineError) as caught:
+                        await ask()
+                    words = f"redirects to '{other.url}/"
+                    assert words in str(caught.value)
+                    assert "set base_url to it" in str(caught.value)
+                    assert caught.value.status == status
+        assert len(server.received) == 6  # none was tried again
+        assert other.received == []
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "https://127.0.0.1:{port}/v1/x",
+        "http://localhost:{port}/v1/x",
+        "//127.0.0.2:{port}/",
+        "http://user:pw@127.0.0.2:{port}/?key=s3cret",
+        "file:///etc/passwd",
+        "http://[/",
+        "",
+        "\x7f",
+    ],
+)
+async def test_another_scheme_host_or_port_is_another_host(location):
+    port = []
+    away = redirect(lambda received: location.format(port=port[0]))
+    async with listening(away) as [server], EngineClient(server.url, "m", retries=0) as client:
+        port.append(server.port)
+        with pytest.raises(EngineError) as caught:
+            await client.complete(MESSAGES)
+        assert "pw" not in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+        assert len(server.received) <= 4
+
+
+async def test_redirects_on_the_same_host_are_followed_a_few_times():
+    serve = engine_script(EmulatedEngine(answer="Here."))
+
+    async def script(received, writer):
+        if received.path.startswith("/new"):
+            await serve(received._replace(path=received.path.removeprefix("/new")), writer)
+        else:
+            writer.write(response(308, location="/new" + received.path))
+
+    async def loop(received, writer):
+        writer.write(response(307, location=received.path))
+
+    async with listening(script, loop) as [server, looping]:
+        async with EngineClient(server.url, api_key="the key") as client:
+            assert (await client.complete(MESSAGES)).text == "Here."
+            assert (await client.metrics()).prefix_cache_queries > 0
+        bodies = [one.body for one in server.received if one.path.endswith("completions")]
+        assert len(bodies) == 2
+        assert bodies[0] == bodies[1]
+        async with EngineClient(looping.url, "m") as client:
+            with pytest.raises(EngineError, match=r"redirects to .* followed a few times"):
+                await client.complete(MESSAGES)
+        assert len(looping.received) == 4
+
+
+async def test_a_redirect_that_would_drop_the_prompt_is_not_followed():
+    """After 303 a client asks with GET, without the prompt: that is another request."""
+    async with listening(redirect(lambda received: "/elsewhere", 303)) as [server]:
+        async with EngineClient(server.url, "m") as client:
+            with pytest.raises(EngineError, match="redirects to '/elsewhere'"):
+                await client.complete(MESSAGES)
+        assert [one.method for one in server.received] == ["POST"]
+
+
+async def test_a_redirecting_engine_of_a_pool_is_refused_not_gone():
+    async with (
+        listening(engine_script(EmulatedEngine())) as [other],
+        listening(redirect(lambda _: other.url)) as [server],
+        EnginePool([server.url], "m", window_s=0, failures=1) as pool,
+    ):
+        with pytest.raises(EngineError, match="redirects to"):
+            await pool.complete(ContextRequest(["A secret."], "Why?"))
+        assert pool.statistics()[0].state == "up"
+        assert other.received == []
+
+
+PASSWORD = "s3cret"
+
+
+async def test_a_password_goes_to_the_engine_and_nowhere_else(caplog):
+    caplog.set_level(logging.DEBUG)
+    async with listening(engine_script(EmulatedEngine(fail=[500, 400]))) as [server]:
+        address = server.url.replace("http://", f"http://user:{PASSWORD}%21@")
+        client = EngineClient(address, "emulated", backoff_s=0)
+        pool = EnginePool([EngineSpec(base_url=address)], "emulated", window_s=0)
+        async with client, pool:
+            shown = [repr(client), repr(EngineSpec(base_url=address)), repr(pool.statistics())]
+            with pytest.raises(EngineError) as caught:
+                await client.complete(MESSAGES)
+            shown.append("".join(traceback.format_exception(caught.value)))
+            shown += [repr(caught.value.__cause__), str(pool.names)]
+            await pool.complete(ContextRequest(["A text."], "Why?"))
+    assert {one.headers["authorization"] for one in server.received} == {"Basic dXNlcjpzM2NyZXQh"}
+    assert not any(PASSWORD in one for one in [*shown, caplog.text])
+
+
+async def test_without_a_password_the_key_is_sent():
+    async with (
+        listening(engine_script(EmulatedEngine())) as [server],
+        EngineClient(server.url, "emulated", api_key="the key") as client,
+    ):
+        await client.complete(MESSAGES)
+    assert server.received[0].headers["authorization"] == "Bearer the key"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://user:s3cret@host/v1",
+        "user:s3cret@host:8000/v1",
+        "http://user:s3cret@host/v1?api-version=3",
+        "http://host/v1?key=s3cret",
+        "http://host/v1#s3cret",
+        "http://user:s3c?s3cret@host",
+        "http://user:s3c/s3cret@host:8000?x",
+        "http://user:s3cret@[::1",
+        "http://user:s3cret@",
+        "https:user:s3cret@host",
+    ],
+)
+@pytest.mark.parametrize("make", [EngineClient, EnginePool, OpenAILLM])
+def test_a_wrong_address_is_refused_without_showing_a_secret(address, make):
+    with pytest.raises(InvalidRequestError, match=r"address|base_url") as caught:
+        make(address)
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1"),
+        ("https://user:pw@host/v1?key=k#f", "https://host/v1"),
+        ("https://user:p@w:/?#@host:1", "https://host:1"),
+        ("user:pw@host", "host"),
+        ("engine:8000", "engine:8000"),
+        ("http://host/\n\x1b[31mlog line", "http://host/??[31mlog line"),
+        (5, "5 (int)"),
+        (None, "None (NoneType)"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(url, shown):
+    assert shown_url(url) == shown

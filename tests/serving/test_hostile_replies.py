@@ -1,0 +1,347 @@
+"""What a hostile or broken engine may answer: a reply is typed, or the documented error."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+from client_helpers import MESSAGES, completed, planned, raw_replies
+from http_servers import listening, response
+from hypothesis import given
+from hypothesis import strategies as st
+from pool_helpers import asking
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache import CapacityTracker
+from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.serving import EngineClient, EnginePool, dispatch
+from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader
+
+END = {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}
+
+
+def event(value):
+    text = value if isinstance(value, str) else json.dumps(value)
+    return b"data: " + text.encode() + b"\n\n"
+
+
+def delta(**fields):
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": "stop"}]}
+
+
+def usage(**fields):
+    return event(END) + event({"choices": [], "usage": fields})
+
+
+ODD = [5, "text", True, [1], {"a": 1}, [[]], [None], 1.5]
+MALFORMED = {
+    "choices": [{"choices": one} for one in ODD],
+    "an event": [5, "text", [1], None, True],
+    "delta": [{"choices": [{"delta": one}]} for one in (5, "text", [1], True)],
+    "content": [delta(content=one) for one in (5, ["text"], {"text": "Hi"}, True, [])],
+    "finish": [{"choices": [{"delta": {}, "finish_reason": one}]} for one in (5, ["stop"], {})],
+    "tools": [delta(tool_calls=one) for one in (5, "text", [5], [None], [["name"]])],
+    "indices": [delta(tool_calls=[{"index": one}]) for one in (-1, "0", 1.5, True, None, 10**9)],
+    "functions": [delta(tool_calls=[{"index": 0, "function": one}]) for one in (5, "f", [1])],
+    "names": [
+        delta(tool_calls=[{"index": 0, "function": {field: one}}])
+        for field in ("name", "arguments")
+        for one in (5, ["f"], {"a": 1}, True)
+    ],
+    "errors": [{"error": one} for one in ("no", 5, {"type": 5}, {"type": "x" * 500}, [1])],
+}
+CASES = [event(one) for kinds in MALFORMED.values() for one in kinds] + [
+    b"data: {\n\n",
+    b"data: not JSON\n\n",
+    b"data: \xff\xfe\n\n",
+    b"data: " + b"[" * 100_000 + b"\n\n",
+    b'data: {"choices":' * 2_000 + b"\n\n",
+    b"data: " + b"9" * 5_000 + b"\n\n",
+    b"<html>Bad gateway</html>",
+    b"",
+    b"\n" * 1_000,
+    b"data:\n\n",
+    b"data: [DONE]\n\n",
+    b"event: message\nid: 5\n\n",
+    bytes(range(256)) * 10,
+    json.dumps({"choices": [{"message": {"content": "Hi"}}]}).encode(),
+]
+
+
+@pytest.mark.parametrize("reply", CASES, ids=lambda reply: repr(reply[:50]))
+async def test_a_malformed_reply_is_the_documented_error(reply):
+    planner = ReusePlanner()
+    with pytest.raises(EngineError, match="did not answer: BrokenReplyError") as caught:
+        await completed(
+            raw_replies(reply), planned(planner), {"planner": planner, "model": "m", "retries": 0}
+        )
+    assert planner.statistics().requests == 0
+    assert len(str(caught.value)) < 400
+    assert "Hi" not in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", [{}, {"choices": None}, {"choices": [{"delta": None}]}])
+async def test_fields_may_be_missing(missing):
+    completion = await completed(raw_replies(event(missing) + event(END)), options={"model": "m"})
+    assert (completion.text, completion.prompt_tokens) == ("Hi", None)
+
+
+@pytest.mark.parametrize("cut", range(9))
+async def test_it_does_not_matter_where_a_reply_is_cut_into_packets(cut):
+    whole = (event(END) + b": a comment\r\n\r\ndata: [DONE]\r\n\r\n").replace(b"}\n", b"}\r\n")
+    reader = ReplyReader(10_000)
+    size = 1 + cut * 7
+    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+    assert "".join(text for piece in pieces for text in reader.take(piece)) == "Hi"
+    reader.end()
+    assert reader.has_ended
+
+
+FIELDS = [
+    *("choices", "delta", "content", "tool_calls", "function", "name", "arguments", "index", "id"),
+    *("usage", "error", "type", "prompt_tokens", "prompt_tokens_details", "cached_tokens"),
+    *("finish_reason", "prompt_token_ids", "reasoning"),
+]
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.binary(max_size=30) | json_values.map(event), max_size=8))
+def test_any_bytes_are_a_typed_reply_or_broken(parts):
+    reader = ReplyReader(100_000)
+    try:
+        for part in parts:
+            assert all(isinstance(text, str) for text in reader.take(part))
+        reader.end()
+    except BrokenReplyError:
+        return
+    assert isinstance(reader.text + reader.reply_id + reader.finish_reason, str)
+    for count in (reader.prompt_tokens, reader.cached_tokens, reader.completion_tokens):
+        assert count is None or (type(count) is int and count >= 0)
+    for call in reader.tool_calls:
+        assert isinstance(call.name + call.arguments + call.id, str)
+
+
+COUNTS = [
+    "-5",
+    '"ten"',
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "true",
+    "[5]",
+    "{}",
+    "1.5",
+    "9" * 30,
+]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, caplog):
+    told = f'"prompt_tokens": {count}, "completion_tokens": {count}'
+    told += f', "prompt_tokens_details": {{"cached_tokens": {count}}}'
+    reply = event(END) + event(f'{{"choices": [], "usage": {{{told}}}}}')
+    planner = ReusePlanner()
+    tracker = CapacityTracker(planner, 1_000)
+    transport = raw_replies(reply, usage(prompt_tokens=100, prompt_tokens_details=None))
+    async with httpx.AsyncClient(transport=transport) as http:
+        client = EngineClient("http://engine", "m", shadow=tracker, http_client=http)
+        completion = await client.complete(planned(planner))
+        counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
+        assert (completion.text, counts) == ("Hi", (None, None, None))
+        assert client.faults == 1
+        assert len(caplog.records) == 1
+        await client.complete(planned(planner, "Rome is in Italy."))
+    assert 0 < tracker.block_share < 1
+    assert (tracker.faults, len(tracker._recent)) == (0, 1)
+
+
+async def test_more_cached_tokens_than_the_prompt_has_are_unknown():
+    reply = usage(prompt_tokens=10, prompt_tokens_details={"cached_tokens": 11})
+    completion = await completed(raw_replies(reply), options={"model": "m"})
+    assert (completion.prompt_tokens, completion.cached_tokens) == (10, None)
+
+
+async def test_one_bad_reply_of_a_dispatch_is_one_failed_outcome():
+    replies = [event(END), event({"choices": 5}), event(delta(content=["Hi"])), event(END)]
+    planner = ReusePlanner()
+    plans = [planned(planner, f"Text {number}.") for number in range(4)]
+    async with httpx.AsyncClient(transport=raw_replies(*replies)) as http:
+        client = EngineClient("http://engine", "m", planner=planner, retries=0, http_client=http)
+        outcomes = await dispatch(client, plans, concurrency=1)
+    assert [one.completion and one.completion.text for one in outcomes] == ["Hi", None, None, "Hi"]
+    assert [type(one.error) for one in outcomes[1:3]] == [EngineError, EngineError]
+    assert planner.statistics().requests == 2
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["", "not JSON", "5", "null", "[]", "{}", "[" * 100_000, '{"data": 5}', '{"data": []}',
+     '{"data": [5]}', '{"data": [{"id": 5, "max_model_len": -5}]}',
+     '{"data": [{"id": null, "max_model_len": true}], "tokens": [1, "two"]}',
+     '{"data": [{"max_model_len": 1e400}], "tokens": {"a": 1}}', '{"tokens": [-1]}',
+     'vllm:cache_config_info{block_size="16",num_gpu_blocks="-5"} NaN'],
+)  # fmt: skip
+async def test_other_routes_may_answer_anything(page):
+    answer = httpx.MockTransport(lambda request: httpx.Response(200, text=page))
+    async with httpx.AsyncClient(transport=answer) as http:
+        client = EngineClient("http://engine", http_client=http)
+        with pytest.raises(EngineError, match="names no model"):
+            await client.model()
+        assert await client.context_window() is None
+        assert (await client.metrics()).capacity_tokens is None
+        await client.check_health()
+        with pytest.raises(EngineError, match="returned no tokens"):
+            await EngineClient("http://engine", "m", http_client=http).tokenize(MESSAGES)
+
+
+# Size and time, over sockets
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def repeating(head, part, pause_s=0.0):
+    async def script(received, writer):
+        writer.write(head)
+        while True:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+ENDLESS = {
+    "events": repeating(HEAD, event({"choices": []}) * 100),
+    "one line": repeating(HEAD, b"data: " + b"x" * 10_000),
+    "lines without an end": repeating(HEAD, b"data: x\n" * 2_000),
+    "comments": repeating(HEAD, b": x\n\n" * 2_000),
+    "an error": repeating(HEAD.replace(b"200 OK", b"400 No"), b"x" * 10_000),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_endless_reply_ends_at_its_bound(kind, streamed):
+    async with (
+        listening(ENDLESS[kind]) as [server],
+        EngineClient(server.url, "m", retries=0, max_reply_bytes=500_000) as client,
+    ):
+        ask = read_stream if streamed else EngineClient.complete
+        with pytest.raises(EngineError, match="the reply has more than 500,000 bytes"):
+            await ask(client, MESSAGES)
+        if kind == "an error":
+            with pytest.raises(EngineError, match="the reply has more than 500,000 bytes"):
+                await client.metrics()
+
+
+async def read_stream(client, prompt):
+    return [piece async for piece in client.stream(prompt)]
+
+
+DRIPPING = {
+    "events": repeating(HEAD, event({"choices": [{"delta": {"content": "x"}}]}), 0.01),
+    "bytes": repeating(HEAD, b"x", 0.01),
+    "a header": repeating(b"HTTP/1.1 200 OK\r\nx: ", b"x", 0.01),
+    "an error": repeating(HEAD.replace(b"200 OK", b"500 No"), b"x", 0.01),
+    "nothing": repeating(b"", b"", 0.01),
+}
+
+
+@pytest.mark.parametrize("kind", DRIPPING)
+async def test_a_dripping_reply_ends_when_its_time_is_over(kind):
+    planner = ReusePlanner()
+    async with (
+        listening(DRIPPING[kind]) as [server],
+        EngineClient(server.url, "m", planner=planner, timeout_s=0.3) as client,
+    ):
+        message = r"did not answer within 0\.3 s; give a larger timeout_s"
+        began = time.monotonic()
+        with pytest.raises(EngineError, match=message):
+            await client.complete(planned(planner))
+        with pytest.raises(EngineError, match=message):
+            await read_stream(client, planned(planner))
+        if kind != "events":
+            with pytest.raises(EngineError, match=message):
+                await client.metrics()
+        assert time.monotonic() - began < 20  # and not as long as it drips, which is for ever
+    assert planner.statistics().requests == 0
+
+
+async def test_what_the_caller_does_between_two_pieces_does_not_count():
+    async def script(received, writer):
+        for _ in range(3):
+            writer.write(event({"choices": [{"delta": {"content": "x"}}]}))
+            await writer.drain()
+        writer.write(event(END))
+
+    async def whole(received, writer):
+        writer.write(HEAD)
+        await script(received, writer)
+
+    async with (
+        listening(whole) as [server],
+        EngineClient(server.url, "m", retries=0, timeout_s=2) as client,
+        client.stream(MESSAGES) as pieces,
+    ):
+        read = []
+        async for piece in pieces:
+            read.append(piece)
+            await asyncio.sleep(0.6)
+    assert "".join(read) == "xxxHi"
+
+
+async def test_a_body_that_is_cut_off_is_an_error():
+    chunked = HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
+
+    async def script(received, writer):
+        writer.write(chunked + b"400\r\n" + event({"choices": []}))
+
+    async with listening(script) as [server], EngineClient(server.url, "m", retries=0) as client:
+        with pytest.raises(EngineError, match="did not answer"):
+            await client.complete(MESSAGES)
+
+
+async def test_a_reply_that_is_compressed_though_nobody_asked_is_broken():
+    async def script(received, writer):
+        assert received.headers["accept-encoding"] == "identity"
+        writer.write(response(200, b"\x1f\x8b" + b"x" * 50, content_encoding="gzip"))
+
+    async with listening(script) as [server], EngineClient(server.url, "m", retries=0) as client:
+        for ask in (client.complete(MESSAGES), client.metrics()):
+            with pytest.raises(EngineError, match="did not answer"):
+                await ask
+
+
+async def test_one_bad_engine_of_a_pool_does_not_fail_a_request():
+    async def good(received, writer):
+        writer.write(HEAD + event(END))
+
+    bad = repeating(HEAD, event({"choices": 5}))
+    async with (
+        listening(bad, good) as servers,
+        EnginePool([one.url for one in servers], "m", window_s=0) as pool,
+    ):
+        served = await pool.complete(asking("x"), replica=pool.names[0])
+        assert (served.completion.text, served.tried) == ("Hi", (pool.names[0],))
+
+
+@pytest.mark.parametrize("size", [0, -1, "1", 1.5, True, None])
+def test_a_wrong_bound_is_named(size):
+    with pytest.raises(InvalidRequestError, match="max_reply_bytes must be an integer from 1"):
+        EngineClient("http://engine", max_reply_bytes=size)
+
+
+def test_reading_takes_linear_time_in_steps_not_in_packets():
+    """Many packets of one line: each is looked at once, not once a packet that follows."""
+    reader = ReplyReader(10**9)
+    for _ in range(20_000):
+        assert list(reader.take(b"x" * 100)) == []
+    assert len(reader._line) == 20_000
