@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
+from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
+_MOST_REQUESTS = 4_096
+"""The most answers that a measurement looks back on, however little each of them stored."""
 
-class _Stored(NamedTuple):
-    """What one answered request added: to the engine's cache, and of that to the index."""
+
+class _Measured(NamedTuple):
+    """What one answered request stored anew and found, in the engine's cache.
+
+    Attributes:
+        tokens: All tokens that it stored.
+        blocks: Key and tokens of each block, and whether it was found.
+    """
 
     tokens: int
-    block_tokens: int
+    blocks: tuple[tuple[BlockKey, int, bool], ...]
+
+
+@dataclass(slots=True)
+class _Use:
+    """How often the latest requests stored a block, and how often they found it."""
+
+    tokens: int
+    stored: int = 0
+    found: int = 0
 
 
 class CapacityTracker:
@@ -28,10 +48,11 @@ class CapacityTracker:
     counts or estimates them. An index bounded by the engine's capacity would therefore remember
     far more than the engine holds, and plan for prefixes that are gone. So each answer is used as
     a measurement: it says how many tokens the engine stored anew (prompt less cached, and the
-    answer), and the plan how many block tokens came into the index. Over the requests that fill
-    the engine's cache once, the ratio of the two sums is the share of the cache that block tokens
-    take; the index is cut to that share of the capacity, least recently used first over all
-    tenants, because the engine has one cache and does the same.
+    answer), and how many of these were block tokens. Over the requests that fill the engine's
+    cache once, the ratio of the two sums is the share of the cache that block tokens take. What
+    these requests found in the cache is there for certain, however long ago it was stored, so it
+    counts in full, and the ratio for the rest. The index is cut to that share of the capacity,
+    least recently used first over all tenants, because the engine has one cache and does the same.
 
     For an engine that publishes its evictions use `KVEventSync` instead. Requests that were planned
     count as sent; `forget` takes out those that failed. Threads may share it.
@@ -59,9 +80,13 @@ class CapacityTracker:
         self.planner = checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         self.capacity_tokens = checked_integer("capacity_tokens", capacity_tokens)
         self._lock = Lock()
-        self._recent: deque[_Stored] = deque()
+        self._recent: deque[_Measured] = deque()
+        self._uses: dict[BlockKey, _Use] = {}
         self._tokens = 0
-        self._block_tokens = 0
+        self._found = self._stored_and_found = self._only_stored = 0  # block tokens
+        self._fail_open = FailOpen(
+            "CapacityTracker", "counts that cannot be right are not used", work="measuring"
+        )
 
     @classmethod
     def from_metrics(
@@ -87,9 +112,21 @@ class CapacityTracker:
         return cls(planner, capacity)
 
     @property
+    def faults(self) -> int:
+        """How many answers came with a count that cannot be right, and was not used."""
+        return self._fail_open.faults
+
+    @property
     def block_share(self) -> float:
         """The measured share of the engine's cache that block tokens take; 1 at first."""
-        return min(1.0, self._block_tokens / self._tokens) if self._tokens else 1.0
+        with self._lock:
+            return self._share()
+
+    def _share(self) -> float:
+        """Return the share of what was found, and of other blocks in the rest of the cache."""
+        rest = max(self._tokens - self._stored_and_found, self._only_stored)
+        other = self._only_stored / rest if rest else float(not self._tokens)
+        return other + (1 - other) * min(1.0, self._found / max(1, self.capacity_tokens))
 
     def observe(
         self,
@@ -100,6 +137,9 @@ class CapacityTracker:
     ) -> None:
         """Note an answered request, and evict what it pushed out.
 
+        What an engine reports may be wrong: a count that is no integer from 0 is not used, and
+        without the prompt's length nothing is measured. `faults` counts that.
+
         Args:
             plan: The request's plan.
             prompt_tokens: Tokens of its prompt, as the engine counts them.
@@ -107,24 +147,60 @@ class CapacityTracker:
                 uses the plan's expectation.
             completion_tokens: Tokens of the answer.
         """
-        expected = plan.expected_cached_tokens
-        cached = min(prompt_tokens, expected if cached_tokens is None else cached_tokens)
-        stored = _Stored(
-            prompt_tokens - cached + completion_tokens,
-            max(0, self.planner.block_tokens(plan.blocks) - expected),
+        prompt, cached, completion = map(
+            reported_count, (prompt_tokens, cached_tokens, completion_tokens)
         )
+        if prompt is None or completion is None or (cached is None and cached_tokens is not None):
+            self._fail_open.note(InvalidRequestError("a count of tokens cannot be right"))
+        if prompt is None:
+            return
+        measured = self._measured(plan, prompt, cached, completion or 0)
         with self._lock:
-            self._recent.append(stored)
-            self._tokens += stored.tokens
-            self._block_tokens += stored.block_tokens
-            while self._tokens - self._recent[0].tokens >= max(1, self.capacity_tokens):
-                gone = self._recent.popleft()
-                self._tokens -= gone.tokens
-                self._block_tokens -= gone.block_tokens
-            limit = int(self.capacity_tokens * self.block_share)
+            self._add(measured)
+            limit = int(self.capacity_tokens * self._share())
             excess = self.planner.statistics().tokens - limit
             if excess > 0:
                 self.planner.evict_tokens(excess)
+
+    def _measured(self, plan: Plan, prompt: int, cached: int | None, completion: int) -> _Measured:
+        expected = plan.expected_cached_tokens
+        cached = min(prompt, expected if cached is None else cached)
+        found_tokens = min(expected, cached)  # what was expected and is gone was stored anew
+        blocks, end = [], 0
+        for block in plan.blocks:
+            tokens = self.planner.block_tokens([block])
+            end += tokens
+            blocks.append((block.key, tokens, end <= found_tokens))
+        return _Measured(prompt - cached + completion, tuple(blocks))
+
+    def _add(self, measured: _Measured) -> None:
+        self._recent.append(measured)
+        self._count(measured, 1)
+        capacity = max(1, self.capacity_tokens)
+        while (
+            self._tokens - self._recent[0].tokens >= capacity or len(self._recent) > _MOST_REQUESTS
+        ):
+            self._count(self._recent.popleft(), -1)
+
+    def _count(self, measured: _Measured, times: int) -> None:
+        """Count a measurement in (1) or out (-1)."""
+        self._tokens += times * measured.tokens
+        for key, tokens, was_found in measured.blocks:
+            use = self._uses.setdefault(key, _Use(tokens))
+            self._sum_up(use, -1)
+            use.found += times * was_found
+            use.stored += times * (not was_found)
+            self._sum_up(use, 1)
+            if not (use.found or use.stored):
+                del self._uses[key]
+
+    def _sum_up(self, use: _Use, times: int) -> None:
+        stored = times * use.tokens * use.stored
+        if use.found:
+            self._found += times * use.tokens
+            self._stored_and_found += stored
+        else:
+            self._only_stored += stored
 
     def forget(self, plan: Plan) -> None:
         """Take out a request that failed: its prompt is not in the engine's cache."""

@@ -213,3 +213,53 @@ def test_without_it_the_index_believes_in_much_that_is_gone():
     ratio, in_index, in_engine = run_workload(with_shadow=False)
     assert ratio > 1.3
     assert len(in_index & in_engine) / len(in_index) < 0.5
+
+
+def test_blocks_that_are_found_again_and_again_stay_in_the_index():
+    """The engine keeps what it uses, however much else it stores meanwhile."""
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
+    for number in range(100):
+        plan = plan_of(planner, [number % 2], tokens=200)
+        cached = 200 if number > 1 else 0
+        assert plan.expected_cached_tokens == cached
+        shadow.observe(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
+    assert planner.statistics().tokens == 400
+
+
+def test_blocks_that_the_engine_had_lost_and_stored_anew_stay_in_the_index():
+    planner = ReusePlanner()
+    plan_of(planner, [1])
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
+    plan = plan_of(planner, [1])
+    assert plan.expected_cached_tokens == 100
+    shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
+    assert (shadow.block_share, planner.statistics().tokens) == (0.5, 100)
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("count", [-5, "ten", NAN, INFINITE, -INFINITE, True, 1.5, 10**400, [1]])
+def test_counts_that_cannot_be_right_are_not_used_and_are_counted(count, caplog):
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=1_000)
+    for counts in ((count, 0, 0), (200, count, 0), (200, 0, count)):
+        shadow.observe(plan_of(planner, [1]), *counts)
+    assert shadow.faults == 3
+    assert len(caplog.records) == 1
+    for number in range(10, 40):  # it goes on as if nothing had been
+        plan = plan_of(planner, [number])
+        shadow.observe(plan, prompt_tokens=180, cached_tokens=0, completion_tokens=20)
+    assert shadow.block_share == 0.5
+    assert planner.statistics().tokens == 500
+
+
+def test_what_it_looks_back_on_is_bounded_however_little_is_stored():
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=10**9)
+    plan = plan_of(planner, [1])
+    for _ in range(5_000):
+        shadow.observe(plan, prompt_tokens=100, cached_tokens=100)
+    assert len(shadow._recent) <= 4_096
+    assert len(shadow._uses) == 1
