@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
@@ -13,7 +14,7 @@ from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import is_retryable
+from ctxreuse.serving.client.connection import is_busy, is_retryable
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
@@ -26,6 +27,8 @@ from ctxreuse.serving.pool.routing import (
 )
 
 _DRAINING_S = 0.02
+_PATIENCE_S = 600.0
+"""How long a request without a time limit waits for busy engines."""
 
 
 class EnginePool(AsyncClosing):
@@ -40,6 +43,10 @@ class EnginePool(AsyncClosing):
     while. Its cache counts as empty then, and so does that of an engine that repeatedly serves
     nothing from it where much was expected. If all circuits are open, requests are sent
     nevertheless.
+
+    An engine that has too much to do (429, 529, or 503 with a `Retry-After`) is not taken for one
+    that is gone: its circuit stays as it is, and so does its index. As long as its `Retry-After`
+    says, requests wait for it or go elsewhere, whichever is cheaper.
 
     A pool may be used from several event loops.
 
@@ -62,7 +69,7 @@ class EnginePool(AsyncClosing):
             compute instead; for answers of about 96 tokens unless given.
         rest_s: The former name of `open_s`.
         **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`,
-            `cache_salt`, `session_id`, `salt_key`, `lora`.
+            `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`, `lora`.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -107,6 +114,7 @@ class EnginePool(AsyncClosing):
         self._backoff_s = checked_number("backoff_s", backoff_s)
         self._attempts = checked_integer("attempts", attempts, 1)
         checked_integer("answer_cost", answer_cost)
+        self._patience_s: float = client.get("timeout_s") or _PATIENCE_S
         self._router = RequestRouter(queue_weight, strategy == "none", answer_cost)
         self._factory = ReplicaFactory(
             planner=ReusePlanner() if planner is None else planner,
@@ -303,9 +311,9 @@ class EnginePool(AsyncClosing):
             EngineError: no engine answered, or it refused the request itself.
         """
         check_limit(limit_s)
-        tried: list[str] = []
+        tried = _Tried(self._patience_s if limit_s is None else limit_s)
         while True:
-            chosen = self._router.choose(self._replicas.values(), prompt, replica, tried)
+            chosen = await self._choose(prompt, replica, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with chosen.sending(prompt, to_compute, limit_s) as sending:
@@ -320,7 +328,7 @@ class EnginePool(AsyncClosing):
             except EngineError as error:
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            return self._served(chosen, sending, completion, tried)
+            return self._served(chosen, sending, completion, tried.names)
 
     def stream(
         self,
@@ -391,10 +399,10 @@ class EnginePool(AsyncClosing):
         limit_s: float | None,
         params: dict[str, Any],
     ) -> AsyncGenerator[str]:
-        tried: list[str] = []
+        tried = _Tried(self._patience_s if limit_s is None else limit_s)
         has_begun = False
         while True:
-            chosen = self._router.choose(self._replicas.values(), prompt, wanted, tried)
+            chosen = await self._choose(prompt, wanted, tried)
             to_compute = self._router.to_compute(chosen, prompt)
             try:
                 async with (
@@ -410,21 +418,61 @@ class EnginePool(AsyncClosing):
                     raise
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            stream.result = self._served(chosen, sending, completion, tried)
+            stream.result = self._served(chosen, sending, completion, tried.names)
             return
 
-    async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: list[str]) -> None:
+    async def _choose(self, prompt: Plannable, wanted: str | None, tried: _Tried) -> Replica:
+        """Return where to send a request; wait as long as a busy replica is the best choice."""
+        if wanted in tried.names:
+            wanted = None
+        while True:
+            chosen = self._router.choose(self._replicas.values(), prompt, wanted, tried.without)
+            wait_s = chosen.busy_s
+            if not wait_s:
+                return chosen
+            if wait_s > tried.patience_s:
+                raise tried.last or EngineError(
+                    f"{chosen.name} is busy and asks to be left alone for {wait_s:.0f} s, longer "
+                    "than the request may take; add engines, or give a larger limit_s",
+                    attempts=0,
+                    retry_after_s=wait_s,
+                )
+            tried.patience_s -= wait_s
+            await asyncio.sleep(wait_s)
+
+    async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: _Tried) -> None:
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
-        tried.append(failed.name)
-        left = candidates(self._replicas.values(), tried)
-        if not is_retryable(error.status) or len(tried) >= self._attempts or not left:
-            if len(tried) > 1:
-                error.attempts += len(tried) - 1
-                error.add_note(f"sent to {', '.join(tried)}, in turn")
+        tried.names.append(failed.name)
+        tried.last = error
+        says_when = is_busy(error) and bool(error.retry_after_s)
+        if not says_when:
+            tried.without.append(failed.name)
+        left = candidates(self._replicas.values(), tried.without)
+        if not is_retryable(error.status) or len(tried.names) >= self._attempts or not left:
+            if len(tried.names) > 1:
+                error.attempts += len(tried.names) - 1
+                error.add_note(f"sent to {', '.join(tried.names)}, in turn")
             raise error
-        if left[0].name in tried:
-            rounds = tried.count(failed.name)
+        if not says_when and left[0].name in tried.without:
+            rounds = tried.names.count(failed.name)
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Where one request was sent in vain.
+
+    Attributes:
+        patience_s: Seconds for which it still waits for busy replicas.
+        names: The replicas' names, in order.
+        without: Those that are left out as long as there are others: they may be gone.
+        last: The last one's error.
+    """
+
+    patience_s: float
+    names: list[str] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    last: EngineError | None = None
 
 
 def check_limit(limit_s: object) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,10 +19,11 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import is_retryable
+from ctxreuse.serving.client.connection import is_busy, is_retryable
 from ctxreuse.serving.client.request import CompletionStream, Prompt
-from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable
+from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
 
 if TYPE_CHECKING:
@@ -31,6 +34,10 @@ _MAX_MISSES = 3
 _LEAST_EXPECTED_TOKENS = 64
 _ASKING_S = 5.0
 """Seconds after which an engine has failed to tell what its cache or its model holds."""
+_MOST_UNCONFIRMED = 64
+"""Plans that are remembered while an engine serves nothing from its cache."""
+_LONGEST_BUSY_S = 300.0
+"""How long an engine that says it is busy is believed."""
 _QUESTIONS = 3
 """How often an engine is asked what its cache holds."""
 _STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
@@ -86,6 +93,7 @@ class ReplicaStatus:
         answered: Requests answered so far.
         failed: Requests that it did not answer.
         cache_epoch: How often it has been found with an empty cache.
+        busy: How often it has answered that it has too much to do.
     """
 
     name: str
@@ -96,6 +104,7 @@ class ReplicaStatus:
     answered: int
     failed: int
     cache_epoch: int
+    busy: int = 0
 
     @property
     def generation(self) -> int:
@@ -114,34 +123,21 @@ class InFlightRequest:
     def __init__(self, plan: Plan, cache_epoch: int, replica: str, limit_s: float | None) -> None:
         self.plan = plan
         self.cache_epoch = cache_epoch
-        self._replica = replica
-        self._limit_s = limit_s
-        self._left_s = limit_s
+        self._limit = TimeLimit(
+            limit_s,
+            lambda: EngineError(
+                f"replica {replica} did not answer within {limit_s} s; "
+                "give a larger limit_s if it needs longer"
+            ),
+        )
 
     async def in_time(self, answer: Awaitable[_Answer]) -> _Answer:
         """Wait for a part of the answer, as long as the time for all parts lasts.
 
-        What happens between two parts does not count: it is not the engine's fault if the caller
-        reads slowly. And no limit is in force then, because it would cancel the caller.
-
         Raises:
             EngineError: the time is over.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            async with asyncio.timeout(self._left_s) as limit:
-                return await answer
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise EngineError(
-                f"replica {self._replica} did not answer within {self._limit_s} s; "
-                "give a larger limit_s if it needs longer"
-            ) from error
-        finally:
-            if self._left_s is not None:
-                self._left_s = max(0.0, self._left_s - (loop.time() - began))
+        return await self._limit.wait_for(answer)
 
 
 class Replica:
@@ -193,8 +189,11 @@ class Replica:
         self._window: int | None = None
         self._knows_window = False
         self._misses = 0
+        self._unconfirmed: deque[Plan] = deque(maxlen=_MOST_UNCONFIRMED)
         self._answered = 0
         self._failed = 0
+        self._busy = 0
+        self._busy_until = -math.inf
         self._lock = Lock()
         self._bookkeeping = FailOpen(
             "EnginePool", "the answer is returned all the same", work="bookkeeping"
@@ -216,6 +215,12 @@ class Replica:
         with self._lock:
             return not self.is_draining and self._circuit.admits(self._clock())
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds for which it wants to be left alone, because it has too much to do."""
+        with self._lock:
+            return max(0.0, self._busy_until - self._clock())
+
     def status(self) -> ReplicaStatus:
         """Return its status."""
         with self._lock:
@@ -229,6 +234,7 @@ class Replica:
             answered=self._answered,
             failed=self._failed,
             cache_epoch=self.cache_epoch,
+            busy=self._busy,
         )
 
     def client(self) -> Client:
@@ -270,7 +276,7 @@ class Replica:
                     self.planner.evict([plan.request_id])
                     raise
         except EngineError as error:
-            self._note_error(error)
+            self._note_error(error, is_trial)
             raise
         except BaseException:
             if is_trial:  # any other one leaves the trial alone
@@ -291,25 +297,35 @@ class Replica:
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once.
 
+        An engine that only has too much to do is ready. One that does not say in time is given no
+        requests, but may have kept its cache: the next answers tell.
+
         Args:
             limit_s: Seconds after which it is not ready.
         """
+        answered = self._answered
+        is_silent = False
         try:
             async with asyncio.timeout(limit_s):
                 await self.client().check_health()
             is_ready = True
         except EngineError as error:
-            is_ready = not is_retryable(error.status)  # 404: it answers, and knows no such route
+            # 404: it answers, and knows no such route
+            is_ready = is_busy(error) or not is_retryable(error.status)
         except TimeoutError:
-            is_ready = False
+            is_ready, is_silent = False, True
         with self._lock:
+            if not is_ready and self._answered > answered:
+                return True  # it has answered a request since it was asked
             now = self._clock()
             was_closed = self._circuit.state(now) is Circuit.CLOSED
             if not is_ready:
                 self._circuit.open(now)
             elif not was_closed:  # else it would hide that requests fail in a row
                 self._circuit.succeed()
-        if was_closed and not is_ready:
+            if was_closed and is_silent:
+                self._misses = _MAX_MISSES - 1
+        if was_closed and not is_ready and not is_silent:
             self.reset()
         return is_ready
 
@@ -327,13 +343,23 @@ class Replica:
         return self._window
 
     def reset(self) -> None:
-        """Treat the engine's cache as empty."""
+        """Treat the engine's cache as empty, but for what it has computed since it was."""
         with self._lock:
-            self.cache_epoch += 1
-            self._misses = 0
-            if self._capacity is not None:
-                self._capacity = CapacityTracker(self.planner, self._capacity.capacity_tokens)
+            self._reset()
+
+    def _reset(self) -> None:
+        # one step for all who hold the lock: a request that was planned before it has the old
+        # epoch and is recorded anew once it is answered, so nothing gets lost in between
+        self.cache_epoch += 1
+        computed, self._misses = list(self._unconfirmed), 0
+        self._unconfirmed.clear()
+        if self._events is not None:
+            return  # its index follows the engine's own events, which tell what the cache holds
+        if self._capacity is not None:
+            self._capacity = CapacityTracker(self.planner, self._capacity.capacity_tokens)
         self.planner.evict_tokens(self.planner.statistics().tokens)
+        for plan in computed:
+            recorded(self.planner, plan)
 
     def follow(self) -> None:
         """Start following the engine's events, if it publishes any."""
@@ -384,30 +410,47 @@ class Replica:
             self._capacity = CapacityTracker(self.planner, capacity)
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
-        plan, cached = sending.plan, completion.cached_tokens
+        with self._lock:
+            plan, cached = sending.plan, completion.cached_tokens
+            is_current = sending.cache_epoch == self.cache_epoch
+            if not is_current and self._events is None:
+                # The index was emptied while this was on its way. It is answered all the same, so
+                # the engine lives, and has its prompt in the cache.
+                self.planner.evict([plan.request_id])
+                plan = recorded(self.planner, plan)
+            if is_current:
+                self._judge(plan, cached)
         if self._capacity is not None and completion.prompt_tokens is not None:
             self._capacity.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
-        with self._lock:
-            if sending.cache_epoch != self.cache_epoch:
-                return  # it was planned for a cache that is known to be gone
-            if cached:
-                self._misses = 0
-            elif cached == 0 and plan.expected_cached_tokens >= _LEAST_EXPECTED_TOKENS:
-                self._misses += 1
-            is_gone = self._misses >= _MAX_MISSES
-            if is_gone:
-                self._misses = 0
-        if is_gone:
-            self.reset()
 
-    def _note_error(self, error: EngineError) -> None:
+    def _judge(self, plan: Plan, cached: int | None) -> None:
+        """Tell from an answer whether the engine has lost its cache."""
+        if cached:
+            self._misses = 0
+            self._unconfirmed.clear()
+            return
+        if cached == 0 and plan.expected_cached_tokens >= _LEAST_EXPECTED_TOKENS:
+            self._misses += 1
+        if self._misses:
+            self._unconfirmed.append(plan)
+        if self._misses >= _MAX_MISSES:
+            self._reset()
+
+    def _note_error(self, error: EngineError, is_trial: bool) -> None:
         with self._lock:
+            if is_busy(error):
+                self._failed += 1
+                self._busy += 1
+                asked_s = min(error.retry_after_s or 0.0, _LONGEST_BUSY_S)
+                self._busy_until = max(self._busy_until, self._clock() + asked_s)
+                if is_trial:  # it works, but this tells nothing of the requests that failed
+                    self._circuit.abandon()
+                return
             if not is_retryable(error.status):  # it refuses this request, and works
                 self._circuit.succeed()
                 return
             self._failed += 1
-            has_opened = self._circuit.fail(self._clock())
-        if has_opened:
-            self.reset()
+            if self._circuit.fail(self._clock()):
+                self._reset()

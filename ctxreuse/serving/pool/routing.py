@@ -20,6 +20,8 @@ from ctxreuse.serving.pool.replica import Replica
 DEFAULT_ANSWER_COST = 144
 """What an answer delays other requests, in prompt tokens that the engine could compute instead: 96
 tokens, each of which adds 0.15 ms to a step of an engine that computes 10,000 prompt tokens/s."""
+_TOKENS_PER_S = 10_000
+"""What a second of waiting for a busy engine costs, in prompt tokens that another could compute."""
 _REMEMBERED_CONVERSATIONS = 10_000
 
 _Conversation: TypeAlias = tuple[str, type, str | int | None]
@@ -52,8 +54,9 @@ class RequestRouter:
     ) -> Replica:
         """Return where to send a request: the wanted candidate, or the best one.
 
-        The best has most expected cached tokens, less what is in its queue; among equals the
-        request's first block decides, by rendezvous hashing.
+        The best has most expected cached tokens, less what is in its queue, and what could be
+        computed while it is busy; among equals the request's first block decides, by rendezvous
+        hashing.
 
         Args:
             replicas: All of the pool.
@@ -76,7 +79,9 @@ class RequestRouter:
         request = request_of(prompt)
         seed = request.blocks[0].key if request.blocks else text_digest(request.query)
         scores = {
-            name: self._cached_tokens(replica, prompt) - self._queue_weight * replica.queued_tokens
+            name: self._cached_tokens(replica, prompt)
+            - self._queue_weight * replica.queued_tokens
+            - _TOKENS_PER_S * replica.busy_s
             for name, replica in by_name.items()
         }
         order = [str(name) for name in rendezvous_order(seed, by_name)]
