@@ -13,9 +13,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from chain_of_agents.agent_placement import Engines
 from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import reported_count
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.serving.pool.admission import AdmissionQueue
 from ctxreuse.serving.pool.engine_pool import EnginePool
@@ -256,13 +258,13 @@ class LangChainModel(SingleEngineModel):
                         message = chunk if message is None else message + chunk
                         if text := _text(chunk):
                             on_piece(text)
-        usage = getattr(message, "usage_metadata", None) or {}
+        usage = getattr(message, "usage_metadata", None)
         return AgentReply(
             text=_text(message),
             plan=plan,
-            prompt_tokens=usage.get("input_tokens"),
-            cached_tokens=(usage.get("input_token_details") or {}).get("cache_read"),
-            completion_tokens=usage.get("output_tokens"),
+            prompt_tokens=reported_count(field_of(usage, "input_tokens")),
+            cached_tokens=reported_count(field_of(usage, "input_token_details", "cache_read")),
+            completion_tokens=reported_count(field_of(usage, "output_tokens")),
         )
 
 
@@ -298,14 +300,14 @@ class LlamaIndexModel(SingleEngineModel):
         return AgentReply(
             text=text if isinstance(text, str) else None,
             plan=plan,
-            prompt_tokens=getattr(usage, "prompt_tokens", None),
-            cached_tokens=getattr(details, "cached_tokens", None),
-            completion_tokens=getattr(usage, "completion_tokens", None),
+            prompt_tokens=reported_count(getattr(usage, "prompt_tokens", None)),
+            cached_tokens=reported_count(getattr(details, "cached_tokens", None)),
+            completion_tokens=reported_count(getattr(usage, "completion_tokens", None)),
         )
 
 
 def _window(tokens: object) -> int | None:
-    return tokens if isinstance(tokens, int) and tokens > 0 else None
+    return reported_count(tokens) or None
 
 
 def _text(message: object) -> str | None:

@@ -15,7 +15,9 @@ from langchain_core.vectorstores import VectorStoreRetriever
 
 from ctxreuse.adapters.plan_metadata import copied
 from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.checks import reported_count
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece
@@ -87,8 +89,8 @@ async def streamed(
     chunks: Any = model.astream(prompt, config, **params)
     async with aclosing(chunks):
         async for chunk in chunks:
-            usage = getattr(chunk, "usage_metadata", None) or {}
-            used += usage.get("output_tokens") or 0
+            usage = getattr(chunk, "usage_metadata", None)
+            used += reported_count(field_of(usage, "output_tokens")) or 0
             text = _text(chunk)
             if text:
                 counted += 1

@@ -30,7 +30,7 @@ from llama_index.core.settings import Settings
 
 from ctxreuse.adapters.plan_metadata import copied
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt, messages_of
@@ -347,7 +347,7 @@ class LlamaIndexLLM:
         async with aclosing(chunks):
             async for chunk in chunks:
                 usage = getattr(getattr(chunk, "raw", None), "usage", None)
-                used = getattr(usage, "completion_tokens", None) or used
+                used = reported_count(getattr(usage, "completion_tokens", None)) or used
                 if chunk.delta:
                     told += 1
                     yield Piece(chunk.delta, 1)
