@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, checked_blocks
 from ctxreuse.context.checks import (
     checked_choice,
+    checked_id,
     checked_integer,
     checked_kind,
     checked_number,
@@ -204,7 +205,7 @@ class ReusePlanner:
             )
         ids = list(request_ids)
         for request_id in ids:
-            checked_kind("a request id", request_id, (str, int), "a string or an integer")
+            checked_id("a request id", request_id)
         return self._planning.evict(ids)
 
     def evict_tokens(self, tokens: int) -> Evicted:
@@ -226,15 +227,16 @@ class ReusePlanner:
             What left the index: the request's other blocks, and what other requests sent behind
             them; nothing if it sent no more.
         """
+        checked_id("request_id", request_id)
         return self._planning.trim(request_id, checked_integer("blocks", blocks))
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens, counted or estimated as blocks are."""
-        return self._planning.count_tokens(text)
+        return self._planning.count_tokens(checked_kind("text", text, str, "a string"))
 
     def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
         """Return how many tokens the index counts for blocks."""
-        return self._planning.block_tokens(blocks)
+        return self._planning.block_tokens(checked_blocks("blocks", blocks))
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return how many block tokens of a request are expected in the cache; record nothing.
@@ -279,6 +281,8 @@ class ReusePlanner:
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what a conversation was shown; return whether it was known."""
+        checked_id("conversation_id", conversation_id)
+        checked_kind("tenant", tenant, str, "a string")
         return self._planning.end_conversation(conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ctxreuse.context.checks import checked_kind
 
@@ -21,6 +22,8 @@ _SAMPLE = re.compile(
 )
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
 _POSITIVE = re.compile(r"[1-9][0-9]{0,17}")
+_Labels: TypeAlias = tuple[tuple[str, str], ...]
+_MOST_TOKENS = 1e18
 _PREFIX = re.compile(r"^(?:ray_)?vllm[:_]")  # Ray renames them
 
 
@@ -49,7 +52,9 @@ class PrefixCacheMetrics:
 
     @classmethod
     def parse(cls, text: str) -> PrefixCacheMetrics:
-        """Read a `/metrics` page; skip lines about anything else.
+        """Read a `/metrics` page; skip lines about anything else, and values that cannot be.
+
+        Of lines with the same name and labels, the last one counts.
 
         Args:
             text: The page.
@@ -57,26 +62,30 @@ class PrefixCacheMetrics:
         Raises:
             InvalidRequestError: wrong type.
         """
-        queries, hits, usages, configs = [], [], [], []
+        queries: dict[_Labels, float] = {}
+        hits: dict[_Labels, float] = {}
+        usages: dict[_Labels, float] = {}
+        info: dict[_Labels, None] = {}
         for name, labels, value in _samples(checked_kind("metrics", text, str, "a string")):
             match name:
-                case "prefix_cache_queries":
-                    queries.append(value)
-                case "prefix_cache_hits":
-                    hits.append(value)
-                case "kv_cache_usage_perc":
-                    usages.append(value)
+                case "prefix_cache_queries" if 0 <= value <= _MOST_TOKENS:
+                    queries[labels] = value
+                case "prefix_cache_hits" if 0 <= value <= _MOST_TOKENS:
+                    hits[labels] = value
+                case "kv_cache_usage_perc" if 0 <= value <= 1:
+                    usages[labels] = value
                 case "cache_config_info":
-                    configs.append(labels)
+                    info[labels] = None
+        configs: list[Mapping[str, str]] = [dict(labels) for labels in info]
         sizes = _numbers(configs, "kv_cache_size_tokens")
         return cls(
-            prefix_cache_queries=int(sum(queries)) if queries else None,
-            prefix_cache_hits=int(sum(hits)) if hits else None,
+            prefix_cache_queries=int(sum(queries.values())) if queries else None,
+            prefix_cache_hits=int(sum(hits.values())) if hits else None,
             block_size=max(_numbers(configs, "block_size"), default=None),
             # every engine's line holds the blocks of all, but only its own tokens
             num_gpu_blocks=max(_numbers(configs, "num_gpu_blocks"), default=None),
             kv_cache_size_tokens=sum(sizes) if sizes else None,
-            kv_cache_usage=sum(usages) / len(usages) if usages else None,
+            kv_cache_usage=sum(usages.values()) / len(usages) if usages else None,
             engines=max(len(queries), len(configs), 1),
         )
 
@@ -100,6 +109,7 @@ class PrefixCacheMetrics:
         Returns:
             From 0 to 1; 0 where nothing was looked up, or the page does not tell.
         """
+        checked_kind("earlier", earlier, PrefixCacheMetrics, "PrefixCacheMetrics")
         queries, hits = self.prefix_cache_queries or 0, self.prefix_cache_hits or 0
         before = earlier.prefix_cache_queries or 0
         if before <= queries:
@@ -112,7 +122,7 @@ EngineMetrics = PrefixCacheMetrics
 """The former name of `PrefixCacheMetrics`."""
 
 
-def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def _samples(text: str) -> Iterator[tuple[str, _Labels, float]]:
     """Yield name (without vLLM's prefix and `_total`), labels and value of each sample."""
     for line in text.split("\n"):
         prefix = _PREFIX.match(line)
@@ -124,7 +134,7 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
         except ValueError:
             continue
         if math.isfinite(value):
-            labels = dict(_LABEL.findall(found["labels"] or ""))
+            labels = tuple(_LABEL.findall(found["labels"] or ""))
             yield found["name"][prefix.end() :].removesuffix("_total"), labels, value
 
 

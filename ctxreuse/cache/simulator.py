@@ -27,7 +27,8 @@ from itertools import count
 from typing import NewType
 
 from ctxreuse.context.blocks import BlockKey, text_digest
-from ctxreuse.context.checks import checked_integer, checked_optional_integer
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_optional_integer
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.radix_tree import ContextIndex
 
 ContentHash = NewType("ContentHash", bytes)
@@ -80,7 +81,7 @@ class RunningPrompt:
     """
 
     usage: CacheUsage
-    _tokens: Sequence[int]
+    _tokens: array[int]
     _hashes: list[ContentHash]
     _held: list[BlockNumber]
     _root: bytes
@@ -143,15 +144,21 @@ class PrefixCacheSimulator:
 
         Returns:
             The prompt's tokens, and how many came from the cache.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
-        running = self.start(tokens, salt, room_for=len(generated))
+        known, answer = token_array(tokens), token_array(generated)
+        running = self.start(known, salt, room_for=len(answer))
         if running is None:
-            return CacheUsage(len(tokens), 0)
-        self.finish(running, generated)
+            return CacheUsage(len(known), 0)
+        self.finish(running, answer)
         return running.usage
 
     def fits(self, prompt_tokens: int, answer_tokens: int = 0) -> bool:
         """Return whether the whole cache has room for a prompt with its answer."""
+        checked_integer("prompt_tokens", prompt_tokens)
+        checked_integer("answer_tokens", answer_tokens)
         return self._block_limit is None or self._needed(prompt_tokens, answer_tokens) <= (
             self._block_limit
         )
@@ -171,7 +178,13 @@ class PrefixCacheSimulator:
 
         Returns:
             The running prompt, for `finish`; None if the running ones leave it no room.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        tokens = token_array(tokens)
+        checked_kind("salt", salt, str, "a string")
+        checked_integer("room_for", room_for)
         size = self.block_size
         root = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         hashes = self._content_hashes(tokens, root)
@@ -206,6 +219,9 @@ class PrefixCacheSimulator:
             uncomputed: Tokens at the prompt's end that were not computed, because it was aborted;
                 no other prompt may have begun since `start`. Their blocks serve no prompt.
         """
+        checked_kind("running", running, RunningPrompt, "a prompt that start() returned")
+        checked_integer("uncomputed", uncomputed)
+        generated = token_array(generated)
         held, hashes = running._held, running._hashes
         if uncomputed:
             computed_blocks = (len(running._tokens) - uncomputed) // self.block_size
@@ -213,7 +229,7 @@ class PrefixCacheSimulator:
                 assert self._users[block] == 1, "a prompt has begun on blocks without content"
                 self._forget(block)
         if len(generated) > 1:
-            computed = [*running._tokens, *generated[:-1]]
+            computed = running._tokens + generated[:-1]
             root = hashes[-1] if hashes else running._root
             behind = self._content_hashes(computed[len(hashes) * self.block_size :], root)
             assert len(hashes) + len(behind) <= len(held), "the answer has more tokens than room"
@@ -233,11 +249,11 @@ class PrefixCacheSimulator:
         """Return how many blocks a prompt with its answer takes."""
         return -(-(prompt_tokens + max(0, answer_tokens - 1)) // self.block_size)
 
-    def _content_hashes(self, tokens: Sequence[int], parent: bytes) -> list[ContentHash]:
+    def _content_hashes(self, tokens: array[int], parent: bytes) -> list[ContentHash]:
         """Return the hashes of full blocks, chained over what stands before them."""
         chain: list[ContentHash] = []
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
-            block = array("q", list(tokens[end - self.block_size : end])).tobytes()
+            block = tokens[end - self.block_size : end].tobytes()
             parent = hashlib.blake2b(block, digest_size=16, key=parent).digest()
             chain.append(ContentHash(parent))
         return chain
@@ -268,6 +284,22 @@ class PrefixCacheSimulator:
             del self._blocks_with[content]
 
 
+def token_array(token_ids: Sequence[int]) -> array[int]:
+    """Return token ids in a compact form.
+
+    Raises:
+        InvalidRequestError: not integers of 64 bits.
+    """
+    if isinstance(token_ids, array) and token_ids.typecode == "q":
+        return token_ids
+    try:
+        return array("q", list(token_ids))  # a list: bytes would be taken as memory
+    except (TypeError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"token ids must be integers of at most 64 bits, not {describe(token_ids)}"
+        ) from error
+
+
 class BlockLevelCache:
     """A prefix cache that counts whole context blocks: fast, and without a tokenizer.
 
@@ -292,7 +324,24 @@ class BlockLevelCache:
             blocks: The prompt's context blocks in order.
             tokens: Each block's tokens.
             group: Prompts of different groups (system text, salt) share nothing.
+
+        Raises:
+            InvalidRequestError: wrong type, or not as many tokens as blocks.
         """
+        for name, values, kind in (("blocks", blocks, bytes), ("tokens", tokens, int)):
+            if not isinstance(values, (list, tuple)) or not all(
+                isinstance(one, kind) for one in values
+            ):
+                words = "block keys" if kind is bytes else "integers"
+                raise InvalidRequestError(
+                    f"{name} must be a list of {words}, not {describe(values)}"
+                )
+        if len(blocks) != len(tokens) or any(one < 0 for one in tokens):
+            raise InvalidRequestError(
+                f"tokens must be an integer from 0 for each of the {len(blocks):,} blocks, not "
+                f"{describe(tokens)}"
+            )
+        checked_kind("group", group, Hashable, "hashable, such as a string or a tuple of strings")
         now = next(self._clock)
         root = self._index.root(group)
         inserted = self._index.insert(root, blocks, tokens, now, now)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NewType, TypeAlias
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_id, checked_kind
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 
 BlockId: TypeAlias = str | int
@@ -125,7 +125,7 @@ class ContextRequest:
             checked_kind("system", system, str, "a string")
         for name, value in (("conversation_id", conversation_id), ("request_id", request_id)):
             if value is not None:
-                checked_kind(name, value, (str, int), "a string or an integer")
+                checked_id(name, value)
         put = object.__setattr__
         put(self, "blocks", _as_blocks(blocks))
         put(self, "query", query)
@@ -169,11 +169,38 @@ def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def copied_message(message: Message) -> dict[str, Any]:
-    """Return a copy that shares nothing that can change, so that edits of one leave the other."""
-    return {
-        name: value if isinstance(value, str) else deepcopy(value)
-        for name, value in message.items()
-    }
+    """Return a copy that shares nothing that can change, so that edits of one leave the other.
+
+    Raises:
+        InvalidRequestError: a part of it cannot be copied, or is nested too deeply for that.
+    """
+    copied: dict[str, Any] = {}
+    for name, value in message.items():
+        try:
+            copied[name] = value if isinstance(value, str) else deepcopy(value)
+        except Exception as error:  # RecursionError, or whatever a foreign object raises
+            depth = "nested too deeply" if isinstance(error, RecursionError) else "not plain data"
+            raise InvalidRequestError(
+                f"a chat message's {describe(name)} is {depth} and cannot be copied "
+                f"({type(error).__name__}); pass strings, lists and dicts of them"
+            ) from error
+    return copied
+
+
+def checked_blocks(name: str, blocks: Any) -> list[ContextBlock]:
+    """Return blocks as a list.
+
+    Args:
+        name: The argument's name, for the message.
+        blocks: What the caller passed.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if isinstance(blocks, (str, bytes, Mapping)) or not isinstance(blocks, Iterable):
+        raise InvalidRequestError(f"{name} must be a list of ContextBlock, not {describe(blocks)}")
+    words = "a ContextBlock; build one with ContextBlock(id=..., text='...')"
+    return [checked_kind(f"an entry of {name}", block, ContextBlock, words) for block in blocks]
 
 
 def distinct_texts(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:

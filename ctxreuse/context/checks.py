@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeGuard, TypeVar
 
@@ -57,7 +58,8 @@ def checked_number(name: str, value: Any, at_least: float = 0) -> float:
     Raises:
         InvalidRequestError: wrong type or out of range.
     """
-    if not isinstance(value, (int, float)) or not at_least <= value < float("inf"):
+    # an integer that no float can hold would fail later, in the arithmetic
+    if not isinstance(value, (int, float)) or not at_least <= value <= sys.float_info.max:
         raise InvalidRequestError(f"{name} must be a number from {at_least}, not {describe(value)}")
     return value
 
@@ -92,6 +94,17 @@ def checked_kind(
         raise InvalidRequestError(
             f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
         )
+    return value
+
+
+def checked_id(name: str, value: Any) -> str | int:
+    """Return the value if it can name a request or a conversation.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if not isinstance(value, (str, int)):
+        raise InvalidRequestError(f"{name} must be a string or an integer, not {describe(value)}")
     return value
 
 

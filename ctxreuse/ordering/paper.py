@@ -27,21 +27,7 @@ MAX_CONTEXTS = 20_000
 def context_distance(
     ids_a: Sequence[Hashable], ids_b: Sequence[Hashable], alpha: float = 0.001
 ) -> float:
-    """Return Equation 1 of ContextPilot (section 4.1).
-
-        d = 1 - |S| / max(|A|, |B|) + alpha * sum(|rank in A - rank in B| over S) / |S|
-
-    The equation divides by zero for disjoint contexts; their distance is 1, the largest that
-    overlap alone can give. A repeated id counts at its first position.
-
-    Args:
-        ids_a: Block ids, best first.
-        ids_b: Block ids, best first.
-        alpha: Weight of the ranks; the papers use 0.001 to 0.01.
-
-    Returns:
-        0 for equal contexts, 1 for disjoint ones (two empty ones included).
-    """
+    """Return Equation 1; see `ctxreuse.distance.context_distance`, which checks its arguments."""
     ranks_a = {block: rank for rank, block in enumerate(dict.fromkeys(ids_a))}
     ranks_b = {block: rank for rank, block in enumerate(dict.fromkeys(ids_b))}
     shared = ranks_a.keys() & ranks_b.keys()

@@ -112,3 +112,35 @@ def test_what_is_no_text_is_named():
 def test_no_page_breaks_the_reader(text):
     metrics = PrefixCacheMetrics.parse(text + "\nvllm:prefix_cache_hits_total 1\n")
     assert metrics.prefix_cache_hits is not None
+
+
+@pytest.mark.parametrize("value", ["-5", "1e19", "1e308", "NaN", "+Inf", "-Inf", "1e999", "ten"])
+def test_counts_that_cannot_be_are_skipped(value):
+    lines = [
+        f'vllm:prefix_cache_{name}_total{{engine="{engine}"}} {count}'
+        for name in ("queries", "hits")
+        for engine, count in enumerate([value, 7, value])
+    ]
+    metrics = PrefixCacheMetrics.parse("\n".join([*lines, "vllm:kv_cache_usage_perc 1.5"]))
+    assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (7, 7)
+    assert metrics.kv_cache_usage is None
+
+
+def test_a_series_that_stands_twice_counts_once():
+    line = 'vllm:prefix_cache_queries_total{engine="0",model_name="m"}'
+    metrics = PrefixCacheMetrics.parse(f"{line} 5.0\n{line} 9.0\n")
+    assert (metrics.prefix_cache_queries, metrics.engines) == (9, 1)
+
+
+counts = st.none() | st.integers(0, 10) | st.integers(0, 10**18)
+
+
+@given(st.lists(st.tuples(counts, counts, counts, counts)))
+def test_readings_in_any_order_give_a_ratio(readings):
+    """Counters that go backwards, hits that no query asked for: from 0 to 1 all the same."""
+    for queries, hits, queries_before, hits_before in readings:
+        now = PrefixCacheMetrics(prefix_cache_queries=queries, prefix_cache_hits=hits)
+        before = PrefixCacheMetrics(
+            prefix_cache_queries=queries_before, prefix_cache_hits=hits_before
+        )
+        assert 0 <= now.hit_ratio_since(before) <= 1

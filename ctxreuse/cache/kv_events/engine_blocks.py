@@ -21,8 +21,8 @@ from ctxreuse.cache.kv_events.block_tree import (
     block_link,
 )
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
+from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
@@ -205,18 +205,6 @@ class EngineBlocks:
         salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
         adapters = () if lora is None else (lora,)
         return PromptBlocks(token_array(token_ids), adapters + salts, adapters)
-
-
-def token_array(token_ids: Sequence[int]) -> array[int]:
-    """Return token ids in a compact form.
-
-    Raises:
-        InvalidRequestError: not integers of 64 bits.
-    """
-    try:
-        return array("q", list(token_ids))  # a list: bytes would be taken as memory
-    except (TypeError, OverflowError) as error:
-        raise InvalidRequestError("token ids must be integers of at most 64 bits") from error
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from ctxreuse.cache.kv_events.engine_blocks import (
     EngineBlocks,
     HeldRequests,
     SentRequest,
-    token_array,
 )
 from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
+from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError

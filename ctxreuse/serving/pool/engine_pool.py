@@ -377,7 +377,7 @@ class EnginePool(AsyncClosing):
     def _replica(self, name: str) -> Replica:
         try:
             return self._replicas[name]
-        except KeyError:
+        except (KeyError, TypeError):  # a list has no hash
             raise InvalidRequestError(
                 f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
             ) from None

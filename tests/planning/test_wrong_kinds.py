@@ -1,0 +1,183 @@
+"""Anything in any argument of the public functions: an error of ours, or an answer."""
+
+import inspect
+
+import pytest
+
+from ctxreuse import (
+    ContextBlock,
+    ContextRequest,
+    CtxreuseError,
+    ReusePlanner,
+    Templates,
+    request_context,
+)
+from ctxreuse.cache import BlockLevelCache, PrefixCacheMetrics, PrefixCacheSimulator
+from ctxreuse.distance import context_distance
+from ctxreuse.errors import InvalidRequestError
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def generated():
+    yield object()
+
+
+def wrong_values():
+    """Return values of every kind; generators are new ones."""
+    deep = nested(2_000)
+    return [
+        *(None, True, 0, -1, 3, 10**400, -(10**400), 1.5, float("nan"), float("inf")),
+        *("", "text", "\ud800", b"bytes", object(), object, print),
+        *([], [None], [1], ["a"], [[]], [{}], (), {}, {"a": 1}, {1: 2}, set(), {"a"}),
+        *(deep, {"role": "user", "content": deep}, [{"role": "user", "content": deep}]),
+        *([{"role": 1}], [{"content": None}], [{"content": generated()}], generated()),
+        *(ContextBlock(text="t"), [ContextBlock(text="t")], ContextRequest(["t"])),
+    ]
+
+
+REQUEST = ContextRequest([ContextBlock(id="a", text="one"), "two"], "which?")
+
+
+def planned(**arguments):
+    planner = ReusePlanner()
+    request = ContextRequest(**({"blocks": ["one", "two"]} | arguments))
+    planner.plan(request).messages()
+    planner.preview(request)
+    planner.plan_batch([request, REQUEST])
+    return planner.plan(request).explain()
+
+
+def conversed(conversation_id="c", tenant="", system=None, blocks=("one",), query="", **last):
+    chat = ReusePlanner().conversation(conversation_id, tenant, system)
+    chat.plan(blocks, query, request_id=last.get("request_id"))
+    chat.record(last.get("answer", "yes"))
+    chat.compact(last.get("summary", "it was so"))
+    return chat.messages()
+
+
+def said(**fields):
+    return planned(history=[{"role": "user", "content": "so"} | fields], conversation_id="c")
+
+
+def entered(**arguments):
+    with request_context(**arguments):
+        pass
+
+
+def of_planner(name):
+    """Return a function that calls a method of a planner that has planned a request."""
+
+    def call(**arguments):
+        planner = ReusePlanner()
+        planner.plan(REQUEST)
+        return getattr(planner, name)(**arguments)
+
+    return call
+
+
+def simulated(tokens=range(40), salt="", generated=(), uncomputed=0, room_for=9):
+    cache = PrefixCacheSimulator(1_000, 4)
+    cache.serve(tokens, salt, generated=generated)
+    cache.finish(cache.start(range(10), room_for=room_for), (), uncomputed=uncomputed)
+
+
+CALLS = {
+    "ContextBlock": (ContextBlock, {"text": "t"}, ["text", "id", "tokens"]),
+    "ContextRequest": (planned, {}, list(inspect.signature(ContextRequest).parameters)),
+    "Templates": (Templates, {}, list(inspect.signature(Templates).parameters)),
+    "request_context": (entered, {}, ["tenant", "conversation_id", "history"]),
+    "ReusePlanner": (ReusePlanner, {}, list(inspect.signature(ReusePlanner).parameters)),
+    "plan": (of_planner("plan"), {"request": REQUEST}, ["request", "strategy"]),
+    "preview": (of_planner("preview"), {"request": REQUEST}, ["request", "deduplicate"]),
+    "plan_batch": (of_planner("plan_batch"), {"requests": [REQUEST]}, ["requests", "strategy"]),
+    "evict": (of_planner("evict"), {}, ["request_ids"]),
+    "evict_tokens": (of_planner("evict_tokens"), {}, ["tokens"]),
+    "trim": (of_planner("trim"), {"request_id": "a", "blocks": 1}, ["request_id", "blocks"]),
+    "count_tokens": (of_planner("count_tokens"), {}, ["text"]),
+    "block_tokens": (of_planner("block_tokens"), {}, ["blocks"]),
+    "cached_tokens": (of_planner("cached_tokens"), {}, ["request"]),
+    "end_conversation": (
+        of_planner("end_conversation"),
+        {"conversation_id": "c"},
+        ["conversation_id", "tenant"],
+    ),
+    "conversation": (
+        conversed,
+        {},
+        ["conversation_id", "tenant", "system", "blocks", "query", "answer", "summary"],
+    ),
+    "a message": (said, {}, ["role", "content", "tool_calls", "name"]),
+    "context_distance": (
+        context_distance,
+        {"ids_a": ["a"], "ids_b": ["a"]},
+        ["ids_a", "ids_b", "alpha"],
+    ),
+    "BlockLevelCache.serve": (
+        lambda **arguments: BlockLevelCache(9).serve(**arguments),
+        {"blocks": [b"k"], "tokens": [3]},
+        ["blocks", "tokens", "group"],
+    ),
+    "PrefixCacheSimulator": (
+        simulated,
+        {},
+        ["tokens", "salt", "generated", "uncomputed", "room_for"],
+    ),
+    "PrefixCacheSimulator.fits": (
+        lambda **arguments: PrefixCacheSimulator(9).fits(**arguments),
+        {"prompt_tokens": 1},
+        ["prompt_tokens", "answer_tokens"],
+    ),
+    "hit_ratio_since": (PrefixCacheMetrics().hit_ratio_since, {}, ["earlier"]),
+    "parse": (PrefixCacheMetrics.parse, {}, ["text"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "parameter"),
+    [(name, parameter) for name, (_, _, parameters) in CALLS.items() for parameter in parameters],
+)
+def test_anything_in_any_argument_is_an_answer_or_an_error_that_names_it(call, parameter):
+    function, arguments, _ = CALLS[call]
+    for value in wrong_values():
+        try:
+            function(**arguments | {parameter: value})
+        except CtxreuseError as error:
+            message = str(error)
+            assert len(message) < 400
+            assert "\n" not in message
+            assert not isinstance(value, str) or value in ("", "text", "\ud800")
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+def test_a_history_that_nests_too_deeply_says_so(depth):
+    history = [{"role": "user", "content": nested(depth)}]
+    with pytest.raises(InvalidRequestError) as caught:
+        ContextRequest(["one"], history=history)
+    assert str(caught.value) == (
+        "a chat message's 'content' (str) is nested too deeply and cannot be copied "
+        "(RecursionError); pass strings, lists and dicts of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda planner: planner.trim(None, 1), "request_id must be a string or an integer, not"),
+        (lambda planner: planner.trim("a", 1.5), "blocks must be an integer from 0, not 1.5"),
+        (lambda planner: planner.end_conversation([]), "conversation_id must be a string or an in"),
+        (lambda planner: planner.end_conversation("c", 1), "tenant must be a string, not 1 (int)"),
+        (lambda planner: planner.count_tokens(b"x"), "text must be a string, not b'x' (bytes)"),
+        (lambda planner: planner.block_tokens("x"), "blocks must be a list of ContextBlock, not"),
+        (lambda planner: planner.block_tokens(["x"]), "an entry of blocks must be a ContextBlock,"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named_with_its_value(call, message):
+    with pytest.raises(InvalidRequestError) as caught:
+        call(ReusePlanner())
+    assert str(caught.value).startswith(message)
