@@ -22,6 +22,7 @@ def format_documents(
     documents: Sequence[PlannedDocument],
     templates: Templates,
     registry: ContextRegistry | None = None,
+    tenant: str | None = None,
 ) -> str:
     """Return documents as text for a prompt: labels, blocks, annotations.
 
@@ -33,26 +34,27 @@ def format_documents(
         documents: The documents, in order.
         templates: The words around them.
         registry: Where the text is remembered; None takes the one of this process.
+        tenant: In whose prompts the text is planned; None is the default tenant.
 
     Raises:
         InvalidRequestError: wrong type.
     """
     checked_kind("templates", templates, Templates, "Templates")
-    rendered = context_registry(registry)
+    rendered, tenant = context_registry(registry), tenant or ""
     if not any(METADATA_KEY in one.metadata for one in documents):  # no plan has met them
-        return rendered.render([one.block for one in documents], templates)
+        return rendered.render([one.block for one in documents], templates, tenant)
     given = believed(documents)
     shown = [one for one in given if not one.is_annotation]
     blocks = [one.block for one in shown]
     positions = positions_as_planned(shown)
     text = None if positions is None else _render_as_planned(positions, blocks, templates)
     if text is not None:
-        rendered.remember_planned(text)
+        rendered.remember_planned(text, tenant)
         return text
     words = left_out_words(given)
     if not words:
-        return rendered.render(blocks, templates)
-    texts = [rendered.render(blocks, templates)] if blocks else []
+        return rendered.render(blocks, templates, tenant)
+    texts = [rendered.render(blocks, templates, tenant)] if blocks else []
     return templates.separator.join([*texts, *words])
 
 

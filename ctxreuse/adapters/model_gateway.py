@@ -156,6 +156,7 @@ class ModelGateway:
         registry: Where rendered contexts are remembered; None takes the one of this process.
 
     Attributes:
+        statistics: Returns what became of the contexts in its prompts.
         plan: Waits in this thread until a prompt is released; returns it planned.
         aplan: Does the same in this task.
         attempt: Returns what a function returns or, if it raises, what another one does.
@@ -177,6 +178,7 @@ class ModelGateway:
         self._fail_open = FailOpen(component, "prompts are sent as given")
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
         self.attempt = self._fail_open.attempt
+        self.statistics = self._planner.statistics
         self.plan = self._batcher.submit
         self.aplan = self._batcher.asubmit
 

@@ -9,21 +9,19 @@ order in which to send them.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable, Sequence
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
 from typing import NamedTuple
 
-from ctxreuse.adapters.rendered_contexts import (
-    ContextRegistry,
-    FoundContext,
-    Piece,
-    context_registry,
-)
-from ctxreuse.context.blocks import ContextRequest, Message
+from ctxreuse.adapters.context_search import FoundContext, Piece
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
+from ctxreuse.context.blocks import ContextRequest, Message, encoded
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.ordering.batch import prefix_order
@@ -31,6 +29,9 @@ from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 
 _REMEMBERED_CHARACTERS = 16_000_000
+_ENTRY_CHARACTERS = 100
+_MOST_CONTEXTS = 64
+_log = logging.getLogger("ctxreuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,40 @@ class PlannedPrompt:
     plans: tuple[Plan, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptStatistics:
+    """What became of the contexts in prompts, and what a `PromptPlanner` remembers.
+
+    Attributes:
+        planned: Contexts that were planned.
+        left_alone: Texts that are equal to a rendered context and were sent as given, because it is
+            not certain that the application put them there: it was rendered less often than prompts
+            show it, or stands in another one, or twice in one prompt.
+        in_other_scope: Prompts without a context of their tenant that show what was rendered in
+            another scope.
+        too_long: Texts and prompts sent as given because they take too much work to plan.
+        sent_texts: Contexts as they were sent that are remembered for later turns.
+        sent_characters: How long these are together.
+    """
+
+    planned: int = 0
+    left_alone: int = 0
+    in_other_scope: int = 0
+    too_long: int = 0
+    sent_texts: int = 0
+    sent_characters: int = 0
+
+
 class PromptPlanner:
     """Plans the contexts inside prompts and schedules the prompts.
 
     A context that stands before a message of the assistant was sent before: it is shown again as it
     was sent then, byte for byte, or as it stands where that is not known any more.
+
+    Time is linear in the prompts: texts are searched in linear time, and a prompt with more than 64
+    contexts to plan is sent as given. At most 16,000,000 characters of contexts as they were sent
+    are remembered, each context counting 100 characters more than it has; the tenant that holds
+    most loses first.
 
     Args:
         planner: Plans the contexts; None makes one.
@@ -100,10 +130,21 @@ class PromptPlanner:
         check_strategy(strategy)
         self._strategy: Strategy = strategy
         self._registry = context_registry(registry)
-        self._sent_texts: LRUMap[bytes, str] = LRUMap(
-            max_weight=_REMEMBERED_CHARACTERS, weight_of=len
+        self._sent_texts: TenantLRUMap[bytes, str] = TenantLRUMap(
+            max_weight=_REMEMBERED_CHARACTERS, weight_of=lambda text: len(text) + _ENTRY_CHARACTERS
         )
-        self._lock = Lock()  # of _sent_texts
+        self._counts: Counter[str] = Counter()
+        self._lock = Lock()  # of _sent_texts and _counts
+
+    def statistics(self) -> PromptStatistics:
+        """Return what became of contexts so far, and how much is remembered."""
+        with self._lock:
+            sent_texts = len(self._sent_texts)
+            return PromptStatistics(
+                **self._counts,
+                sent_texts=sent_texts,
+                sent_characters=self._sent_texts.weight - sent_texts * _ENTRY_CHARACTERS,
+            )
 
     def plan(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return the prompts in the order in which to send them, each once.
@@ -112,6 +153,7 @@ class PromptPlanner:
             prompts: The prompts that wait to be sent, in the order of arrival.
         """
         drafts = [_Draft(prompt, self._registry) for prompt in prompts]
+        self._claim(drafts)
         waiting = [
             (draft, request) for draft in drafts if (request := self._advance(draft)) is not None
         ]
@@ -129,17 +171,42 @@ class PromptPlanner:
                 next_request = self._advance(draft, plan)
         whole = []  # what the engine will see, for comparing prompts; tenants share nothing
         for draft in drafts:
-            texts = zip(draft.prompt.parts, draft.texts, strict=True)
+            texts = zip(draft.prompt.parts, draft.texts(), strict=True)
             shown = [f"{part.role}\n{text}\n" for part, text in texts]
-            whole.append("".join([f"{draft.prompt.scope.tenant or ''}\n", *shown]))
+            whole.append("".join([f"{draft.tenant}\n", *shown]))
         return [
-            PlannedPrompt(position, tuple(drafts[position].texts), tuple(drafts[position].plans))
+            PlannedPrompt(position, drafts[position].texts(), tuple(drafts[position].plans))
             for position in prefix_order(whole)
         ]
 
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
         self._planner.evict([plan.request_id for plan in plans])
+
+    def _claim(self, drafts: Sequence[_Draft]) -> None:
+        """Leave alone what the application did not put there, and what is too much to plan."""
+        counts: Counter[str] = Counter()
+        for tenant in dict.fromkeys(draft.tenant for draft in drafts):
+            of_tenant = [draft for draft in drafts if draft.tenant == tenant]
+            sightings = [
+                Sighting(one.piece, one.key, number, one.part > draft.answered)
+                for number, draft in enumerate(of_tenant)
+                for one in draft.pieces
+                if not isinstance(one.piece, str)
+            ]
+            met = [digest for draft in of_tenant for digest in draft.met]
+            claimed = iter(self._registry.claim(tenant, sightings, met))
+            for draft in of_tenant:
+                counts.update(draft.settle(claimed))
+        for draft in drafts:
+            if not draft.has_contexts and self._registry.is_rendered_elsewhere(
+                draft.unanswered_texts(), draft.tenant
+            ):
+                counts["in_other_scope"] += 1
+                _log_other_scope()
+        if counts:
+            with self._lock:
+                self._counts += counts
 
     def _advance(self, draft: _Draft, plan: Plan | None = None) -> ContextRequest | None:
         """Go on to the draft's next context that needs a plan; show again what was sent.
@@ -151,22 +218,32 @@ class PromptPlanner:
         if plan is not None:
             text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
             with self._lock:
-                self._sent_texts.put(draft.pieces[0].key, text)
+                self._sent_texts.put(draft.tenant, draft.pieces[0].key, text)
             draft.plans.append(plan)
             draft.show(text)
         while draft.pieces:
             number, piece, key = draft.pieces[0]
             if isinstance(piece, str):
                 draft.show(piece)
-            elif not piece.blocks:  # planned before
-                draft.show(piece.text)
             elif number <= draft.answered:  # what the assistant itself says stays, too
                 with self._lock:
-                    sent = self._sent_texts.get(key)
+                    sent = self._sent_texts.get(draft.tenant, key)
                 draft.show(piece.text if sent is None else sent)
+            elif not piece.spans:  # planned before
+                draft.show(piece.text)
             else:
                 return draft.request(number, piece)
         return None
+
+
+@cache
+def _log_other_scope() -> None:
+    """Say once that contexts are rendered for another tenant than that of their prompts."""
+    _log.warning(
+        "a prompt shows a context that was rendered outside of its tenant's scope; it is sent as "
+        "given. Call format_context where the tenant of the model call is known: inside the chain, "
+        'or inside "with ctxreuse.request_context(tenant=...)". Further cases are only counted.'
+    )
 
 
 def as_given(prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
@@ -196,50 +273,99 @@ class _PlacedPiece(NamedTuple):
     piece: Piece
     key: bytes = b""
 
+    @property
+    def text(self) -> str:
+        """The text as given."""
+        return self.piece if isinstance(self.piece, str) else self.piece.text
+
 
 class _Draft:
     """A prompt in the making, from the first piece to the last.
 
     Attributes:
         prompt: The prompt as given.
+        tenant: Whose it is.
         pieces: The pieces that are still to come.
-        texts: What is sent for each part, up to the next piece.
+        met: Digests of contexts that stand in the prompt and are no pieces.
         plans: The plans of the contexts so far.
         answered: The number of the last part that the assistant said; -1 if there is none.
+        has_contexts: Whether contexts of the tenant stand behind the last answer.
     """
 
     def __init__(self, prompt: ScopedPrompt, registry: ContextRegistry) -> None:
         self.prompt = prompt
+        self.tenant = prompt.scope.tenant or ""
         self.pieces: deque[_PlacedPiece] = deque()
-        self.texts = [""] * len(prompt.parts)
+        self.met: list[bytes] = []
         self.plans: list[Plan] = []
-        self.answered = -1
+        said = [number for number, part in enumerate(prompt.parts) if part.role == "assistant"]
+        self.answered = said[-1] if said else -1
+        self.has_contexts = False
+        self._unsearched = 0
         self._shown: set[int] = set()  # the parts that show a context
-        before = _hash([prompt.scope.tenant or ""])  # tenant and everything before, as given
+        self._texts: list[list[str]] = [[] for _ in prompt.parts]  # sent for each, up to here
+        before = _hash([self.tenant])  # tenant and everything before, as given
         for number, part in enumerate(prompt.parts):
-            if part.role == "assistant":
-                self.answered = number
-            given = ""
-            for piece in registry.parse(part.text):
+            parsed = registry.parse(part.text, self.tenant)
+            self._unsearched += not parsed.is_searched
+            self.met += parsed.met
+            here = _hash([part.role], before)
+            for piece in parsed.pieces:
                 if isinstance(piece, str):
                     self.pieces.append(_PlacedPiece(number, piece))
-                    given += piece
+                    here.update(encoded(piece))
                 else:
-                    key = _hash([part.role, given, piece.digest.hex()], before).digest()
+                    key = _hash(["context", piece.digest.hex()], here).digest()
                     self.pieces.append(_PlacedPiece(number, piece, key))
-                    given += piece.text
-            before = _hash([part.role, part.text], before)
+                    here.update(encoded(piece.text))
+            before = _hash([here.hexdigest()])
+
+    def texts(self) -> tuple[str, ...]:
+        """Return what is sent for each part, up to the next piece."""
+        return tuple(map("".join, self._texts))
+
+    def unanswered_texts(self) -> list[str]:
+        """Return the texts behind the last answer, as given."""
+        return [part.text for part in self.prompt.parts[self.answered + 1 :]]
+
+    def settle(self, claimed: Iterator[FoundContext | None]) -> Counter[str]:
+        """Turn contexts that the application did not put there into plain text; count them.
+
+        Args:
+            claimed: What the registry says of each context of this prompt.
+        """
+        new: dict[int, FoundContext] = {}  # contexts by number of the piece
+        counts = Counter(too_long=self._unsearched)
+        for number, one in enumerate(self.pieces):
+            found = None if isinstance(one.piece, str) else next(claimed)
+            if found is not None:
+                new[number] = found
+            elif not isinstance(one.piece, str) and one.part > self.answered:
+                self.has_contexts = True
+                counts["left_alone"] += 1
+        to_plan = sum(bool(found.spans) for found in new.values())
+        self.has_contexts = self.has_contexts or bool(new)
+        if to_plan > _MOST_CONTEXTS:
+            new.clear()
+            counts["too_long"] += 1
+        else:
+            counts["planned"] += to_plan
+        self.pieces = deque(
+            one._replace(piece=new.get(number, one.text)) if one.part > self.answered else one
+            for number, one in enumerate(self.pieces)
+        )
+        return counts
 
     def show(self, text: str) -> None:
         """Send a text for the next piece."""
         number, piece, _ = self.pieces.popleft()
-        self.texts[number] += text
+        self._texts[number].append(text)
         if not isinstance(piece, str):
             self._shown.add(number)
 
     def request(self, number: int, found: FoundContext) -> ContextRequest:
         """Return what to plan: the context's blocks behind everything that is sent before it."""
-        parts, scope = self.prompt.parts, self.prompt.scope
+        parts, scope, texts = self.prompt.parts, self.prompt.scope, self.texts()
         role = parts[number].role
         first = number  # of the texts that open this turn: the parts of one message
         while first and parts[first - 1].role == role and first - 1 not in self._shown:
@@ -247,11 +373,11 @@ class _Draft:
         system: list[Message] = []
         turns: list[Message] = []
         for position in range(first):
-            message = {"role": parts[position].role, "content": self.texts[position]}
+            message = {"role": parts[position].role, "content": texts[position]}
             # a system message that shows a context uses labels, as a turn does
             is_turn = message["role"] != "system" or position in self._shown
             (turns if is_turn else system).append(message)
-        openings = [{"role": role, "content": text} for text in self.texts[first : number + 1]]
+        openings = [{"role": role, "content": text} for text in texts[first : number + 1]]
         if number in self._shown:  # another context stands before this one in the same text
             turns.append(openings[-1])
             openings[-1] = {"role": role, "content": ""}
@@ -266,7 +392,7 @@ class _Draft:
             system=_hash(preamble).hexdigest(),
             history=history,
             conversation_id=scope.conversation_id,
-            tenant=scope.tenant or "",
+            tenant=self.tenant,
         )
 
 
@@ -274,6 +400,5 @@ def _hash(texts: Iterable[str], before: hashlib.blake2b | None = None) -> hashli
     """Return a hash of 16 bytes that identifies a list of texts, behind those hashed before."""
     whole = hashlib.blake2b(digest_size=16) if before is None else before.copy()
     for text in texts:
-        encoded = text.encode("utf-8", "surrogatepass")
-        whole.update(len(encoded).to_bytes(8, "big") + encoded)
+        whole.update(len(encoded(text)).to_bytes(8, "big") + encoded(text))
     return whole

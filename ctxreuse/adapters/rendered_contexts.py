@@ -1,25 +1,32 @@
 """Contexts as they were rendered into text, and how to find them again inside a prompt.
 
 A model wrapper gets finished prompts. To plan the context in one it has to know, for certain, that
-a piece of text *is* a context and where its blocks begin. Nothing in the text can say so, since a
-document may hold any text; so a registry remembers what was rendered, by its digest, and only a
-piece of text that is equal to a rendering as a whole is a context.
+the application put it there and where its blocks begin. Nothing in the text can say so, since a
+document or a question may hold any text; so a registry remembers, for each tenant, what was
+rendered and how often, and where prompts have shown it since.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
+from itertools import count
 from threading import Lock
-from typing import TypeAlias
+from typing import NamedTuple
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, text_digest
+from ctxreuse.adapters.context_search import (
+    BlockSpan,
+    FoundContext,
+    ParsedText,
+    Rendering,
+    RenderingIndex,
+    Variant,
+)
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -27,195 +34,300 @@ from ctxreuse.context.rendering import (
     render_turn,
 )
 
-_HEAD = 64
-_ENDING = 64
-_SHORTEST_OPENING = 8
+_MAX_PLACES = 100_000
+_MAX_VARIANTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FoundContext:
-    """A remembered context inside a text.
+class Sighting(NamedTuple):
+    """A context that stands in a prompt.
 
     Attributes:
-        text: The context as it stands there.
-        digest: Of this text.
-        blocks: Its blocks, in the order in which they stand there; none where the text shows them
-            as planned before, so that it is to be left alone.
+        found: The context.
+        place: Names the tenant, everything that is given before it in the prompt, and its text.
+        prompt: Which of the prompts that are planned together it stands in.
+        is_new: Whether no model has answered it yet, in this prompt.
     """
 
-    text: str
-    digest: bytes
-    blocks: tuple[ContextBlock, ...]
-
-
-Piece: TypeAlias = str | FoundContext
-"""A piece of a parsed text: a context, or the plain text between two of them."""
+    found: FoundContext
+    place: bytes
+    prompt: int
+    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockSpan:
-    """Where a block's text stands in a rendering, and what else is known of the block."""
-
-    id: BlockId
-    start: int
-    end: int
-    tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendering:
-    """A rendered context, without its text.
+class RegistryStatistics:
+    """What a registry holds, all tenants together.
 
     Attributes:
-        digest: Of the whole text.
-        length: In characters.
-        head: Its first characters.
-        opening: The characters before the first block's text: a label.
-        ending: Digest of its last characters: the whole is compared only where these stand.
-        spans: The blocks, in order; none where they were planned before.
-        continuation: What would follow if there were one more block: where that stands, the text
-            is only the beginning of a longer context.
+        tenants: Tenants with renderings.
+        renderings: Remembered texts.
+        spans: Positions of blocks in them.
+        places: Where prompts have shown them.
     """
 
-    digest: bytes
-    length: int
-    head: str
-    opening: str
-    ending: bytes
-    spans: tuple[_BlockSpan, ...]
-    continuation: str
+    tenants: int
+    renderings: int
+    spans: int
+    places: int
 
 
 class ContextRegistry:
-    """Remembers rendered contexts, the latest ones, and finds them in prompts.
+    """Remembers rendered contexts, the latest ones, and finds them in prompts of the same tenant.
 
-    It keeps digests, spans and the first 64 characters of each, not the texts. Threads may share
-    it.
+    A rendering is planned at as many different places as it was rendered: a place is everything
+    that a prompt gives before it. At the same place it is found again, in retries, in later turns,
+    and where one text serves many questions. Anywhere else the same text is quoted, and left alone:
+    in a question, a document, an answer.
+
+    It keeps digests, positions of blocks and the first 64 characters of each rendering, not the
+    texts. Where the bounds are reached, the tenant that holds most loses first, its least recently
+    seen. Threads may share it; nothing but short steps are done under its lock.
 
     Args:
-        max_renderings: How many are remembered; the least recently seen goes first.
-        max_spans: How many blocks they may have together.
+        max_renderings: How many are remembered, all tenants together. A rendering takes about 1 KB.
+        max_spans: How many blocks they may have together, each about 200 bytes and its id.
+
+    At most 100,000 places are remembered, each about 250 bytes.
     """
 
     def __init__(self, max_renderings: int = 10_000, max_spans: int = 200_000) -> None:
-        self._renderings: LRUMap[bytes, _Rendering] = LRUMap(
-            max_renderings, max_weight=max_spans, weight_of=lambda one: len(one.spans)
+        self._renderings: TenantLRUMap[bytes, Rendering] = TenantLRUMap(
+            max_renderings, max_weight=max_spans, weight_of=lambda one: one.span_count
         )
-        self._by_head: dict[str, dict[bytes, _Rendering]] = {}
-        self._head_lengths: Counter[int] = Counter()
-        self._openings: Counter[str] = Counter()
+        self._places: TenantLRUMap[bytes, int] = TenantLRUMap(_MAX_PLACES)
+        self._indexes: dict[str, RenderingIndex] = {}
+        self._numbers = count(1)
+        self._latest_tenant = ""
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._renderings)
 
+    def statistics(self) -> RegistryStatistics:
+        """Return how much it holds."""
+        with self._lock:
+            return RegistryStatistics(
+                tenants=self._renderings.tenants,
+                renderings=len(self._renderings),
+                spans=self._renderings.weight,
+                places=len(self._places),
+            )
+
     def render(
-        self, blocks: Iterable[ContextBlock], templates: Templates = DEFAULT_TEMPLATES
+        self,
+        blocks: Iterable[ContextBlock],
+        templates: Templates = DEFAULT_TEMPLATES,
+        tenant: str = "",
     ) -> str:
         """Return the blocks as a context in the order given, labels counted from 1; remember it.
+
+        A context whose blocks are all blank is not remembered.
 
         Args:
             blocks: The blocks; the same id and text twice is shown once.
             templates: The words around them.
+            tenant: In whose prompts it is to be found.
         """
         parts: list[SentBlock] = []
-        spans: list[_BlockSpan] = []
+        spans: list[BlockSpan] = []
         end = 0
         for ordinal, block in enumerate(ContextRequest(blocks).unique_blocks.values(), start=1):
             label = templates.block_label(ordinal)
             start = end + len(templates.before_text(label))
-            spans.append(_BlockSpan(block.id, start, start + len(block.text), block.tokens))
+            spans.append(BlockSpan(block.id, start, start + len(block.text), block.tokens))
             parts.append(SentBlock(label, block))
             end = spans[-1].end + len(templates.after_text) + len(templates.separator)
         text = render_turn(parts, None, "", templates)
-        if parts:
+        if any(part.block.text.strip() for part in parts):
             next_label = templates.before_text(templates.block_label(len(parts) + 1))
             continuation = templates.separator + next_label if next_label else ""
-            self._remember(text, tuple(spans), continuation)
+            rendering = Rendering.of(text, spans[0].start, continuation)
+            self._remember(tenant, rendering, tuple(spans))
         return text
 
-    def remember_planned(self, text: str) -> None:
+    def remember_planned(self, text: str, tenant: str = "") -> None:
         """Remember a text that shows blocks as they were planned, annotations included.
 
         It is found as a context without blocks: nobody plans it again, not even where another
         context that was rendered before has the same beginning, and what stands in it is no
         context.
         """
-        if text:
-            self._remember(text, (), "")
+        if text.strip():
+            self._remember(tenant, Rendering.of(text))
 
-    def parse(self, text: str) -> list[Piece]:
-        """Return a text as pieces that add up to it: remembered contexts, and plain text.
+    def parse(self, text: str, tenant: str = "") -> ParsedText:
+        """Return a text as pieces that add up to it: a tenant's contexts, and plain text.
 
-        Of two contexts that overlap the one that begins first counts, and of those that begin
-        together the longest: a document that repeats a whole context is a document, not a context.
+        See `RenderingIndex.search`. After a text that takes too long to search, what the tenant has
+        rendered so far is found at known places only: it may stand anywhere in that text.
         """
-        pieces: list[Piece] = []
-        end = 0
-        with self._lock:
-            openings = "|".join(re.escape(opening) for opening in self._openings)
-            # looking ahead finds openings that overlap
-            for match in re.finditer(f"(?=(?:{openings}))", text) if openings else ():
-                start = match.start()
-                found = self._context_at(text, start) if start >= end else None
-                if found is not None:
-                    if end < start:
-                        pieces.append(text[end:start])
-                    pieces.append(found)
-                    end = start + len(found.text)
-        if end < len(text):
-            pieces.append(text[end:])
-        return pieces
+        index = self._indexes.get(tenant)
+        if index is None:
+            return ParsedText((text,) if text else ())
+        parsed = index.search(text)
+        if not parsed.is_searched:
+            with self._lock:
+                index.unmet = {}
+        return parsed
 
-    def _context_at(self, text: str, start: int) -> FoundContext | None:
-        """Return the longest remembered context that begins at a position of a text."""
-        candidates: list[_Rendering] = []
-        for length in self._head_lengths:
-            candidates += self._by_head.get(text[start : start + length], {}).values()
-        candidates.sort(key=lambda one: one.length, reverse=True)
-        for length, as_long in groupby(candidates, key=lambda one: one.length):
-            end = start + length
-            if end > len(text):
-                continue
-            ending = text_digest(text[max(start, end - _ENDING) : end])
-            by_digest = {one.digest: one for one in as_long if one.ending == ending}
-            if not by_digest:
-                continue
-            shown = text[start:end]
-            found = by_digest.get(text_digest(shown))
-            if found and not (found.continuation and text.startswith(found.continuation, end)):
-                self._renderings.get(found.digest)  # counts as seen
-                blocks = [
-                    ContextBlock(id=span.id, text=shown[span.start : span.end], tokens=span.tokens)
-                    for span in found.spans
-                ]
-                return FoundContext(shown, found.digest, tuple(blocks))
+    def is_rendered_elsewhere(self, texts: Iterable[str], tenant: str) -> bool:
+        """Return whether texts show what was rendered outside of this tenant's scope.
+
+        Looked for is what was rendered without a tenant or, for a prompt without one, what the
+        tenant did who rendered last.
+        """
+        other = "" if tenant else self._latest_tenant
+        index = self._indexes.get(other)
+        if index is None or other == tenant:
+            return False
+        pieces = (piece for text in texts for piece in index.search(text).pieces)
+        return any(not isinstance(piece, str) and piece.spans for piece in pieces)
+
+    def claim(
+        self, tenant: str, sightings: Sequence[Sighting], met: Iterable[bytes] = ()
+    ) -> list[FoundContext | None]:
+        """Return the contexts among sightings that the application put there.
+
+        A context that a prompt shows at one place is one if that place is known or if it was
+        rendered for it: in prompts that are planned together, those at new places have to be no
+        more than were rendered and not shown yet. If blocks of different ids or borders make the
+        same text, they have to be those that were rendered and not shown yet, or those known at
+        that place. All others are left alone. Each sighting counts as shown.
+
+        Args:
+            tenant: The tenant of all prompts.
+            sightings: The contexts found in prompts that are planned together.
+            met: Digests of further contexts that stand in the prompts, to be left alone.
+
+        Returns:
+            For each sighting the context, with the blocks to plan (none where it was planned
+            before), or None if it is left alone; None for those that are not new.
+        """
+        claimed: list[FoundContext | None] = [None] * len(sightings)
+        by_digest: dict[bytes, list[int]] = {}
+        for number, one in enumerate(sightings):
+            by_digest.setdefault(one.found.digest, []).append(number)
+        for digest, numbers in by_digest.items():
+            with self._lock:
+                rendering = self._renderings.get(tenant, digest)  # counts as seen
+                if rendering is None:
+                    continue
+                claim = _Claim(tenant, rendering, self._indexes[tenant].unmet, self._places)
+                found = claim.settle([sightings[number] for number in numbers])
+            for number, context in zip(numbers, found, strict=True):
+                claimed[number] = context
+        for digest, times in Counter(met).items():
+            with self._lock:
+                rendering = self._renderings.of(tenant).peek(digest)
+                if rendering is not None:
+                    _use_up(self._indexes[tenant].unmet, rendering, times)
+        return claimed
+
+    def _remember(
+        self, tenant: str, rendering: Rendering, spans: tuple[BlockSpan, ...] = ()
+    ) -> None:
+        with self._lock:
+            index = self._indexes.setdefault(tenant, RenderingIndex())
+            old = self._renderings.of(tenant).peek(rendering.digest)
+            variants = () if old is None else old.variants
+            if spans:
+                same = next((one for one in variants if one.spans == spans), None)
+                latest = Variant(next(self._numbers), spans) if same is None else same
+                others = [one for one in variants if one is not same]
+                for one in others[: 1 - _MAX_VARIANTS]:
+                    index.unmet.pop(one.number, None)
+                variants = (*others[1 - _MAX_VARIANTS :], latest)
+                index.unmet[latest.number] = index.unmet.get(latest.number, 0) + 1
+            else:
+                for one in variants:
+                    index.unmet.pop(one.number, None)
+            rendering = replace(rendering, variants=variants, is_planned=not spans)
+            if old is not None:
+                index.remove(old)
+            index.add(rendering)
+            for owner, _, gone in self._renderings.put(tenant, rendering.digest, rendering):
+                if gone is not old:
+                    self._forget(owner, gone)
+            self._latest_tenant = tenant or self._latest_tenant
+
+    def _forget(self, tenant: str, rendering: Rendering) -> None:
+        index = self._indexes[tenant]
+        index.remove(rendering)
+        for one in rendering.variants:
+            index.unmet.pop(one.number, None)
+        if not index:
+            del self._indexes[tenant]
+
+
+class _Claim:
+    """Which sightings of one rendering are contexts; under the registry's lock."""
+
+    def __init__(
+        self,
+        tenant: str,
+        rendering: Rendering,
+        unmet: dict[int, int],
+        places: TenantLRUMap[bytes, int],
+    ) -> None:
+        self._tenant = tenant
+        self._rendering = rendering
+        self._unmet = unmet
+        self._places = places
+
+    def settle(self, sightings: Sequence[Sighting]) -> list[FoundContext | None]:
+        """Return each as a context or None; see `ContextRegistry.claim`."""
+        if self._rendering.is_planned:
+            return [replace(one.found, spans=()) if one.is_new else None for one in sightings]
+        found: list[FoundContext | None] = [None] * len(sightings)
+        per_prompt = Counter(one.prompt for one in sightings if one.is_new)
+        unknown: list[int] = []
+        quoted = 0
+        for number, one in enumerate(sightings):
+            is_known = one.place in self._places.of(self._tenant)
+            if one.is_new and (per_prompt[one.prompt] > 1 or one.found.is_disputed):
+                quoted += 1
+            elif one.is_new and is_known:
+                found[number] = self._at_known_place(one)
+            elif one.is_new:
+                unknown.append(number)
+            elif not is_known:
+                quoted += 1
+        places = {sightings[number].place for number in unknown}
+        variant = self._only_unmet(len(unknown) if len(places) > 1 else 1)
+        if variant is not None:
+            for number in unknown:
+                found[number] = self._claimed(sightings[number], variant)
+        _use_up(self._unmet, self._rendering, len(unknown) + quoted)
+        return found
+
+    def _at_known_place(self, sighting: Sighting) -> FoundContext | None:
+        unmet = [one for one in self._rendering.variants if one.number in self._unmet]
+        known = self._places.get(self._tenant, sighting.place)
+        variants = unmet or [one for one in self._rendering.variants if one.number == known]
+        _use_up(self._unmet, self._rendering, 1)
+        return self._claimed(sighting, variants[0]) if len(variants) == 1 else None
+
+    def _only_unmet(self, times: int) -> Variant | None:
+        """Return the one variant that prompts have not shown yet, if it was rendered so often."""
+        unmet = [one for one in self._rendering.variants if one.number in self._unmet]
+        if len(unmet) == 1 and self._unmet[unmet[0].number] >= times:
+            return unmet[0]
         return None
 
-    def _remember(self, text: str, spans: tuple[_BlockSpan, ...], continuation: str) -> None:
-        rendering = _Rendering(
-            digest=text_digest(text),
-            length=len(text),
-            head=text[:_HEAD],
-            opening=text[: max(spans[0].start if spans else 0, _SHORTEST_OPENING)],
-            ending=text_digest(text[-_ENDING:]),
-            spans=spans,
-            continuation=continuation,
-        )
-        with self._lock:
-            for _, old in self._renderings.put(rendering.digest, rendering):
-                del self._by_head[old.head][old.digest]
-                if not self._by_head[old.head]:
-                    del self._by_head[old.head]
-                self._head_lengths[len(old.head)] -= 1
-                if not self._head_lengths[len(old.head)]:
-                    del self._head_lengths[len(old.head)]
-                self._openings[old.opening] -= 1
-                if not self._openings[old.opening]:
-                    del self._openings[old.opening]
-            self._by_head.setdefault(rendering.head, {})[rendering.digest] = rendering
-            self._head_lengths[len(rendering.head)] += 1
-            self._openings[rendering.opening] += 1
+    def _claimed(self, sighting: Sighting, variant: Variant) -> FoundContext:
+        self._places.put(self._tenant, sighting.place, variant.number)
+        return replace(sighting.found, spans=variant.spans)
+
+
+def _use_up(unmet: dict[int, int], rendering: Rendering, times: int) -> None:
+    """Count a rendering as shown by a prompt, whichever of its variants that was."""
+    for one in rendering.variants:
+        taken = min(times, unmet.get(one.number, 0))
+        times -= taken
+        if taken:
+            unmet[one.number] -= taken
+            if not unmet[one.number]:
+                del unmet[one.number]
 
 
 _sharing = Lock()

@@ -21,11 +21,19 @@ BlockKey = NewType("BlockKey", bytes)
 _DIGEST_BYTES = 16
 
 
+def encoded(text: str) -> bytes:
+    """Return a text as bytes to hash, lone surrogates included; pieces add up to the whole."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_hash(text: str = "") -> hashlib.blake2b:
+    """Return a hash of 16 bytes of a text, to go on with."""
+    return hashlib.blake2b(encoded(text), digest_size=_DIGEST_BYTES)
+
+
 def text_digest(text: str) -> bytes:
     """Return 16 bytes that identify a text in any process, lone surrogates included."""
-    return hashlib.blake2b(
-        text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
-    ).digest()
+    return text_hash(text).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,18 +142,27 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
         config: The call's config; inside chains and graphs the one around it counts, too.
     """
     configurable: Mapping[str, Any] = ensure_config(config).get("configurable", {})
-    tenant, thread, history = (
-        configurable.get(name) for name in ("tenant", "thread_id", "history")
-    )
+    thread, history = configurable.get("thread_id"), configurable.get("history")
     if history is not None:
         history = _fail_open.attempt(
             lambda: history_as_openai(configurable["history"]), lambda: None
         )
     return current_scope().inside(
-        tenant=None if tenant is None else str(tenant),
+        tenant=_named_tenant(configurable),
         conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),
         history=history,
     )
+
+
+def tenant_from_config(config: RunnableConfig | None = None) -> str | None:
+    """Return the tenant of a call, as `scope_from_config` does."""
+    tenant = _named_tenant(ensure_config(config).get("configurable", {}))
+    return current_scope().tenant if tenant is None else tenant
+
+
+def _named_tenant(configurable: Mapping[str, Any]) -> str | None:
+    tenant = configurable.get("tenant")
+    return None if tenant is None else str(tenant)
 
 
 def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:

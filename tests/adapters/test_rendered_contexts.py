@@ -1,12 +1,19 @@
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from helpers import contexts_in
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
-from ctxreuse.adapters.rendered_contexts import ContextRegistry, FoundContext, context_registry
+from ctxreuse.adapters.context_search import FoundContext
+from ctxreuse.adapters.rendered_contexts import (
+    ContextRegistry,
+    RegistryStatistics,
+    Sighting,
+    context_registry,
+)
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.rendering import Templates
 
@@ -26,7 +33,7 @@ def test_a_rendering_shows_labels_and_texts() -> None:
 def test_a_rendering_is_found_in_a_prompt_with_its_blocks() -> None:
     registry = ContextRegistry()
     context = registry.render([ContextBlock(id=7, text="seven", tokens=3), *blocks("eight")])
-    before, found, behind = registry.parse(f"Read: {context}! Which?")
+    before, found, behind = registry.parse(f"Read: {context}! Which?").pieces
     assert (before, behind) == ("Read: ", "! Which?")
     assert isinstance(found, FoundContext)
     assert found.text == context
@@ -50,8 +57,8 @@ def test_nothing_is_remembered_of_an_empty_context() -> None:
     registry = ContextRegistry()
     assert registry.render([]) == ""
     assert len(registry) == 0
-    assert registry.parse("") == []
-    assert registry.parse("anything") == ["anything"]
+    assert registry.parse("").pieces == ()
+    assert registry.parse("anything").pieces == ("anything",)
 
 
 def test_text_that_was_not_rendered_is_not_found() -> None:
@@ -109,7 +116,8 @@ def test_whatever_was_rendered_is_found_again(texts: list[str], before: str, beh
     registry = ContextRegistry()
     given_blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(texts)]
     context = registry.render(given_blocks)
-    pieces = registry.parse(before + context + behind)
+    assume("".join(texts).strip() and not re.match(r"\w", behind))
+    pieces = registry.parse(before + context + behind).pieces
     texts = [one if isinstance(one, str) else one.text for one in pieces]
     at = {len("".join(texts[:number])): piece for number, piece in enumerate(pieces)}
     found = at[len(before)]
@@ -123,7 +131,7 @@ def test_a_text_that_was_planned_is_found_without_blocks() -> None:
     registry.remember_planned(planned)
     registry.remember_planned("")
     found = FoundContext(planned, text_digest(planned), ())
-    assert registry.parse(f"- {planned} -") == ["- ", found, " -"]
+    assert registry.parse(f"- {planned} -").pieces == ("- ", found, " -")
 
 
 def test_the_beginning_of_a_planned_text_is_no_context() -> None:
@@ -145,7 +153,7 @@ def test_the_least_recently_seen_is_forgotten_first() -> None:
     registry = ContextRegistry(max_renderings=2)
     first = registry.render(blocks("first"))
     second = registry.render(blocks("second"))
-    contexts_in(first, registry)
+    registry.claim("", [Sighting(contexts_in(first, registry)[0], b"somewhere", 0, is_new=True)])
     third = registry.render(blocks("third"))
     assert len(registry) == 2
     assert found_texts(contexts_in(first + second + third, registry)) == [["first"], ["third"]]
@@ -168,16 +176,17 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     for number in range(50):
         registry.render(blocks(f"text {number}" * (number % 9), str(number)))
     assert len(registry) == 3
-    assert sum(map(len, registry._by_head.values())) == 3
-    assert registry._head_lengths.total() == registry._openings.total() == 3
-    assert registry._renderings.weight == 6
+    index = registry._indexes[""]
+    assert len(index) == len(index.unmet) == index._openings.total() == 3
+    assert sum(len(same.lengths) for same in index._by_head.values()) == 3
+    assert registry.statistics() == RegistryStatistics(tenants=1, renderings=3, spans=6, places=0)
 
 
 def test_rendering_the_same_again_counts_once() -> None:
     registry = ContextRegistry()
     assert registry.render(blocks("a", "b")) == registry.render(blocks("a", "b"))
     assert len(registry) == 1
-    assert registry._renderings.weight == 2
+    assert registry.statistics().spans == 2
 
 
 def test_threads_may_render_and_find_at_the_same_time() -> None:

@@ -159,7 +159,7 @@ class TestContexts:
         )
         chain = prompt | model(inner)
         for letters in ("abc", "cab"):
-            found = [Document(block(letter).text, id=letter) for letter in letters]
+            found = [Document(block(letter).text, id=f"id-{letter}") for letter in letters]
             chain.invoke({"context": format_context(found), "question": "Which?"})
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
 
@@ -287,19 +287,19 @@ class TestScope:
         inner = RecordingModel()
         wrapper = model(inner)
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            wrapper.invoke(question(letters), configured(tenant=tenant))
+            wrapper.invoke(question(letters, tenant=tenant), configured(tenant=tenant))
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
 
     async def test_the_tenant_reaches_async_calls_and_streams(self) -> None:
         inner = StreamingModel()
         wrapper = model(inner)
         one, two = configured(tenant="one"), configured(tenant="two")
-        await wrapper.ainvoke(question("abc"), one)
-        for _ in wrapper.stream(question("cab"), two):
+        await wrapper.ainvoke(question("abc", tenant="one"), one)
+        for _ in wrapper.stream(question("cab", tenant="two"), two):
             pass
-        async for _ in wrapper.astream(question("bca"), one):
+        async for _ in wrapper.astream(question("bca", tenant="one"), one):
             pass
-        for _ in wrapper.stream(question("acb"), one):
+        for _ in wrapper.stream(question("acb", tenant="one"), one):
             pass
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc", "abc"]
 
@@ -308,7 +308,7 @@ class TestScope:
         wrapper = model(inner)
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
             with request_context(tenant=tenant):
-                wrapper.invoke(question(letters))
+                wrapper.invoke(question(letters, tenant=tenant))
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
 
     def test_the_config_around_a_step_counts(self) -> None:
@@ -316,15 +316,16 @@ class TestScope:
         wrapper = model(inner)
         step = RunnableLambda(lambda text: wrapper.invoke(text))
         old_style = RunnableLambda(lambda text: wrapper.generate([[HumanMessage(text)]]))
-        step.invoke(question("abc"), configured(tenant="one"))
-        step.invoke(question("cab"), configured(tenant="two"))
-        old_style.invoke(question("bca"), configured(tenant="one"))
+        step.invoke(question("abc", tenant="one"), configured(tenant="one"))
+        step.invoke(question("cab", tenant="two"), configured(tenant="two"))
+        old_style.invoke(question("bca", tenant="one"), configured(tenant="one"))
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "abc"]
 
     def test_a_bound_config_counts(self) -> None:
         inner = RecordingModel()
         wrapper = model(inner)
-        wrapper.with_config(configurable={"tenant": "one"}).invoke(question("abc"))
+        of_one = wrapper.with_config(configurable={"tenant": "one"})
+        of_one.invoke(question("abc", tenant="one"))
         wrapper.invoke(question("cab"))
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab"]
 
@@ -340,10 +341,10 @@ class TestScope:
 
     async def test_a_stream_may_be_ended_from_another_context(self) -> None:
         wrapper = model(StreamingModel())
-        steps = wrapper.stream(question("abc"), configured(tenant="one"))
+        steps = wrapper.stream(question("abc", tenant="one"), configured(tenant="one"))
         copy_context().run(next, steps)
         steps.close()  # type: ignore[attr-defined]
-        asteps = wrapper.astream(question("abc"), configured(tenant="one"))
+        asteps = wrapper.astream(question("abc", tenant="one"), configured(tenant="one"))
         await asyncio.create_task(anext(asteps))  # type: ignore[arg-type]
         await asteps.aclose()  # type: ignore[attr-defined]
         assert letters_in(str(wrapper.invoke(question("cab")).content)) == ""
@@ -353,9 +354,9 @@ class TestScope:
         inner = RecordingModel()
         outer = model(model(inner), strategy="none")
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-            outer.invoke(question(letters), configured(tenant=tenant))
-        outer.batch([question("bac")], configured(tenant="one"))
-        list(outer.stream(question("bac"), configured(tenant="two")))
+            outer.invoke(question(letters, tenant=tenant), configured(tenant=tenant))
+        outer.batch([question("bac", tenant="one")], configured(tenant="one"))
+        list(outer.stream(question("bac", tenant="two"), configured(tenant="two")))
         sent = [letters_in(call.text) for call in inner.calls]
         assert sent == ["abc", "cab", "abc", "abc", "cab"]
 

@@ -166,13 +166,15 @@ def test_a_batch_may_serve_several_tenants(method: str) -> None:
     inner = RecordingModel()
     wrapper = model(inner)
     for tenant, letters in (("one", "abc"), ("two", "bca")):
-        wrapper.batch([question(letters)], {"configurable": {"tenant": tenant}})
-    configs = [{"configurable": {"tenant": tenant}} for tenant in ("one", "two", "one")]
-    run(method, wrapper, [question("cab", f"q{n}") for n in range(3)], configs)
+        wrapper.batch([question(letters, tenant=tenant)], {"configurable": {"tenant": tenant}})
+    tenants = ("one", "two", "one")
+    configs = [{"configurable": {"tenant": tenant}} for tenant in tenants]
+    asked = [question("cab", f"q{n}", tenant) for n, tenant in enumerate(tenants)]
+    run(method, wrapper, asked, configs)
     sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls[2:]}
     assert sent == {"q0": "abc", "q1": "bca", "q2": "abc"}
     alone = RecordingModel()
-    run(method, model(alone), [question("cab")], {"configurable": {"tenant": "new"}})
+    run(method, model(alone), [question("cab", tenant="new")], {"configurable": {"tenant": "new"}})
     assert letters_in(alone.calls[0].text) == "cab"
 
 

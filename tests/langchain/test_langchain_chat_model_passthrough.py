@@ -186,7 +186,7 @@ class TestComposition:
         inner = RecordingModel()
         twice = model(model(inner))
         for letters in ("abc", "cab"):
-            assert twice.invoke(question(letters), configured(tenant="t")).content == "Which?"
+            assert twice.invoke(question(letters), configured(thread_id="t")).content == "Which?"
         assert letters_in(inner.calls[-1].text) == "abc"
 
     def test_token_counts_are_the_inner_models(self) -> None:

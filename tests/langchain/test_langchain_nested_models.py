@@ -97,8 +97,8 @@ def test_what_one_tenant_sent_orders_nothing_for_another_behind_a_foreign_wrappe
     engine = RecordingModel()
     within = ReuseChatModel(inner=engine)
     model = ReuseChatModel(inner=Foreign(inner=within), strategy="none")
-    model.invoke(question("abc"), configured(tenant="one"))
-    model.invoke(question("cba"), configured(tenant="two"))
+    model.invoke(question("abc", tenant="one"), configured(tenant="one"))
+    model.invoke(question("cba", tenant="two"), configured(tenant="two"))
     with request_context(tenant="three"):
-        model.invoke(question("cab"))
+        model.invoke(question("cab", tenant="three"))
     assert list(within.planner._planning._tenants._states) == ["one", "two", "three"]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from ctxreuse.adapters.rendered_contexts import ContextRegistry, FoundContext, context_registry
+from ctxreuse.adapters.context_search import FoundContext
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex, Inserted, Node
@@ -20,9 +21,11 @@ some_words = st.lists(words, max_size=8)
 letter_weights = st.fixed_dictionaries({letter: st.integers(1, 4) for letter in LETTERS + "x"})
 
 
-def contexts_in(text: str, registry: ContextRegistry | None = None) -> list[FoundContext]:
+def contexts_in(
+    text: str, registry: ContextRegistry | None = None, tenant: str = ""
+) -> list[FoundContext]:
     """Return the contexts that a registry, the shared one for None, finds in a text."""
-    pieces = context_registry(registry).parse(text)
+    pieces = context_registry(registry).parse(text, tenant).pieces
     assert "".join(one if isinstance(one, str) else one.text for one in pieces) == text
     return [piece for piece in pieces if isinstance(piece, FoundContext)]
 

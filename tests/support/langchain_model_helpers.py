@@ -30,13 +30,13 @@ def block(letter: str) -> ContextBlock:
     return ContextBlock(id=f"id-{letter}", text=f"{letter} says: " + letter * 400)
 
 
-def context(letters: str) -> str:
-    """Return a context of one block a letter, as `format_context` renders it."""
-    return context_registry().render([block(letter) for letter in letters])
+def context(letters: str, tenant: str = "") -> str:
+    """Return a context of one block a letter, as `format_context` renders it for a tenant."""
+    return context_registry().render([block(letter) for letter in letters], tenant=tenant)
 
 
-def question(letters: str, asked: str = "Which?") -> str:
-    return f"{context(letters)}\n\n{asked}"
+def question(letters: str, asked: str = "Which?", tenant: str = "") -> str:
+    return f"{context(letters, tenant)}\n\n{asked}"
 
 
 def letters_in(text: str) -> str:

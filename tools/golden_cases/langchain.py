@@ -44,9 +44,10 @@ _ANNOTATIONS: tuple[Any, ...] = ("append", "metadata", "off")
 _BATCH = ("abc", "xyz", "bca", "zyx", "mno", "cab")
 
 
-def _question(word: str, asked: str = "Which?") -> str:
+def _question(word: str, asked: str = "Which?", tenant: str | None = None) -> str:
     """Return a prompt with a context that was not planned yet."""
-    return f"{format_context(documents(word))}\n\n{asked}"
+    with request_context(tenant=tenant):
+        return f"{format_context(documents(word))}\n\n{asked}"
 
 
 @CASES
@@ -222,7 +223,8 @@ def _calls(way: Callable[[ReuseChatModel, Any, Any], Any], **options: Any) -> li
     history = [HumanMessage(_question("abc")), AIMessage("So."), HumanMessage(_question("bd"))]
     way(model, history[:1], {"configurable": {"thread_id": "t1"}})
     way(model, history, {"configurable": {"thread_id": "t1"}})
-    way(model, _question("cba"), {"configurable": {"tenant": "two", "thread_id": 3}})
+    said = {"tenant": "two", "thread_id": 3}
+    way(model, _question("cba", tenant="two"), {"configurable": said})
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     call = AIMessage("", tool_calls=[{"name": "look", "args": {"x": 1}, "id": "1"}])
     parts: list[Any] = ["Look:", image, {"type": "text", "text": f" {_question('cab')}"}, "So?"]
@@ -286,7 +288,8 @@ def model_arguments() -> Any:
         inner=inner, window_s=0, send_cache_salt=True, send_session_id=True, salt_key="secret"
     )
     for said in ({}, {"tenant": "one"}, {"tenant": "one", "thread_id": "t"}, {"thread_id": 1}):
-        engine.invoke(_question("ab"), {"configurable": said}, extra_body={"top_k": 1})
+        asked = _question("ab", tenant=said.get("tenant"))
+        engine.invoke(asked, {"configurable": said}, extra_body={"top_k": 1})
     return inner.calls
 
 
@@ -312,7 +315,11 @@ def model_batches() -> Any:
     noted("batch", lambda model: model.batch(prompts, one), whole=True)
     noted("abatch", lambda model: asyncio.run(model.abatch(prompts)))
     noted("abatch one by one", lambda model: asyncio.run(model.abatch(prompts, one)))
-    noted("tenants", lambda model: model.batch(prompts, tenants))
+    of_tenants = [
+        _question(word, f"q{number}", tenants[number]["configurable"]["tenant"])
+        for number, word in enumerate(_BATCH)
+    ]
+    noted("tenants", lambda model: model.batch(of_tenants, tenants))
     noted("a failure", lambda model: model.batch(failing, one, return_exceptions=True))
     noted("twice", lambda model: model.batch(prompts, one) + model.batch(prompts[::-1], one))
     noted(

@@ -36,7 +36,7 @@ from langchain_ctxreuse.documents.document_plans import (
     without_plan,
 )
 from langchain_ctxreuse.messages import text_parts
-from langchain_ctxreuse.scope import history_as_openai, scope_from_config
+from langchain_ctxreuse.scope import history_as_openai, scope_from_config, tenant_from_config
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
@@ -277,13 +277,14 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
         """Return messages as the model will see them."""
-        return history_as_openai(made_whole(messages, self._templates, self._registry) or messages)
+        return history_as_openai(self._whole(messages) or messages)
 
     def _made_whole(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        whole = self._fail_open.attempt(
-            lambda: made_whole(request.messages, self._templates, self._registry), lambda: None
-        )
+        whole = self._fail_open.attempt(lambda: self._whole(request.messages), lambda: None)
         return request if whole is None else request.override(messages=whole)
+
+    def _whole(self, messages: Sequence[AnyMessage]) -> list[AnyMessage] | None:
+        return made_whole(messages, self._templates, self._registry, tenant_from_config())
 
 
 def _scope(messages: Sequence[AnyMessage]) -> RequestScope:

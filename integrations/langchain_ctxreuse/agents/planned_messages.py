@@ -137,7 +137,10 @@ def message_metadata(plan: Plan, offset: int = 0) -> dict[str, Any]:
 
 
 def made_whole(
-    messages: Sequence[AnyMessage], templates: Templates, registry: ContextRegistry
+    messages: Sequence[AnyMessage],
+    templates: Templates,
+    registry: ContextRegistry,
+    tenant: str | None = None,
 ) -> list[AnyMessage] | None:
     """Return messages so that every location annotation in them points to something.
 
@@ -148,6 +151,7 @@ def made_whole(
         messages: The messages that are about to be sent.
         templates: The words around blocks.
         registry: Where the texts are remembered.
+        tenant: Whose messages they are; None is the default tenant.
 
     Returns:
         The messages, or None if nothing is missing.
@@ -157,21 +161,22 @@ def made_whole(
     whole: list[AnyMessage] = []
     shown: list[str] = []
     for message in messages:
-        one = _made_whole(message, shown, templates, registry)
+        one = _made_whole(message, shown, templates)
+        if one is not message:
+            part = message.additional_kwargs[METADATA_KEY]["part"]
+            registry.remember_planned(_part_text(one, part), tenant or "")
         whole.append(one)
         shown += [text for text, _ in text_parts(one)]
     changed = any(new is not old for new, old in zip(whole, messages, strict=True))
     return whole if changed else None
 
 
-def _made_whole(
-    message: AnyMessage, shown: Sequence[str], templates: Templates, registry: ContextRegistry
-) -> AnyMessage:
+def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates) -> AnyMessage:
     left_out = _left_out(message)
     if not left_out:
         return message
     part = message.additional_kwargs[METADATA_KEY]["part"]
-    old = next((text for text, number in text_parts(message) if number == part), "")
+    old = _part_text(message, part)
     new = old
     for one in reversed(left_out):  # from the end, so that the text before keeps its position
         label, text, start = one["label"], one["text"], one["start"]
@@ -182,8 +187,11 @@ def _made_whole(
             new = new[:start] + block + new[start + len(words) :]
     if new == old:
         return message
-    registry.remember_planned(new)
     return with_text(message, TextPart(new, part))
+
+
+def _part_text(message: AnyMessage, part: int | None) -> str:
+    return next((text for text, number in text_parts(message) if number == part), "")
 
 
 def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
@@ -209,4 +217,4 @@ def _remember(plan: Plan, registry: ContextRegistry) -> None:
         text = render_turn(plan.parts, plan.order_annotation, "", templates)
     else:
         text = plan.content
-    registry.remember_planned(text)
+    registry.remember_planned(text, plan.request.tenant)

@@ -34,7 +34,12 @@ from ctxreuse.adapters.ordered_release import (
     in_event_loop,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, ScopedPrompt, planner_or_new
+from ctxreuse.adapters.prompt_planner import (
+    PlannedPrompt,
+    PromptStatistics,
+    ScopedPrompt,
+    planner_or_new,
+)
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
@@ -62,11 +67,13 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 class ReuseChatModel(RequestCarrier, BaseChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
-    Contexts that `format_context` rendered from documents without a plan are planned where they
-    stand in a prompt; no other text is altered. Calls that come at the same time, from tasks or
-    threads, are collected for some milliseconds and planned together; the calls of a batch are all
-    planned together. Either way they are sent in the planned order, in which prompts with a common
-    beginning follow each other. A batch is answered in the caller's order.
+    Contexts that `format_context` rendered for the same tenant, from documents without a plan, are
+    planned where the application put them into a prompt; no other text is altered. The same text
+    elsewhere, such as in a question, is left alone: `prompt_statistics` counts both. Calls that
+    come at the same time, from tasks or threads, are collected for some milliseconds and planned
+    together; the calls of a batch are all planned together. Either way they are sent in the planned
+    order, in which prompts with a common beginning follow each other. A batch is answered in the
+    caller's order.
 
     Everything else is the inner model's: tools, structured output, streaming, usage, token counts.
     Its settings (callbacks, tags, metadata, cache, rate limiter and the like) are taken over when
@@ -166,6 +173,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     def faults(self) -> int:
         """How often planning has failed and prompts were sent as given."""
         return self._gateway.faults
+
+    @property
+    def prompt_statistics(self) -> PromptStatistics:
+        """What became of the contexts in its prompts: planned, left alone, and why."""
+        return self._gateway.statistics()
 
     # The public methods know the config; each call runs on a copy that carries it.
 

@@ -28,6 +28,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
+from langchain_ctxreuse.scope import tenant_from_config
 
 
 class DocumentPlanningFields(BaseModel):
@@ -91,7 +92,9 @@ def format_context(
 
     Documents in the order of one plan are shown as that plan says, even if some of them were
     removed since. Any others are shown in the order given, labels counted from 1; a
-    `ReuseChatModel` that finds the text in a prompt plans it. `retriever | format_context` works.
+    `ReuseChatModel` plans the text in one prompt of the same tenant, whom the config of the chain
+    or `ctxreuse.request_context` names; format the documents for each prompt anew.
+    `retriever | format_context` works.
 
     Args:
         documents: Documents of a `ReuseRetriever`, a `ReuseCompressor` or any other retriever.
@@ -117,7 +120,8 @@ def format_context(
             f"format_context takes a list of Documents, not one with {', '.join(sorted(others))} "
             "in it; put Document(page_content=...) into it"
         )
-    return format_documents([planned_document(one) for one in documents], templates, registry)
+    given = [planned_document(one) for one in documents]
+    return format_documents(given, templates, registry, tenant_from_config())
 
 
 def document_block(document: Document) -> ContextBlock:

@@ -31,7 +31,13 @@ from ctxreuse.adapters.ordered_release import (
     checked_window,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPart, ScopedPrompt, planner_or_new
+from ctxreuse.adapters.prompt_planner import (
+    PlannedPrompt,
+    PromptPart,
+    PromptStatistics,
+    ScopedPrompt,
+    planner_or_new,
+)
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.scope import current_scope
@@ -66,8 +72,9 @@ class _ModelCall(Generic[_Answer_co]):
 class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
-    Swap it in for the model that it wraps. Contexts that `format_context` rendered are found in
-    messages and completion prompts, and planned; every other character is sent as it is. Calls that
+    Swap it in for the model that it wraps. Contexts that `format_context` rendered for the same
+    tenant are planned where the application put them into messages and completion prompts; every
+    other character is sent as it is. `prompt_statistics` counts them. Calls that
     come within `window_s` from any tasks and threads are planned together and sent in the planned
     order. Tool calling, structured output, streaming, callbacks, `system_prompt` and the like are
     the inner model's. A planning fault lets prompts through as given.
@@ -140,6 +147,11 @@ class ReuseLLM(DelegatingLLM):
     def faults(self) -> int:
         """How often planning has failed and prompts went through as given."""
         return self._gateway.faults
+
+    @property
+    def prompt_statistics(self) -> PromptStatistics:
+        """What became of the contexts in its prompts: planned, left alone, and why."""
+        return self._gateway.statistics()
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""

@@ -113,7 +113,8 @@ def format_context(
 
     Nodes in the order of one plan are shown as that plan says, even if some of them were taken
     away since. Other nodes are shown in the order given, labels counted from 1, and a `ReuseLLM`
-    that finds the text in a prompt plans it then.
+    plans the text in one prompt of the same tenant, which `ctxreuse.request_context` names; format
+    the nodes for each prompt anew.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
@@ -133,7 +134,8 @@ def format_context(
     """
     mode = checked_metadata_mode(metadata_mode)
     given = checked_nodes(nodes, "format_context")
-    return format_documents(planned_documents(given, mode), templates, registry)
+    documents = planned_documents(given, mode)
+    return format_documents(documents, templates, registry, current_scope().tenant)
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:

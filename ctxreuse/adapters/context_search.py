@@ -1,0 +1,363 @@
+"""Finding the rendered contexts of one tenant in a text, in time linear in the text.
+
+Nothing in a text can say that it *is* a context, since a document may hold any text. So only a
+piece that is equal to a rendering, as a whole, is found; which of the found ones the application
+put there is for the registry to say.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from ctxreuse.context.blocks import BlockId, ContextBlock, encoded, text_digest, text_hash
+
+_HEAD = 64
+_ENDING = 64
+_SHORTEST_OPENING = 8
+_FEW_OPENINGS = 16
+_COMPARISONS = 20_000
+_DIGESTED_PER_CHARACTER = 8
+_FIRST_WITHOUT_SPACES = "\u0e00"
+"""From Thai on, most scripts put no spaces between words, so that any letter may begin one."""
+
+
+class BlockSpan(NamedTuple):
+    """Where a block's text stands in a rendering, and what else is known of the block."""
+
+    id: BlockId
+    start: int
+    end: int
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundContext:
+    """A remembered context inside a text.
+
+    Attributes:
+        text: The context as it stands there.
+        digest: Of this text.
+        spans: Where its blocks stand in it, in order; none where the text shows them as planned
+            before, so that it is to be left alone.
+        is_disputed: Whether another context, which no prompt has shown yet, begins inside this one,
+            so that it is not certain which of them the application put there.
+    """
+
+    text: str
+    digest: bytes
+    spans: tuple[BlockSpan, ...] = ()
+    is_disputed: bool = False
+
+    @property
+    def blocks(self) -> tuple[ContextBlock, ...]:
+        """Its blocks, in the order in which they stand there."""
+        return tuple(
+            ContextBlock(id=one.id, text=self.text[one.start : one.end], tokens=one.tokens)
+            for one in self.spans
+        )
+
+
+Piece: TypeAlias = str | FoundContext
+"""A piece of a parsed text: a context, or the plain text between two of them."""
+
+
+class ParsedText(NamedTuple):
+    """A text as pieces that add up to it.
+
+    Attributes:
+        pieces: Remembered contexts, and plain text.
+        met: Digests of contexts that stand there too and are to be left alone, since they stand
+            inside another one, or another block or the rest of a word follows.
+        is_searched: Whether the text was searched to its end; if not, it is one plain piece.
+    """
+
+    pieces: tuple[Piece, ...]
+    met: tuple[bytes, ...] = ()
+    is_searched: bool = True
+
+
+class Variant(NamedTuple):
+    """Blocks that a rendering was made from; its number is its own in the registry."""
+
+    number: int
+    spans: tuple[BlockSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A rendered context, without its text.
+
+    Attributes:
+        digest: Of the whole text.
+        length: In characters.
+        head: Its first characters; how many is a power of two.
+        opening: The characters before the first block's text: a label.
+        ending: Hash of its last characters: the whole is compared only where these stand.
+        continuation: What would follow if there were one more block: where that stands, the text
+            is only the beginning of a longer context.
+        variants: The blocks that it was made from, the latest last; several if different blocks
+            make the same text.
+        is_planned: Whether it was last remembered as a text that was planned before.
+    """
+
+    digest: bytes
+    length: int
+    head: str
+    opening: str
+    ending: int
+    continuation: str
+    variants: tuple[Variant, ...] = ()
+    is_planned: bool = False
+
+    @classmethod
+    def of(cls, text: str, label_length: int = 0, continuation: str = "") -> Rendering:
+        """Return what is remembered of a text that is not empty; it begins with a label."""
+        return cls(
+            digest=text_digest(text),
+            length=len(text),
+            head=text[: min(_HEAD, 1 << (len(text).bit_length() - 1))],
+            opening=text[: max(label_length, _SHORTEST_OPENING)],
+            ending=hash(text[-_ENDING:]),
+            continuation=continuation,
+        )
+
+    @property
+    def span_count(self) -> int:
+        """How many spans its variants have together."""
+        return sum(len(one.spans) for one in self.variants)
+
+    def is_whole(self, text: str, end: int) -> bool:
+        """Return whether neither one more block nor the rest of a word follows it in a text."""
+        if self.continuation and text.startswith(self.continuation, end):
+            return False
+        return end == len(text) or not (_is_of_a_word(text[end - 1]) and _is_of_a_word(text[end]))
+
+    def found(self, text: str, is_disputed: bool = False) -> FoundContext:
+        """Return it as found, with the blocks of the latest variant."""
+        spans = self.variants[-1].spans if self.variants and not self.is_planned else ()
+        return FoundContext(text, self.digest, spans, is_disputed)
+
+
+class _SameHead:
+    """Renderings with the same head: their lengths, ascending, and by length, ending, digest."""
+
+    __slots__ = ("by_length", "lengths")
+
+    def __init__(self) -> None:
+        self.lengths: tuple[
+            int, ...
+        ] = ()  # replaced, not changed: `search` reads it without a lock
+        self.by_length: dict[int, dict[int, dict[bytes, Rendering]]] = {}
+
+
+class RenderingIndex:
+    """The renderings of one tenant, by how they begin and end.
+
+    `add` and `remove` need a lock. `search` needs none: it reads single entries and copies, so that
+    at worst it misses what is added at the same time.
+
+    Attributes:
+        unmet: By the variant's number, how often it was rendered and no prompt has shown it yet;
+            no entry for those that prompts have shown each time.
+    """
+
+    def __init__(self) -> None:
+        self.unmet: dict[int, int] = {}
+        self._by_head: dict[str, _SameHead] = {}
+        self._head_sizes: Counter[Any] = Counter()
+        self._openings: Counter[Any] = Counter()
+        self._opening_sizes: Counter[Any] = Counter()
+        self._sizes: tuple[int, ...] = ()  # of heads, ascending, as a copy to read
+        self._pattern: re.Pattern[str] | None = None  # of the openings, if they are few
+
+    def __len__(self) -> int:
+        return self._head_sizes.total()
+
+    def is_unmet(self, rendering: Rendering) -> bool:
+        """Return whether a rendering was rendered more often than prompts have shown it."""
+        return any(one.number in self.unmet for one in rendering.variants)
+
+    def add(self, rendering: Rendering) -> None:
+        """Find a rendering from now on."""
+        same = self._by_head.setdefault(rendering.head, _SameHead())
+        if rendering.length not in same.by_length:
+            lengths = list(same.lengths)
+            insort(lengths, rendering.length)
+            same.lengths = tuple(lengths)
+        endings = same.by_length.setdefault(rendering.length, {})
+        endings.setdefault(rendering.ending, {})[rendering.digest] = rendering
+        self._count(rendering, 1)
+
+    def remove(self, rendering: Rendering) -> None:
+        """Do not find a rendering any more."""
+        same = self._by_head[rendering.head]
+        endings = same.by_length[rendering.length]
+        by_digest = endings[rendering.ending]
+        del by_digest[rendering.digest]
+        if not by_digest:
+            del endings[rendering.ending]
+        if not endings:
+            del same.by_length[rendering.length]
+            at = bisect_left(same.lengths, rendering.length)
+            same.lengths = same.lengths[:at] + same.lengths[at + 1 :]
+        if not same.lengths:
+            del self._by_head[rendering.head]
+        self._count(rendering, -1)
+
+    def _count(self, rendering: Rendering, step: int) -> None:
+        """Count a rendering's head and opening; keep what `search` reads of them up to date."""
+        known = len(self._openings)
+        for counter, one in (
+            (self._head_sizes, len(rendering.head)),
+            (self._opening_sizes, len(rendering.opening)),
+            (self._openings, rendering.opening),
+        ):
+            counter[one] += step
+            if not counter[one]:
+                del counter[one]
+        self._sizes = tuple(sorted(self._head_sizes))
+        if len(self._openings) == known:
+            return
+        self._pattern = None
+        if 0 < len(self._openings) <= _FEW_OPENINGS:
+            openings = "|".join(map(re.escape, self._openings))
+            # looking ahead finds openings that overlap
+            self._pattern = re.compile(f"(?=(?:{openings}))")
+
+    def search(self, text: str) -> ParsedText:
+        """Return a text as pieces that add up to it: remembered contexts, and plain text.
+
+        Of contexts that overlap the one that begins first counts, and of those that begin together
+        the longest: a document that repeats a whole context is a document, not a context.
+
+        Time is linear in the text, whatever was rendered: at most one comparison for four
+        characters, and 20,000 more, are made with the endings of renderings, and at most eight
+        times the text's length is hashed. A text for which that does not do comes back plain.
+        """
+        found = _FoundContexts(text, self)
+        for start in self._starts(text):
+            if not found.look_at(start):
+                return ParsedText((text,), is_searched=False)
+        return found.parsed()
+
+    def _starts(self, text: str) -> Iterator[int]:
+        """Yield the positions of a text at which an opening stands."""
+        pattern, sizes, openings = self._pattern, list(self._opening_sizes), self._openings
+        if pattern is not None:
+            yield from (match.start() for match in pattern.finditer(text))
+            return
+        for start in range(len(text)) if sizes else ():
+            if any(text[start : start + size] in openings for size in sizes):
+                yield start
+
+    def candidates(self, text: str, start: int, limit: int) -> list[tuple[int, _SameHead]]:
+        """Return lengths, ascending, of renderings that may stand at a position of a text.
+
+        Args:
+            text: The text.
+            start: The position.
+            limit: Of how many lengths the caller has time to look at.
+
+        Returns:
+            Each length with the renderings to look among; more than `limit` if there are more.
+        """
+        lengths: list[tuple[int, _SameHead]] = []
+        for size in self._sizes:
+            same = self._by_head.get(text[start : start + size])
+            if same is None or start + size > len(text):
+                continue
+            fitting = bisect_right(same.lengths, len(text) - start)
+            lengths += [(length, same) for length in same.lengths[: min(fitting, limit + 1)]]
+        return lengths
+
+
+class _FoundContexts:
+    """What a search of a text has found so far, and how much work it may still do."""
+
+    def __init__(self, text: str, index: RenderingIndex) -> None:
+        self._text = text
+        self._index = index
+        self._comparisons = len(text) // 4 + _COMPARISONS
+        self._digested = len(text) * _DIGESTED_PER_CHARACTER
+        self._pieces: list[Piece] = []
+        self._met: list[bytes] = []
+        self._start = self._end = 0  # of the context found last
+        self._last: Rendering | None = None
+        self._is_disputed = False
+
+    def look_at(self, start: int) -> bool:
+        """Look for contexts that begin at a position; return False if the work is too much."""
+        is_inside = start < self._end
+        found = self._renderings_at(start, is_inside)
+        if found is None:
+            return False
+        if is_inside:
+            self._is_disputed = self._is_disputed or bool(found)
+            self._met += [one.digest for one in found]
+            return True
+        whole = [one for one in found if one.is_whole(self._text, start + one.length)]
+        if not whole:
+            self._met += [one.digest for one in found]
+            return True
+        self._close(start)
+        *shorter, self._last = whole
+        rivals = [one.digest for one in shorter if self._index.is_unmet(one)]
+        self._met += rivals
+        self._is_disputed = bool(rivals)
+        self._start, self._end = start, start + self._last.length
+        return True
+
+    def parsed(self) -> ParsedText:
+        """Return the text as pieces."""
+        self._close(len(self._text))
+        return ParsedText(tuple(self._pieces), tuple(self._met))
+
+    def _close(self, upto: int) -> None:
+        """Add the context found last, and the text behind it."""
+        if self._last is not None:
+            shown = self._text[self._start : self._end]
+            self._pieces.append(self._last.found(shown, self._is_disputed))
+            self._last = None
+        if self._end < upto:
+            self._pieces.append(self._text[self._end : upto])
+
+    def _renderings_at(self, start: int, only_unmet: bool) -> list[Rendering] | None:
+        """Return the renderings that begin at a position, the shortest first; None: too much."""
+        text, possible = self._text, list[tuple[int, dict[bytes, Rendering]]]()
+        candidates = self._index.candidates(text, start, self._comparisons)
+        self._comparisons -= len(candidates)
+        if self._comparisons < 0:
+            return None
+        for length, same in candidates:
+            end = start + length
+            ending = hash(text[max(start, end - _ENDING) : end])
+            by_digest = same.by_length.get(length, {}).get(ending)
+            if by_digest and not (only_unmet and not self._any_unmet(by_digest)):
+                possible.append((length, by_digest))
+        if not possible:
+            return []
+        self._digested -= possible[-1][0]
+        if self._digested < 0:
+            return None
+        found, hashed, done = [], text_hash(), start
+        for length, by_digest in possible:
+            hashed.update(encoded(text[done : start + length]))
+            done = start + length
+            rendering = by_digest.get(hashed.digest())
+            if rendering is not None and not (only_unmet and not self._index.is_unmet(rendering)):
+                found.append(rendering)
+        return found
+
+    def _any_unmet(self, by_digest: dict[bytes, Rendering]) -> bool:
+        self._comparisons -= len(by_digest)
+        return any(map(self._index.is_unmet, list(by_digest.values())))
+
+
+def _is_of_a_word(character: str) -> bool:
+    """Return whether a letter, digit or underscore stands in a word that spaces set apart."""
+    return character < _FIRST_WITHOUT_SPACES and (character.isalnum() or character == "_")
