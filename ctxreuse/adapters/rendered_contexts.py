@@ -281,23 +281,24 @@ class _Claim:
         found: list[FoundContext | None] = [None] * len(sightings)
         per_prompt = Counter(one.prompt for one in sightings if one.is_new)
         unknown: list[int] = []
-        quoted = 0
+        doubtful = old = 0
         for number, one in enumerate(sightings):
             is_known = one.place in self._places.of(self._tenant)
             if one.is_new and (per_prompt[one.prompt] > 1 or one.found.is_disputed):
-                quoted += 1
+                doubtful += 1
             elif one.is_new and is_known:
                 found[number] = self._at_known_place(one)
             elif one.is_new:
                 unknown.append(number)
             elif not is_known:
-                quoted += 1
+                old += 1
+        _use_up(self._unmet, self._rendering, doubtful)
         places = {sightings[number].place for number in unknown}
         variant = self._only_unmet(len(unknown) if len(places) > 1 else 1)
         if variant is not None:
             for number in unknown:
                 found[number] = self._claimed(sightings[number], variant)
-        _use_up(self._unmet, self._rendering, len(unknown) + quoted)
+        _use_up(self._unmet, self._rendering, len(unknown) + old)
         return found
 
     def _at_known_place(self, sighting: Sighting) -> FoundContext | None:
