@@ -2,17 +2,23 @@
 
 Every row must grow no faster than its input, times a logarithm: a growth of 1.0 is linear, 2.0 is
 quadratic. `python benchmarks/input_size.py` prints all rows; `--limit` sets the seconds after which
-a row stops doubling.
+a row stops doubling. The last two columns are the longest times, in milliseconds, that a small
+`plan()` of another thread took meanwhile; Python's threads alone make it some 10.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import NamedTuple
 
 from rich.console import Console
+from rich.progress import track
 from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
@@ -28,38 +34,45 @@ def _block(text: str, name: int | None = None, tokens: int | None = None) -> Con
     return ContextBlock(id=text if name is None else name, text=text, tokens=tokens)
 
 
-Case = Callable[[int], Callable[[], object]]
-"""Prepares an input of a size and returns the call to time."""
+class Prepared(NamedTuple):
+    """A call to time, and the planner that it uses if it uses one."""
+
+    call: Callable[[], object]
+    planner: ReusePlanner | None = None
 
 
-def repeated_beginning(size: int) -> Callable[[], object]:
+Case = Callable[[int], Prepared]
+"""Prepares an input of a size."""
+
+
+def repeated_beginning(size: int) -> Prepared:
     """Parse a text of `size` characters that repeats how a remembered context begins."""
     registry = ContextRegistry()
     rendered = registry.render([_block(_FILLER * (size // len(_FILLER) + 1))])
     text = rendered[:64] * (size // 64)
-    return lambda: registry.parse(text)
+    return Prepared(lambda: registry.parse(text))
 
 
-def repeated_openings(size: int) -> Callable[[], object]:
+def repeated_openings(size: int) -> Prepared:
     """Parse a text of `size` characters full of labels that begin many remembered contexts."""
     registry = ContextRegistry()
     for number in range(size // 100):
         registry.render([_block("a" * 64 + f"{number} " + "b" * (number % 97))])
     text = ("[Doc_1] " + "a" * 64) * (size // 72)
-    return lambda: registry.parse(text)
+    return Prepared(lambda: registry.parse(text))
 
 
-def nested_contexts(size: int) -> Callable[[], object]:
+def nested_contexts(size: int) -> Prepared:
     """Parse a text in which contexts of all lengths begin at the same place."""
     registry = ContextRegistry()
     whole = "a" * size
     for length in range(100, size, 100):
         registry.render([_block(whole[:length])])
     text = "[Doc_1] " + whole[:-1]
-    return lambda: registry.parse(text)
+    return Prepared(lambda: registry.parse(text))
 
 
-def prompt_of_many_messages(size: int) -> Callable[[], object]:
+def prompt_of_many_messages(size: int) -> Prepared:
     """Plan a prompt of `size` short messages with a context in each second one."""
     registry = ContextRegistry()
     prompts = PromptPlanner(registry=registry)
@@ -68,74 +81,233 @@ def prompt_of_many_messages(size: int) -> Callable[[], object]:
         context = registry.render([_block(f"Text {number}. {_FILLER}")])
         parts += [PromptPart("user", f"{context}\n\nWhy?"), PromptPart("assistant", "So.")]
     parts.append(PromptPart("user", registry.render([_block("Last.")])))
-    return lambda: prompts.plan([ScopedPrompt(tuple(parts))])
+    return Prepared(lambda: prompts.plan([ScopedPrompt(tuple(parts))]))
 
 
-def many_contexts_in_one_message(size: int) -> Callable[[], object]:
+def many_contexts_in_one_message(size: int) -> Prepared:
     """Plan one message that holds `size` contexts."""
     registry = ContextRegistry()
     prompts = PromptPlanner(registry=registry)
     contexts = [registry.render([_block(f"Text {n}. {_FILLER}")]) for n in range(size)]
     prompt = ScopedPrompt((PromptPart("user", "\n--\n".join(contexts)),))
-    return lambda: prompts.plan([prompt])
+    return Prepared(lambda: prompts.plan([prompt]))
 
 
-def retried_first_turn(size: int) -> Callable[[], object]:
-    """Plan a second turn behind `size` retries of the first, each with texts of its own."""
+def retried_first_turn(size: int) -> Prepared:
+    """Plan a second turn behind `size` retries of the first: one label, and as many lengths."""
+    planner, unit = ReusePlanner(), "\n[Doc_1] "
+    for number in range(1, size + 1):
+        block = _block("x" * (len(unit) * number), name=number)
+        planner.plan(ContextRequest([block], "Why?", conversation_id="one"))
+    return _later_turn(planner, (unit * (2 * size)).strip())
+
+
+def edited_document(size: int) -> Prepared:
+    """Plan a turn whose history shows a document of `size` characters twice, changed at its end."""
+    planner, line = ReusePlanner(), "[Doc_1] and so on\n"
+    text = line * (size // len(line))
+    planner.plan(ContextRequest([text], "Why?", conversation_id="one"))
+    changed = text[:-5] + "of\n\n"
+    return _later_turn(planner, f"[Doc_1] {changed}{changed}Why?")
+
+
+def many_labels(size: int) -> Prepared:
+    """Plan a turn behind a history of `size` characters of labels, all of them in use."""
     planner = ReusePlanner()
-    for number in range(size):
-        block = _block(f"{_FILLER}{'x' * (number % 50)}{number}", name=number)
-        plan = planner.plan(ContextRequest([block], "Why?", conversation_id="one"))
-    content = plan.messages()[-1]["content"] + ("\n\n[Doc_1] " + _FILLER) * size
+    planner.plan(ContextRequest([f"t{n}" for n in range(2_000)], "Why?", conversation_id="one"))
+    text = "".join(f"\n\n[Doc_{n % 2_000 + 1}] t{n % 7}" for n in range(size // 13))
+    return _later_turn(planner, text)
+
+
+def _later_turn(planner: ReusePlanner, content: str) -> Prepared:
     history = [{"role": "user", "content": content}, {"role": "assistant", "content": "So."}]
     request = ContextRequest(["Next."], "And?", conversation_id="one", history=history)
-    return lambda: planner.plan(request)
+    return Prepared(lambda: planner.plan(request), planner)
 
 
-def edited_document(size: int) -> Callable[[], object]:
-    """Plan a turn whose history shows a document of `size` characters, changed at its end."""
+def long_conversation(size: int) -> Prepared:
+    """Plan a hundred turns more of a conversation of `size` turns, each with a short history."""
     planner = ReusePlanner()
-    text = "[Doc_1] and so on\n" * (size // 18)
-    plan = planner.plan(ContextRequest([text], "Why?", conversation_id="one"))
-    content = plan.messages()[-1]["content"].replace("on\n\nWhy?", "of\n\nWhy?")
-    content = content[:-10] + "changed"
-    history = [{"role": "user", "content": content}, {"role": "assistant", "content": "So."}]
-    request = ContextRequest(["Next."], "And?", conversation_id="one", history=history)
-    return lambda: planner.plan(request)
+    history = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+
+    def say(turns: int) -> None:
+        for number in range(turns):
+            block = _block("text", name=number, tokens=1)
+            request = ContextRequest([block], "And?", conversation_id="one", history=history)
+            planner.plan(request)
+
+    say(size)
+    return Prepared(lambda: say(100), planner)
 
 
-def tied_paths(size: int) -> Callable[[], object]:
-    """Plan a request of `size` blocks that ties with many requests that were sent before."""
+def tied_paths(size: int) -> Prepared:
+    """Plan a request of `size` blocks that ties with as many that were sent before."""
+    planner, blocks = _tied(size)
+    return Prepared(lambda: planner.plan(ContextRequest(blocks), "reuse"), planner)
+
+
+def _tied(size: int) -> tuple[ReusePlanner, list[ContextBlock]]:
     planner = ReusePlanner()
     blocks = [_block(f"b{number}", tokens=1) for number in range(size)]
-    for start in range(200):
-        planner.plan(ContextRequest(blocks[start : start + 1] + blocks[size // 2 :]), "none")
-    return lambda: planner.plan(ContextRequest(blocks), "reuse")
+    for first in blocks[: min(size // 2, 1_600)]:
+        planner.plan(ContextRequest([first, *blocks[size // 2 :]]), "none")
+    return planner, blocks
 
 
-def tied_batch(size: int) -> Callable[[], object]:
-    """Plan a batch of `size` requests that share one block each with all others."""
+def tied_orders(size: int) -> Prepared:
+    """Plan a request of `size` blocks each of which came together with fewer than the one before.
+
+    So every block that is placed leaves nearly all others to be looked at again.
+    """
     planner = ReusePlanner()
+    blocks = [_block(f"b{number}", tokens=1) for number in range(size)]
+    sent = min(1_000, size, 400_000 // size)
+    for number in range(sent):
+        staircase = [_block(f"s{number}", tokens=1), *blocks[: size - number * size // sent]]
+        planner.plan(ContextRequest(staircase), "none")
+    return Prepared(lambda: planner.plan(ContextRequest(blocks[::-1]), "reuse"), planner)
+
+
+def tied_paper_paths(size: int) -> Prepared:
+    """Plan a request of `size` blocks as the papers do, where as many sent before are as near."""
+    planner, blocks = _tied(size)
+    return Prepared(lambda: planner.plan(ContextRequest(blocks), "paper"), planner)
+
+
+def tied_batch(size: int) -> Prepared:
+    """Plan a batch of `size` requests that share one block each with all others."""
+    planner, requests = ReusePlanner(), _sharing(size)
+    return Prepared(lambda: planner.plan_batch(requests), planner)
+
+
+def tied_paper_batch(size: int) -> Prepared:
+    """Plan the same batch as the papers do, who compare all pairs: at most 20,000 requests."""
+    planner, requests = ReusePlanner(), _sharing(size)
+    return Prepared(lambda: planner.plan_batch(requests, "paper"), planner)
+
+
+def _sharing(size: int) -> list[ContextRequest]:
     shared = _block("shared", tokens=10)
-    requests = [
+    return [
         ContextRequest([shared, _block(f"own {n}", tokens=10), _block(f"{n}", tokens=9)])
         for n in range(size)
     ]
-    return lambda: planner.plan_batch(requests)
 
 
-def trimmed_overlaps(size: int) -> Callable[[], object]:
+def batch_behind_a_long_context(size: int) -> Prepared:
+    """Plan a batch of `size` pairs, all of which lie within its first context."""
+    planner = ReusePlanner()
+    blocks = [_block(f"b{number}", tokens=1) for number in range(size)]
+    pairs = [ContextRequest(list(pair)) for pair in itertools.pairwise(blocks)]
+    return Prepared(lambda: planner.plan_batch([ContextRequest(blocks), *pairs]), planner)
+
+
+def trimmed_overlaps(size: int) -> Prepared:
     """Plan `size` blocks with `trim_overlaps`, none of which repeats another's end."""
     planner = ReusePlanner(trim_overlaps=True)
     blocks = [_block(f"{_FILLER}{number} " + _FILLER) for number in range(size)]
-    return lambda: planner.plan(ContextRequest(blocks))
+    return Prepared(lambda: planner.plan(ContextRequest(blocks)), planner)
 
 
-def labels_of_metrics(size: int) -> Callable[[], object]:
-    """Read `/metrics` whose one line has `size` characters of what looks like labels."""
-    text = 'vllm:prefix_cache_queries{a="' + '\\"' * (size // 2)
-    other = "vllm:prefix_cache_queries{" + 'a="b' * (size // 4)
-    return lambda: (PrefixCacheMetrics.parse(text), PrefixCacheMetrics.parse(other))
+def trimmed_repetitions(size: int) -> Prepared:
+    """Plan `size` blocks with `trim_overlaps`, all of which repeat one line again and again."""
+    planner = ReusePlanner(trim_overlaps=True)
+    blocks = [_block("and so on\n" * 400 + str(number)) for number in range(size)]
+    return Prepared(lambda: planner.plan(ContextRequest(blocks)), planner)
+
+
+def labels_of_metrics(size: int) -> Prepared:
+    """Read `/metrics` of lines of `size` characters of what looks like labels."""
+    name = "vllm:prefix_cache_queries"
+    texts = [
+        f'{name}{{a="' + '\\"' * (size // 2),
+        f"{name}{{" + 'a="b' * (size // 4),
+        f"{name}{{{'a' * size}}} 1",
+        f"{name}{{{'a ' * (size // 2)}}} 1",
+        f"{name}{{{'a = ' * (size // 4)}}} 1",
+        "vllm:" + "a" * size + "{",
+        f"{name} {'9' * size}",
+    ]
+    return Prepared(lambda: list(map(PrefixCacheMetrics.parse, texts)))
+
+
+def documents_of_one_plan(size: int) -> Prepared:
+    """Format `size` LangChain documents that were planned together."""
+    from langchain_core.documents import Document
+
+    from langchain_ctxreuse import ReuseCompressor, format_context
+
+    found = [Document(id=f"{n}", page_content=f"Text {n}. {_FILLER}") for n in range(size)]
+    planner = ReusePlanner()
+    planned = ReuseCompressor(planner=planner).compress_documents(found, "Why?")
+    return Prepared(lambda: format_context(list(planned)), planner)
+
+
+def repeated_documents(size: int) -> Prepared:
+    """Plan `size` LangChain documents of one text that differ in their metadata only."""
+    from langchain_core.documents import Document
+
+    from langchain_ctxreuse import ReuseCompressor
+
+    planner = ReusePlanner()
+    found = [Document(id="a", page_content=_FILLER, metadata={"n": n}) for n in range(size)]
+    compressor = ReuseCompressor(planner=planner)
+    return Prepared(lambda: compressor.compress_documents(found, "Why?"), planner)
+
+
+def pieces_of_one_agent(size: int) -> Prepared:
+    """Put `size` pieces of documents together into one agent's segment."""
+    from chain_of_agents.segments import segments_of
+
+    pieces, ones = [_block(f"{n}") for n in range(size)], [1] * size
+    return Prepared(lambda: segments_of(pieces, [0] * size, ones, size * 9, 1, one_each=False))
+
+
+def recorded_prompts(size: int) -> Prepared:
+    """Record a prompt of `size` messages, half of them system messages."""
+    from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
+
+    roles = ("system", "user")
+    messages = [{"role": roles[n % 2], "content": f"{n}"} for n in range(size)]
+
+    def record() -> None:
+        with TemporaryDirectory() as folder, TraceRecorder(folder) as recorder:
+            PromptRecorder(recorder).note(messages)
+
+    return Prepared(record)
+
+
+def dropped_cache_blocks(size: int) -> Prepared:
+    """Follow an engine that drops a prompt of `size` cache blocks from its beginning on."""
+    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+
+    blocks, tokens = EngineBlocks(), list(range(size))
+    blocks.stored(tokens, None, tokens, 1)
+    blocks.follow("one", tokens)
+    return Prepared(lambda: (blocks.removed(tokens), blocks.take_lowered()))
+
+
+def growing_cache_chain(size: int) -> Prepared:
+    """Follow a late listener's prompt that grows by `size` cache blocks, one event for each."""
+    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+
+    blocks = EngineBlocks()
+    return Prepared(lambda: [blocks.stored([n + 1], n, [n], 1) for n in range(size)])
+
+
+def template_of_braces(size: int) -> Prepared:
+    """Parse a workflow's template of `size` characters of doubled braces."""
+    from ctxreuse.workflow.graph.state import Template
+
+    return Prepared(lambda: Template.parse("{{" * (size // 2)))
+
+
+def blank_subquestion(size: int) -> Prepared:
+    """Read a model's answer of a label and `size` blanks."""
+    from ctxreuse.workflow.library import asks_nothing
+
+    texts = ["sub-question" + " " * size + "x", " " * size + "x", "none" + " " * size + "x?"]
+    return Prepared(lambda: list(map(asks_nothing, texts)))
 
 
 CASES: dict[str, tuple[Case, int]] = {
@@ -146,39 +318,99 @@ CASES: dict[str, tuple[Case, int]] = {
     "many_contexts_in_one_message": (many_contexts_in_one_message, 50),
     "retried_first_turn": (retried_first_turn, 50),
     "edited_document": (edited_document, 50_000),
+    "many_labels": (many_labels, 50_000),
+    "long_conversation": (long_conversation, 500),
     "tied_paths": (tied_paths, 200),
+    "tied_orders": (tied_orders, 200),
+    "tied_paper_paths": (tied_paper_paths, 200),
     "tied_batch": (tied_batch, 200),
+    "tied_paper_batch": (tied_paper_batch, 100),
+    "batch_behind_a_long_context": (batch_behind_a_long_context, 100),
     "trimmed_overlaps": (trimmed_overlaps, 100),
+    "trimmed_repetitions": (trimmed_repetitions, 50),
     "labels_of_metrics": (labels_of_metrics, 1_000),
+    "documents_of_one_plan": (documents_of_one_plan, 50),
+    "repeated_documents": (repeated_documents, 50),
+    "pieces_of_one_agent": (pieces_of_one_agent, 1_000),
+    "recorded_prompts": (recorded_prompts, 100),
+    "dropped_cache_blocks": (dropped_cache_blocks, 200),
+    "growing_cache_chain": (growing_cache_chain, 500),
+    "template_of_braces": (template_of_braces, 10_000),
+    "blank_subquestion": (blank_subquestion, 1_000),
 }
 
 
-def measured(case: Case, first: int, limit: float) -> Iterator[tuple[int, float]]:
+class Bystander:
+    """A thread that plans small requests of two tenants meanwhile, and notes its longest waits.
+
+    Attributes:
+        waited: Tenant -> seconds of its longest call; "" is the tenant of the cases.
+    """
+
+    def __init__(self, planner: ReusePlanner) -> None:
+        self._planner = planner
+        self._is_done = False
+        self.waited = {"": 0.0, "other": 0.0}
+        self._thread = Thread(target=self._run)
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_done = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_done:
+            for tenant in self.waited:
+                request = ContextRequest(["A small text."], "What?", tenant=tenant, system="small")
+                started = time.perf_counter()
+                self._planner.plan(request)
+                self.waited[tenant] = max(self.waited[tenant], time.perf_counter() - started)
+            time.sleep(0.0005)
+
+
+class Measured(NamedTuple):
+    """A call's input size, its seconds, and the longest waits of a bystander."""
+
+    size: int
+    seconds: float
+    waited: Mapping[str, float]
+
+
+def measured(case: Case, first: int, limit: float) -> Iterator[Measured]:
     """Time a case at doubling sizes until one call takes longer than the limit."""
     for doubling in range(SIZES):
         size = first << doubling
-        call = case(size)
-        started = time.perf_counter()
-        call()
-        seconds = time.perf_counter() - started
-        yield size, seconds
-        if seconds > limit:
+        begun = time.perf_counter()
+        prepared = case(size)
+        with Bystander(prepared.planner or ReusePlanner()) as bystander:
+            started = time.perf_counter()
+            prepared.call()
+            seconds = time.perf_counter() - started
+        yield Measured(size, seconds, bystander.waited)
+        if seconds > limit or time.perf_counter() - begun > 5 * limit:
             return
 
 
 def main() -> None:
-    """Print one row for each case: the times, and how fast they grow."""
+    """Print one row for each case: the times, how fast they grow, and how long others wait."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", nargs="*", help=f"some of {', '.join(CASES)}; all unless given")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds; 2 unless given")
     arguments = parser.parse_args()
-    table = new_table("time against input size", ("case",), ("smallest", "largest", "ms", "growth"))
-    for name in arguments.case or CASES:
+    numbers = ("smallest", "largest", "ms", "growth", "same tenant waits", "other tenant waits")
+    table = new_table("time against input size", ("case",), numbers)
+    for name in track(arguments.case or list(CASES), console=Console(stderr=True)):
         case, first = CASES[name]
-        times = list(measured(case, first, arguments.limit))
-        (_, before), (size, seconds) = times[-3 if len(times) > 2 else 0], times[-1]
-        growth = math.log(seconds / before, 2) / min(2, len(times) - 1) if len(times) > 1 else 0.0
-        table.add_row(name, f"{first:,}", f"{size:,}", f"{seconds * 1000:,.1f}", f"{growth:.2f}")
+        rows = list(measured(case, first, arguments.limit))
+        before, last = rows[-3 if len(rows) > 2 else 0], rows[-1]
+        doublings = max(1, min(2, len(rows) - 1))
+        growth = math.log(last.seconds / before.seconds, 2) / doublings
+        waits = [f"{last.waited[tenant] * 1000:,.1f}" for tenant in ("", "other")]
+        milliseconds = f"{last.seconds * 1000:,.1f}"
+        table.add_row(name, f"{first:,}", f"{last.size:,}", milliseconds, f"{growth:.2f}", *waits)
     Console(width=130).print(table)
 
 

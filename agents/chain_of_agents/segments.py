@@ -126,7 +126,8 @@ def segments_of(
         if members and (one_each or total + added > budget_tokens):
             closed.append((agent, members))
             members, total, added = [], 0, length
-        open_segments[agent] = ([*members, position], total + added)
+        members.append(position)
+        open_segments[agent] = (members, total + added)
     closed += [(agent, members) for agent, (members, _) in open_segments.items()]
     closed.sort(key=lambda segment: segment[1][0])
     segments: list[Segment] = []

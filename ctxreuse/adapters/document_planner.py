@@ -24,6 +24,7 @@ AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
 """Where annotations go: a document of its own at the end, the metadata only, or nowhere."""
 
 _Item = TypeVar("_Item")
+_COMPARED_ITEMS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +292,15 @@ def _as_they_came(items: Any) -> Any:
 
 
 def _ranks_of(items: Sequence[_Item], blocks: Sequence[ContextBlock]) -> dict[BlockKey, list[int]]:
-    """Return the ranks of the items behind each block, each of equal items once."""
+    """Return the ranks of the items behind each block, each of equal items once.
+
+    An item is compared with the latest 16 that differ behind the same block. A retriever that
+    returns one text more often than that, under as many metadata, may so have an item shown twice.
+    """
     ranks_of: dict[BlockKey, list[int]] = {}
     for rank, block in enumerate(blocks):
         ranks = ranks_of.setdefault(block.key, [])
-        if not any(_are_equal(items[rank], items[other]) for other in ranks):
+        if not any(_are_equal(items[rank], items[other]) for other in ranks[-_COMPARED_ITEMS:]):
             ranks.append(rank)
     return ranks_of
 

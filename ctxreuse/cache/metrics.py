@@ -15,12 +15,13 @@ from typing import TypeAlias
 from ctxreuse.context.checks import checked_kind
 
 _SAMPLE = re.compile(
-    r"""^(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)
-        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?
+    r"""^(?P<name>[A-Za-z_:][A-Za-z0-9_:]*+)
+        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?
         [ \t]+(?P<value>\S+)""",
     re.VERBOSE,
 )
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+# only where a name begins: from its every letter on, a name of n letters would be read n times
+_LABEL = re.compile(r'(?<!\w)([A-Za-z_][A-Za-z0-9_]*+)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*+)"')
 _POSITIVE = re.compile(r"[1-9][0-9]{0,17}")
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
 _MOST_TOKENS = 1e18

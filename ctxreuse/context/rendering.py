@@ -10,6 +10,7 @@ left-out blocks. The default words are the papers'; every template can be replac
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ SHORTEST_OVERLAP = 40
 
 _LONGEST_OVERLAP = 4_000
 _TRIES = 20
+_COMPARED_TEXTS = 64
 _KEPT_LABELS = 100
 
 AnnotationPosition = Literal["before_question", "after_question"]
@@ -253,6 +255,9 @@ def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> lis
     repeated beginning by words that say where it stands. What is replaced depends on the blocks
     before it alone, so prompts that begin with the same blocks still begin with the same bytes.
 
+    Each block is compared with the 64 texts that stand nearest before it, and so with all of an
+    ordinary prompt; what repeats a text further away is shown whole.
+
     Args:
         parts: A turn's parts in the order in which they are shown.
         shown: Label -> text of the blocks in the messages before this turn.
@@ -261,16 +266,16 @@ def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> lis
         The same parts; `SentBlock.repeated` says how many characters its rendering leaves out, and
         `SentBlock.repeats` under which label they stand.
     """
-    texts = dict(shown)
+    nearest = deque(shown.items(), maxlen=_COMPARED_TEXTS)
     marked: list[TurnPart] = []
     for part in parts:
         if isinstance(part, SentBlock):
             longest, label = 0, ""
-            for earlier_label, earlier in texts.items():
+            for earlier_label, earlier in nearest:
                 length = repeated_length(earlier, part.block.text)
                 if length > longest:
                     longest, label = length, earlier_label
-            texts[part.label] = part.block.text
+            nearest.append((part.label, part.block.text))
             part = SentBlock(part.label, part.block, longest, label)
         marked.append(part)
     return marked

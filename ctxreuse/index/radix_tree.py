@@ -210,10 +210,7 @@ class ContextIndex:
         """
         if node.parent is None:
             node = self._roots.setdefault(node.edge, node)
-        above: Node | None = node
-        while above is not None:
-            above.last_use = now
-            above = above.parent
+        node.last_use = now
         if path:
             mark = ("turn", next(self._numbers))
             node = self._grow(node, mark, tuple(path), tuple(weights), now)
@@ -397,6 +394,9 @@ class ContextIndex:
     def _remove(self, node: Node) -> None:
         assert node.parent is not None
         assert not node.children
+        # what stands below was used with all before it: noted only here, because a conversation of
+        # thousands of turns would be walked up at each of them
+        node.parent.last_use = max(node.parent.last_use, node.last_use)
         del node.parent.children[node.edge]
         node.parent = None
         self.node_count -= 1

@@ -20,6 +20,8 @@ from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.index.radix_tree import Node
 
 _TRUSTED_ORDINALS = 1_000_000
+_LEAST_WORK = 1 << 20
+_WORK_A_CHARACTER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,14 @@ class History:
         label_of: Block -> its label, for the same blocks.
         used: Every ordinal that stands in a label anywhere in the messages.
         texts: Label -> text, for the blocks of `labels`.
+        is_cut_short: Whether the search ended at its bound, so that more may be shown.
     """
 
     labels: Mapping[str, BlockId]
     label_of: Mapping[BlockKey, str]
     used: frozenset[int]
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    is_cut_short: bool = False
 
     def next_ordinals(self, number: int) -> list[int]:
         """Return the ordinals of the next blocks: those that follow the ones in use.
@@ -113,22 +117,22 @@ class Conversations:
         standing: dict[str, ShownBlock] = {}
         texts: dict[str, str] = {}
         used: set[int] = set()
-        for message in messages:
-            for text in message_texts(message):
-                for found in templates.label_pattern.finditer(text):
-                    ordinal = int(found[1])
-                    used.add(ordinal)
-                    if ordinal in recorded and found[0] not in standing:
-                        block = _standing(recorded[ordinal], text, found, templates)
-                        if block is not None:
-                            standing[found[0]] = block
-                            first = _text_start(found, templates)
-                            texts[found[0]] = text[first : first + block.length]
+        shown_texts = [text for message in messages for text in message_texts(message)]
+        places = _Places(recorded, templates, sum(map(len, shown_texts)))
+        for text in shown_texts:
+            for found in templates.label_pattern.finditer(text):
+                used.add(int(found[1]))
+                block = None if found[0] in standing else places.block_at(text, found)
+                if block is not None:
+                    standing[found[0]] = block
+                    first = _text_start(found, templates)
+                    texts[found[0]] = text[first : first + block.length]
         return History(
             labels={label: shown.id for label, shown in standing.items()},
             label_of={shown.key: label for label, shown in reversed(standing.items())},
             used=frozenset(used),
             texts=texts,
+            is_cut_short=places.is_cut_short,
         )
 
     def remember(
@@ -174,31 +178,80 @@ def _text_start(label: re.Match[str], templates: Templates) -> int:
     return label.start() - before.index(label[0]) + len(before)
 
 
-def _standing(
-    candidates: Iterable[ShownBlock], text: str, label: re.Match[str], templates: Templates
-) -> ShownBlock | None:
-    """Return which of the blocks stands in a text under a label, if one does.
+class _Places:
+    """Looks for recorded blocks under the labels of a history.
 
-    A block ends where the separator or the text ends; failing that, where the line ends, for users
-    who join blocks in their own way.
+    The work is bounded, because a hostile text may hold thousands of labels, and a conversation
+    thousands of blocks under one of them: 16 characters hashed for each one of the history, and a
+    million more; a length that is looked for counts as 16. What is not found by then counts as not
+    shown, so it is sent again.
+
+    Args:
+        recorded: The conversation's blocks by ordinal, the latest first.
+        templates: The words that the blocks were rendered with.
+        characters: The length of the history.
+
+    Attributes:
+        is_cut_short: Whether the bound was reached.
     """
-    before = templates.before_text(label[0])
-    first = _text_start(label, templates)
-    start = first - len(before)
-    if start < 0 or not text.startswith(before, start):
+
+    def __init__(
+        self,
+        recorded: Mapping[int, Iterable[ShownBlock]],
+        templates: Templates,
+        characters: int,
+    ) -> None:
+        self._recorded = recorded
+        self._templates = templates
+        self._label_at = len(templates.block.partition("{label}")[0])
+        self._work = _LEAST_WORK + _WORK_A_CHARACTER * characters
+        self._by_length: dict[int, dict[int, dict[bytes, ShownBlock]]] = {}
+
+    @property
+    def is_cut_short(self) -> bool:
+        return self._work < 0
+
+    def block_at(self, text: str, label: re.Match[str]) -> ShownBlock | None:
+        r"""Return which of the blocks stands in a text under a label, if one does.
+
+        A block ends where the separator or the text ends; failing that, where the line ends, for
+        users who join blocks in their own way. Of several the longest: "a\n\nb" holds "a", too.
+        """
+        templates = self._templates
+        ordinal = int(label[1])
+        if ordinal not in self._recorded or self.is_cut_short:
+            return None
+        start = label.start() - self._label_at
+        if start > 0 and not text.endswith(("\n", templates.separator), 0, start):
+            return None
+        before = templates.before_text(label[0])
+        if start < 0 or not text.startswith(before, start):
+            return None
+        first = start + len(before)
+        digests: dict[int, bytes] = {}
+        for ending in (templates.separator, "\n"):
+            for length, blocks in self._blocks_by_length(ordinal).items():
+                self._work -= _WORK_A_CHARACTER
+                last = first + length
+                end = last + len(templates.after_text)
+                if not text.startswith(templates.after_text, last) or not (
+                    end == len(text) or text.startswith(ending, end)
+                ):
+                    continue
+                if length not in digests:
+                    self._work -= length
+                    if self.is_cut_short:
+                        return None
+                    digests[length] = text_digest(text[first:last])
+                if digests[length] in blocks:
+                    return blocks[digests[length]]
         return None
-    if start > 0 and not text.endswith(("\n", templates.separator), 0, start):
-        return None
-    here = [
-        shown
-        for shown in candidates
-        if text.startswith(templates.after_text, first + shown.length)
-        and text_digest(text[first : first + shown.length]) == shown.digest
-    ]
-    here.sort(key=lambda shown: shown.length, reverse=True)  # "a\n\nb" holds "a", too
-    for ending in (templates.separator, "\n"):
-        for shown in here:
-            end = first + shown.length + len(templates.after_text)
-            if end == len(text) or text.startswith(ending, end):
-                return shown
-    return None
+
+    def _blocks_by_length(self, ordinal: int) -> dict[int, dict[bytes, ShownBlock]]:
+        """Return the blocks of an ordinal by length and digest, the longest first."""
+        known = self._by_length.get(ordinal)
+        if known is None:
+            known = self._by_length[ordinal] = {}
+            for shown in sorted(self._recorded[ordinal], key=lambda shown: -shown.length):
+                known.setdefault(shown.length, {}).setdefault(shown.digest, shown)
+        return known

@@ -275,14 +275,16 @@ def reuse_orders(
         if above != _NOBODY:
             earliest[above] = min(earliest[above], earliest[cluster])
 
+    ranks: dict[int, dict[int, int]] = {}  # of each context that gives clusters their order
     orders: list[list[int]] = [[] for _ in contents]
     for cluster in top_down:
-        above = parent[cluster]
+        above, first = parent[cluster], earliest[cluster]
+        if first not in ranks:
+            ranks[first] = {block: rank for rank, block in enumerate(contexts[first])}
         inherited = orders[above] if above != _NOBODY else []
-        held, placed = set(contents[cluster]), set(inherited)
-        orders[cluster] = inherited + [
-            block for block in contexts[earliest[cluster]] if block in held and block not in placed
-        ]
+        # the content, not the context, is walked: a long context may give many clusters their order
+        own = set(contents[cluster]).difference(inherited)
+        orders[cluster] = inherited + sorted(own, key=ranks[first].__getitem__)
     return [list(orders[cluster]) for cluster in cluster_of]
 
 

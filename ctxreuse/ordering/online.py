@@ -16,6 +16,8 @@ _TRIED_LATER = 4
 _FORGETTING = 0.998
 _TRIAL_NODES = 2_000
 _MORE_THAN_ALL = -1  # every bit set, as an integer of any width
+_STEPS = 1 << 17
+_STEPS_A_BLOCK = 32
 
 
 class Cooccurrence:
@@ -28,6 +30,9 @@ class Cooccurrence:
     Args:
         window: How many requests are remembered.
         max_entries: Bound on the blocks remembered in all of them together.
+
+    Attributes:
+        cut_short: How many continuations ended at the bound on their work.
     """
 
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
@@ -38,6 +43,7 @@ class Cooccurrence:
         self._oldest = 0
         self._entries = 0
         self._members: dict[BlockKey, int] = {}
+        self.cut_short = 0
 
     def add(self, context: Iterable[BlockKey]) -> None:
         """Remember a request, and forget the oldest where the bounds ask for it."""
@@ -70,6 +76,9 @@ class Cooccurrence:
         decides what the others can be, the most frequent few are each tried as the first, and the
         continuation that most earlier requests could have shared, in weight, wins.
 
+        The work is bounded: 131,072 blocks are looked at, and 32 for each block of `rest`. What is
+        then still to be placed keeps the retriever's order, and `cut_short` counts it.
+
         Args:
             placed: The blocks in front.
             rest: Block -> weight, in the retriever's order.
@@ -95,10 +104,12 @@ class Cooccurrence:
         best: list[BlockKey] = []
         best_value = -1
         candidates = [key for _, key, _ in known]
+        steps = _STEPS + _STEPS_A_BLOCK * len(rest)
         for total, first, both in known_first[:first_choices]:
-            value, order = self._greedy(first, total, both, candidates, rest)
+            value, order, steps = self._greedy(first, total, both, candidates, rest, steps)
             if value > best_value:
                 best, best_value = order, value
+        self.cut_short += steps < 0
         chosen = set(best)
         return best + [key for key in rest if key not in chosen]
 
@@ -109,17 +120,20 @@ class Cooccurrence:
         together: int,
         candidates: list[BlockKey],
         weights: Mapping[BlockKey, int],
-    ) -> tuple[int, list[BlockKey]]:
+        steps: int,
+    ) -> tuple[int, list[BlockKey], int]:
         """Continue from a first block, `together` being the requests that hold all so far.
 
         Returns:
-            The weight that those earlier requests could have shared, and the order.
+            The weight that those earlier requests could have shared, the order, and how many of
+            `steps`, the blocks that may be looked at, are left; below 0 says that it was cut short.
         """
         order = [first]
         value = requests * weights[first]
         members = self._members
         left = [key for key in candidates if key != first]
-        while left:
+        while left and steps >= 0:
+            steps -= len(left)
             best, best_count, best_both = None, 0, 0
             following: list[BlockKey] = []
             everywhere: list[BlockKey] = []
@@ -142,7 +156,7 @@ class Cooccurrence:
             value += best_count * weights[best]
             following.remove(best)
             left, together, requests = following, best_both, best_count
-        return value, order
+        return value, order, steps
 
     def _forget(self, slot: int) -> None:
         members = self._members
@@ -190,6 +204,12 @@ class OnlineOrder:
         self._gains = {True: 0.0, False: 0.0}
         self.follows_cooccurrence = True
         self.node_count = 0
+        self._cut_short = 0
+
+    @property
+    def cut_short(self) -> int:
+        """How many searches and continuations ended at the bound on their work."""
+        return self._cut_short + self.recent.cut_short
 
     def order(self, context: Mapping[BlockKey, int], root: Node) -> list[BlockKey]:
         """Order a context.
@@ -228,6 +248,7 @@ class OnlineOrder:
         The order begins with that path unless the path is shorter than an engine block.
         """
         match = heaviest_path(root, context)
+        self._cut_short += match.is_cut_short
         # a shorter path saves nothing and is no reason to move anything
         placed = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
         taken = set(placed)

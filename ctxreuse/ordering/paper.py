@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MAX_CONTEXTS = 20_000
 """Average linkage holds all pairs: 20,000 distinct contexts take 1.6 GB."""
 
+_STEPS = 1 << 18
+_STEPS_A_BLOCK = 16
+
 
 def context_distance(
     ids_a: Sequence[Hashable], ids_b: Sequence[Hashable], alpha: float = 0.001
@@ -120,6 +123,9 @@ def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> li
     - Children at equal distance: the one that more requests share, then the older one. (The
       paper's C6 ties C3 and C4, which two requests share.)
 
+    Every child's run is compared, so the work grows with the tree. It is bounded: 262,144 blocks
+    and 16 for each block of the context; the descent ends at the node that it has reached by then.
+
     Args:
         context: Block -> weight, in the retriever's order.
         root: The root of the request's system text.
@@ -128,25 +134,50 @@ def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> li
     Returns:
         A permutation of the context's keys.
     """
-    retrieved = list(context)
+    rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
+    moved = 0  # the sum of the rank differences of the prefix, all of whose blocks are shared
     node = root
+    steps = _STEPS + _STEPS_A_BLOCK * len(rank)
     while True:
         candidates = [child for child in node.children.values() if child.edge in context]
-        if not candidates:
+        steps -= len(node.children) + sum([len(child.run) for child in candidates])
+        if not candidates or steps < 0:
             break
         node = min(
             candidates,
             key=lambda child: (
-                context_distance(retrieved, [*prefix, *child.run], alpha),
+                _distance_below(rank, len(prefix), moved, child, alpha),
                 -child.uses,
             ),
         )
         matched = list(takewhile(context.__contains__, node.run))
+        moved += sum(abs(rank[block] - place) for place, block in enumerate(matched, len(prefix)))
         prefix += matched
         if len(matched) < len(node.run):
             break
-    return list(dict.fromkeys(prefix + retrieved))
+    return list(dict.fromkeys([*prefix, *context]))
+
+
+def _distance_below(
+    rank: Mapping[BlockKey, int], above: int, moved: int, child: Node, alpha: float
+) -> float:
+    """Return the `context_distance` of a context and the path to a child's end.
+
+    Args:
+        rank: Of each block of the context.
+        above: How many blocks stand before the child, all of them of the context.
+        moved: The sum of their rank differences.
+        child: The child.
+        alpha: Weight of the ranks.
+    """
+    shared = above
+    for place, block in enumerate(child.run, above):
+        other = rank.get(block)
+        if other is not None:
+            shared += 1
+            moved += abs(other - place)
+    return 1 - shared / max(len(rank), above + len(child.run)) + alpha * moved / shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +186,8 @@ class AlignedContexts:
 
     Attributes:
         orders: For each context a permutation of it.
-        search_paths: For each context the child positions from the root to its leaf.
+        search_paths: For each context the child positions from the root to its leaf; contexts of
+            the same blocks share one.
     """
 
     orders: list[list[int]]
@@ -192,7 +224,7 @@ def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedCont
     content, children = _linkage_tree(leaves, alpha)
     orders, paths = _aligned(leaves, content, children)
     return AlignedContexts(
-        [list(orders[leaf]) for leaf in positions], [list(paths[leaf]) for leaf in positions]
+        [list(orders[leaf]) for leaf in positions], [paths[leaf] for leaf in positions]
     )
 
 
@@ -227,6 +259,7 @@ def _aligned(
     for node in range(len(leaves), len(content) - 1):
         first_leaf[node] = min(first_leaf[child] for child in children[node])
     root = len(content) - 1
+    ranks: dict[int, dict[int, int]] = {}  # of each leaf that gives nodes their order
     orders: dict[int, list[int]] = {}
     paths: dict[int, list[int]] = {}
     stack: list[tuple[int, list[int], list[int]]] = [(root, [], [])]
@@ -235,12 +268,12 @@ def _aligned(
         for position, child in enumerate(
             _without_empty(children[node], content, len(leaves), children)
         ):
-            placed = set(order)
-            aligned = order + [
-                block
-                for block in leaves[first_leaf[child]]
-                if block in content[child] and block not in placed
-            ]
+            leaf = first_leaf[child]
+            if leaf not in ranks:
+                ranks[leaf] = {block: rank for rank, block in enumerate(leaves[leaf])}
+            # the content, not the leaf, is walked: a long leaf may give many nodes their order
+            own = content[child].difference(order)
+            aligned = order + sorted(own, key=ranks[leaf].__getitem__)
             if child < len(leaves):
                 orders[child], paths[child] = aligned, [*path, position]
             else:

@@ -39,7 +39,11 @@ PLANNER = (
 
 _NO_NOTES = "(none)"
 
-_LABEL = re.compile(r"\W*(?:(?:next|new|final)\s+)?sub[\s-]?question\s*\d*\s*[:.\-]\W*", re.I)
+_LABEL = re.compile(
+    # possessive: with two ways to share out n blanks, it would try all of them
+    r"\W*+(?:(?:next|new|final)\s++)?sub[\s-]?question\s*+(?:\d++\s*+)?[:.\-]\W*",
+    re.I,
+)
 _FINISHED = re.compile(
     r"\W*(?:"
     r"(?:none|no|nothing|n/?a|done|finished)\W*"

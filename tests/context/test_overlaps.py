@@ -75,3 +75,12 @@ def test_a_chunk_that_was_not_shown_whole_is_never_referred_to():
     plan = chat.plan([SECOND, FIRST], "Two?")
     assert plan.references == (1,)
     assert plan.blocks == (SECOND,)
+
+
+def test_a_block_is_compared_with_the_64_texts_before_it():
+    planner = ReusePlanner(trim_overlaps=True)
+    for between, is_shortened in ((63, True), (64, False)):
+        others = [ContextBlock(id=f"o{n}", text=f"Other {n}.") for n in range(between)]
+        (content,) = contents(planner, [FIRST, *others, SECOND])
+        assert ("(continues [Doc_1])" in content) == is_shortened
+        assert content.count(SHARED) == 2 - is_shortened

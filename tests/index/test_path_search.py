@@ -2,10 +2,21 @@
 
 from itertools import permutations
 
-from helpers import Sender, context, keys, letter_weights, prefixes, some_words, weight_of, words
+from helpers import (
+    Sender,
+    context,
+    keys,
+    letter_weights,
+    prefixes,
+    some_words,
+    weight_of,
+    word,
+    words,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.index import path_search
 from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import ContextIndex
 
@@ -125,3 +136,16 @@ def test_a_later_turn_is_no_sent_prefix():
     end = sender.send("ab", 0)
     sender.extend(end.node, "cd", 1)
     assert [prefix(sender, asked) for asked in ("abcd", "cd")] == ["ab", ""]
+
+
+def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monkeypatch):
+    everything = ["".join(order) for order in permutations("abcdef")]
+    sender = Sender(*everything)
+    exact = heaviest_path(sender.index.root(None), context("abcdefg"))
+    assert not exact.is_cut_short
+    monkeypatch.setattr(path_search, "_STEPS", -90)
+    match = heaviest_path(sender.index.root(None), context("abcdefg"))
+    assert match.is_cut_short
+    path = word(match.path)
+    assert 0 < len(path) == match.weight
+    assert any(one.startswith(path) for one in everything)

@@ -13,6 +13,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import steps
 
 from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
@@ -120,6 +121,33 @@ def test_a_chain_of_five_thousand_turns_needs_no_recursion():
     assert [sender.index.evict_oldest(1) for _ in range(10)] == [1] * 10
     assert sender.index.evict(range(4_990)) == Evicted(4_990, 4_990, ())
     assert list(sender.index.nodes()) == []
+
+
+def test_a_turn_takes_the_same_work_however_long_its_conversation_is():
+    def turn_after(turns):
+        sender = Sender()
+        node = sender.send("a", 0).node
+        for number in range(1, turns):
+            node = sender.extend(node, "b", number).node
+        return lambda: sender.extend(node, "b", turns)
+
+    assert steps(turn_after(2_000)) == steps(turn_after(10))
+
+
+def test_an_earlier_turn_was_used_when_the_turns_behind_it_were():
+    sender = Sender()
+    first = sender.send("a", "turn 1")
+    sender.send("b", "before turn 2")
+    sender.extend(first.node, "c", "turn 2")
+    sender.send("d", "after turn 2")
+    sender.index.evict(["turn 2"])
+    check_index(sender.index)
+    gone = []
+    while sender.index.statistics().tokens:
+        before = held(sender.index)
+        sender.index.evict_oldest(1)
+        gone += before - held(sender.index)
+    assert gone == ["b", "a", "d"]
 
 
 # eviction by request

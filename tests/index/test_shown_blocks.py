@@ -3,7 +3,7 @@ from helpers import keys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -11,6 +11,7 @@ from ctxreuse.context.rendering import (
     render_block,
     render_turn,
 )
+from ctxreuse.index import shown_blocks
 from ctxreuse.index.radix_tree import Node
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, Conversations, History
 
@@ -352,3 +353,50 @@ def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_syste
     assert conversations.end_of(None, "system") is None
     conversations.remember("c", [], second, None)
     assert conversations.end_of("c", None) is second
+
+
+# what a hostile history costs
+
+
+def retried(times, unit="\n[Doc_1] "):
+    """Return records of a first turn that was sent again and again, a unit longer each time."""
+    return sent_in(
+        *({1: ContextBlock(id=n, text="x" * (len(unit) * n))} for n in range(1, times + 1))
+    )
+
+
+def test_the_characters_that_are_hashed_are_bounded_by_the_history(monkeypatch):
+    hashed = []
+
+    def counted(text):
+        hashed.append(len(text))
+        return text_digest(text)
+
+    monkeypatch.setattr(shown_blocks, "text_digest", counted)
+    conversations, text = retried(500), ("\n[Doc_1] " * 2_000).strip()
+    history = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
+    assert history.is_cut_short
+    assert dict(history.labels) == {}
+    assert sum(hashed) <= (1 << 20) + 16 * len(text)
+
+
+def test_a_block_among_its_retries_is_found():
+    conversations = retried(300)
+    text = "x" * (9 * 120)
+    history = conversations.read("c", [user(f"[Doc_1] {text}\n\nWhy?")], DEFAULT_TEMPLATES)
+    assert dict(history.labels) == {"[Doc_1]": 120}
+    assert not history.is_cut_short
+
+
+@given(st.lists(st.sampled_from(["a", "a\n", "\n\n", "[Doc_1] ", "[Doc_2] "]), max_size=12))
+def test_a_search_that_is_cut_short_finds_no_other_blocks(pieces):
+    text = "[Doc_1] " + "".join(pieces)
+    blocks = [ContextBlock(id=n, text="a\n" * n + "a") for n in range(4)]
+    conversations = sent_in(*({1: one, 2: blocks[0]} for one in blocks))
+    whole = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shown_blocks, "_LEAST_WORK", 0)
+        patch.setattr(shown_blocks, "_WORK_A_CHARACTER", 1)
+        cut = conversations.read("c", [user(text)], DEFAULT_TEMPLATES)
+    assert cut.labels.items() <= whole.labels.items()
+    assert cut.used == whole.used

@@ -30,6 +30,7 @@ from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_
 from ctxreuse import ContextRequest, ReusePlanner, request_context
 from ctxreuse.adapters.plan_metadata import memories_metadata
 from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.tokens import estimate_tokens
 from llamaindex_ctxreuse import (
     ReuseMemoryBlock,
     ReusePostprocessor,
@@ -280,6 +281,21 @@ class TestReuseMemoryBlock:
         assert await block.atruncate(shorter, 5_000) is None
         assert (planner.plans, planner.evictions) == (2, 2)
         assert planner.statistics().requests == 0
+
+    async def test_truncating_many_memories_takes_few_previews(self) -> None:
+        class Previewing(CountingPlanner):
+            previews = 0
+
+            def preview(self, *args: Any, **kwargs: Any) -> Any:
+                self.previews += 1
+                return super().preview(*args, **kwargs)
+
+        planner = Previewing()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner, top_k=26)
+        content = await block.aget([user("abcdefghijklmnopqrstuvwxyz")])
+        too_long = estimate_tokens(content) - estimate_tokens(labelled("ab"))
+        assert await block.atruncate(content, too_long) == labelled("ab")
+        assert planner.previews <= 5, "the logarithm of 26"
 
     async def test_without_a_planner_each_block_makes_its_own(self) -> None:
         for word in ("abc", "cba"):

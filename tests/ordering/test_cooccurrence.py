@@ -3,6 +3,7 @@ from helpers import context, keys, word
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.ordering import online
 from ctxreuse.ordering.online import Cooccurrence
 
 words = st.lists(st.sampled_from("abcdef"), unique=True, max_size=5).map("".join)
@@ -137,3 +138,23 @@ def test_too_many_blocks_push_out_the_oldest_requests():
 
 def test_a_request_without_blocks_takes_a_place_in_the_window():
     assert continuation(recent_requests(["ab", "", ""], window=2), "a", "cb") == "cb"
+
+
+@given(st.lists(words, max_size=15), words, letter_weights, st.integers(-60, 0))
+def test_a_continuation_that_reaches_its_bound_is_counted_and_loses_nothing(
+    sent, rest, weights, bound
+):
+    recent = recent_requests(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "_STEPS", bound)
+        patch.setattr(online, "_STEPS_A_BLOCK", 1)
+        order = continuation(recent, "", rest, weights)
+    assert sorted(order) == sorted(rest)
+    whole = continuation(recent, "", rest, weights)
+    assert order == whole or recent.cut_short == 1
+
+
+def test_an_ordinary_continuation_is_not_cut_short():
+    recent = recent_requests(["abc", "abd", "ab"])
+    assert continuation(recent, "", "dcba") == "badc"
+    assert recent.cut_short == 0

@@ -123,7 +123,6 @@ def check_index(index: ContextIndex) -> None:
         for edge, child in node.children.items():
             assert child.parent is node
             assert child.edge == edge
-            assert child.last_use <= node.last_use
     for node in inner:
         assert node.run
         assert len(node.weights) == len(node.run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NewType, TypeAlias
 
 BlockHash: TypeAlias = bytes | int
@@ -21,6 +21,7 @@ Link = NewType("Link", bytes)
 
 _ROOT = None
 _UNKNOWN_PARENTS = 1_000
+_STEPS_UP = 4_096
 
 
 class _Implied:
@@ -33,7 +34,7 @@ _Key: TypeAlias = BlockHash | _Implied
 
 
 class _Block:
-    __slots__ = ("copies", "link", "names", "parent", "size", "start")
+    __slots__ = ("copies", "link", "names", "noted", "parent", "size", "start")
 
     def __init__(self, parent: _Key | None, link: Link, size: int) -> None:
         self.parent = parent
@@ -41,6 +42,7 @@ class _Block:
         self.size = size
         self.copies = 1
         self.start: int | None = None
+        self.noted = -1  # in which of the tree's epochs what stands above it was noted
         self.names: set[Name] = set()
 
 
@@ -106,6 +108,7 @@ class BlockTree:
         self._ends: dict[Name, _Key | None] = {}
         self._implied: dict[_Implied, None] = {}
         self._unknown_parents: dict[_Key, None] = {}
+        self._epoch = 0  # how often these were forgotten
         self._is_late = False
 
     def __len__(self) -> int:
@@ -164,6 +167,7 @@ class BlockTree:
         self._children.clear()
         self._implied.clear()
         self._unknown_parents.clear()
+        self._epoch += 1
         self._is_late = False
 
     def held_tokens(self, prompt: PromptBlocks) -> int:
@@ -275,15 +279,19 @@ class BlockTree:
         names: list[Name] = []
         if self._blocks[key].start is None:  # never reached
             return names
-        stack, seen = [key], {key}
+        stack = [key]
         while stack:
             here = stack.pop()
             block = self._blocks[here]
             names += block.names
             block.names = set()
-            below = [child for child in self._children.get(here, {}).values() if child not in seen]
-            stack += below
-            seen.update(below)
+            if here != key:
+                block.start = None  # nor is it walked again when a block above it is dropped, too
+            stack += [
+                child
+                for child in self._children.get(here, {}).values()
+                if child != key and self._blocks[child].start is not None
+            ]
         return names
 
     def _enforce_bound(self) -> None:
@@ -295,14 +303,25 @@ class BlockTree:
             if key in self._implied:
                 self._drop(key)
         self._unknown_parents.clear()
+        self._epoch += 1
 
     def _note_unknown_parent(self, key: _Key | None) -> None:
-        """Note the unknown block at the top of a block that was just built upon: it is there."""
-        steps = 0
-        while key is not None and key in self._blocks and steps <= len(self._blocks):
-            key = self._blocks[key].parent
-            steps += 1
-        if key is not None and key not in self._blocks:
+        """Note the unknown block at the top of a block that was just built upon: it is there.
+
+        Each block is walked through once until all are forgotten, because a prompt may be built
+        upon once for each of its blocks; and at most 4,096 at a time.
+        """
+        path: list[_Block] = []
+        while key is not None and key in self._blocks:
+            block = self._blocks[key]
+            if block.noted == self._epoch or len(path) == _STEPS_UP:
+                key = None
+                break
+            path.append(block)
+            key = block.parent
+        for block in path:
+            block.noted = self._epoch
+        if key is not None:
             self._unknown_parents.pop(key, None)
             self._unknown_parents[key] = None
             if len(self._unknown_parents) > _UNKNOWN_PARENTS:
@@ -354,9 +373,14 @@ class BlockTree:
         return [
             (unknown, at[link])
             for unknown in self._unknown_parents
-            for link in self._children.get(unknown, {})
-            if link in at
+            for link in _shared(self._children.get(unknown, {}), at)
         ]
+
+
+def _shared(one: Mapping[Link, object], other: Mapping[Link, object]) -> list[Link]:
+    """Return the links that both have, by walking the smaller."""
+    fewer, more = (one, other) if len(one) <= len(other) else (other, one)
+    return [link for link in fewer if link in more]
 
 
 class _PathStep(NamedTuple):

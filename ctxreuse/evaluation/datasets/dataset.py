@@ -90,6 +90,8 @@ class ChunkedDocument:
         self.passages: list[Passage] = []
         self._chunk_tokens = chunk_tokens
         self._squeezed: list[str] = []
+        self._whole = ""  # of these, made by `holding`: one document may have thousands of quotes
+        self._ends: list[int] = []
 
     def add(self, text: str, heading: str = "") -> None:
         """Append a text.
@@ -104,6 +106,7 @@ class ChunkedDocument:
         for chunk in split_text(text, room):
             self.passages.append(Passage(f"{self.id}#{len(self.passages)}", front + chunk))
             self._squeezed.append(squeeze(chunk))
+            self._ends = []
 
     def holding(self, quote: str) -> frozenset[str]:
         """Return the ids of the passages that hold a quote or, if it was cut, a part of it.
@@ -117,14 +120,15 @@ class ChunkedDocument:
         wanted = squeeze(quote)
         if not wanted:
             return frozenset()
-        whole = "".join(self._squeezed)
-        ends = list(accumulate(map(len, self._squeezed)))
+        if not self._ends:
+            self._whole = "".join(self._squeezed)
+            self._ends = list(accumulate(map(len, self._squeezed)))
         held: set[int] = set()
-        at = whole.find(wanted)
+        at = self._whole.find(wanted)
         while at >= 0:
             end = at + len(wanted)
-            held.update(range(bisect_right(ends, at), bisect_left(ends, end) + 1))
-            at = whole.find(wanted, end)
+            held.update(range(bisect_right(self._ends, at), bisect_left(self._ends, end) + 1))
+            at = self._whole.find(wanted, end)
         return frozenset(self.passages[number].id for number in held)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator, block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
@@ -18,6 +19,8 @@ from ctxreuse.evaluation.replay.plan_trace import ANSWER, plan_under
 from ctxreuse.evaluation.replay.policies import Policy
 from ctxreuse.evaluation.replay.run_result import Run, RunResult
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, block_tokens
+
+_Prompt = TypeVar("_Prompt")
 
 
 class Encoding(Protocol):
@@ -52,19 +55,19 @@ def simulate_blocks(
         InputFileError: A plan names a block that the corpus lacks.
     """
     prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
-    continued = {request.after for request in planned}
+    continued = Counter(request.after for request in planned)
     for number, request in enumerate(planned):
         keys: list[BlockKey] = []
         tokens: list[int] = []
         if request.after is not None:
-            earlier_keys, earlier_tokens = prompts[request.after]
+            earlier_keys, earlier_tokens = _continued(prompts, request.after, continued)
             # the turn before ends in a question and an answer that no other prompt has
             keys = [*earlier_keys, block_key(f"turn {number}")]
             tokens = [*earlier_tokens, 0]
         for block in sent_blocks(request, corpus):
             keys.append(block.key)
             tokens.append(block_tokens(block))
-        if request.request_id in continued:
+        if continued[request.request_id]:
             prompts[request.request_id] = (keys, tokens)
         yield cache.serve(keys, tokens, (request.tenant, request.system))
 
@@ -110,7 +113,7 @@ def prompt_tokens(
         InputFileError: A plan names a block that the corpus lacks.
     """
     prompts: dict[str | int, list[int]] = {}
-    continued = {request.after for request in planned}
+    continued = Counter(request.after for request in planned)
 
     def encode(role: str, content: str) -> list[int]:
         text = f"<|im_start|>{role}\n{content}<|im_end|>\n"
@@ -119,13 +122,24 @@ def prompt_tokens(
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
     for request in planned:
         if request.after is not None:
-            before = prompts[request.after]
+            before = _continued(prompts, request.after, continued)
         else:
             before = [] if request.system is None else encode("system", request.system)
         prompt = before + encode("user", _content(request, corpus))
-        if request.request_id in continued:
+        if continued[request.request_id]:
             prompts[request.request_id] = prompt + encode("assistant", ANSWER)
         yield prompt + opening
+
+
+def _continued(
+    prompts: dict[str | int, _Prompt], after: str | int, continued: Counter[str | int | None]
+) -> _Prompt:
+    """Return the prompt that a turn continues; forget it if no other turn does, too.
+
+    So a conversation of n turns takes the memory of its longest prompt, not of all.
+    """
+    continued[after] -= 1
+    return prompts[after] if continued[after] else prompts.pop(after)
 
 
 def total_usage(

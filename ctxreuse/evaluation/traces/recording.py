@@ -271,13 +271,11 @@ class PromptRecorder:
     def _record(self, messages: Any) -> None:
         if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
             return
-        spoken = [one for one in messages if one.get("role") not in ("system", "developer")]
-        questions = [one for one in spoken if one.get("role") == "user"]
+        questions = [one for one in messages if one.get("role") == "user"]
         if not questions:
             return
-        system = "\n\n".join(
-            text for one in messages if one not in spoken for text in message_texts(one)
-        )
+        told = [one for one in messages if one.get("role") in ("system", "developer")]
+        system = "\n\n".join(text for one in told for text in message_texts(one))
         context = self._read_context("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
         self._recorder.record(

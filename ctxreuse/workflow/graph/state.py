@@ -232,12 +232,13 @@ class Template:
         """
         if not isinstance(text, str):
             raise GraphError(f"{where} must be a string, not {describe(text)}")
-        literals, names, end = [""], [], 0
+        literals: list[list[str]] = [[]]  # each in pieces: a text may hold thousands of braces
+        names, end = [], 0
         for found in _BRACES.finditer(text):
-            literals[-1] += text[end : found.start()]
+            literals[-1].append(text[end : found.start()])
             end = found.end()
             if found[0] in ("{{", "}}"):
-                literals[-1] += found[0][0]
+                literals[-1].append(found[0][0])
             elif found[1] is None:
                 raise GraphError(
                     f"{where} has a lone {found[0]!r} at character {found.start()}; "
@@ -250,9 +251,9 @@ class Template:
                 )
             else:
                 names.append(found[1])
-                literals.append("")
-        literals[-1] += text[end:]
-        return cls(tuple(literals), tuple(names), where)
+                literals.append([])
+        literals[-1].append(text[end:])
+        return cls(tuple(map("".join, literals)), tuple(names), where)
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -124,15 +124,16 @@ def planned_result(
 def message_metadata(plan: Plan, offset: int = 0) -> dict[str, Any]:
     """Return the metadata for a plan whose content begins at an offset in the text."""
     labels = {part.label: part.block.id for part in plan.parts if isinstance(part, SentBlock)}
-    texts = {label: plan.request.unique_blocks[key].text for key, label in plan.label_of.items()}
+    unique = plan.request.unique_blocks
+    texts = {label: unique[key].text for key, label in plan.label_of.items()}
     left_out = []
-    for number, part in enumerate(plan.parts):
+    for part in plan.parts:
         if isinstance(part, Reference):
-            before = render_turn(plan.parts[:number], None, "", plan.templates)
-            start = offset + len(before) + (len(plan.templates.separator) if number else 0)
             left_out.append(
-                {"label": part.label, "id": part.id, "text": texts[part.label], "start": start}
+                {"label": part.label, "id": part.id, "text": texts[part.label], "start": offset}
             )
+        offset += len(render_turn([part], None, "", plan.templates))
+        offset += len(plan.templates.separator)
     return {"labels": labels, "left_out": left_out}
 
 

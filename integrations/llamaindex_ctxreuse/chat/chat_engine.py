@@ -277,29 +277,30 @@ class ReuseChatEngine(BaseChatEngine):
         )
 
     def _recorded_stream(self, turn: ChatTurn, pieces: ChatResponseGen) -> ChatResponseGen:
-        answer = ""
+        answer: list[str] = []
         with self._taking_back(turn):
             for piece in pieces:
-                answer = _grown(answer, piece)
+                _add_piece(answer, piece)
                 yield piece
-        self._record(turn, answer)
+        self._record(turn, "".join(answer))
 
     async def _arecorded_stream(
         self, turn: ChatTurn, pieces: ChatResponseAsyncGen
     ) -> ChatResponseAsyncGen:
-        answer = ""
+        answer: list[str] = []
         with self._taking_back(turn):
             async for piece in pieces:
-                answer = _grown(answer, piece)
+                _add_piece(answer, piece)
                 yield piece
-        self._record(turn, answer)
+        self._record(turn, "".join(answer))
 
 
-def _grown(answer: str, piece: ChatResponse) -> str:
-    """Return an answer with its next piece, byte for byte."""
-    if piece.delta is None:  # the piece holds the whole answer so far
-        return piece.message.content or answer
-    return answer + piece.delta
+def _add_piece(answer: list[str], piece: ChatResponse) -> None:
+    """Add the next piece to the pieces of an answer, byte for byte."""
+    if piece.delta is not None:
+        answer.append(piece.delta)
+    elif piece.message.content:  # the whole answer so far
+        answer[:] = [piece.message.content]
 
 
 class _NoMemory:

@@ -101,13 +101,15 @@ class Transcript:
             tokens: How long it may be.
             count: Counts tokens.
         """
-        rest = self.utterances
-        while rest:
-            later = (n for n, one in enumerate(rest) if n and one.sent.role == MessageRole.USER)
-            rest = rest[next(later, len(rest)) :]
-            if Transcript(rest).tokens(count) <= tokens:
+        first, length = len(self), 0  # the turns from `first` on fit
+        for number in range(len(self) - 1, 0, -1):
+            sent = self.utterances[number].sent
+            length += _message_tokens(sent.content or "", count)
+            if length > tokens:
                 break
-        return Transcript(rest)
+            if sent.role == MessageRole.USER:
+                first = number
+        return Transcript(self.utterances[first:])
 
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
         """Return the transcript of messages that a user passes as history.
@@ -295,8 +297,10 @@ class ChatTurnPlanner:
             window: How many tokens the prompt may have.
             content_behind: Returns the turn's message behind a history.
         """
+        room = window
         while len(history) and self._length(history, content_behind(history)) > window:
-            history = history.newest(window // 2, self._count)
+            room //= 2  # so a context that is too long by itself is not tried behind every turn
+            history = history.newest(room, self._count)
         return history
 
     def _warn_if_too_long(self, content: str, window: int, model: LLMMetadata) -> None:

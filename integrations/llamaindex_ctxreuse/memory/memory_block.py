@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -195,13 +196,15 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         request = content.plan.request
         self._planner.evict([content.plan.request_id])
         target = estimate_tokens(content.text) - tokens
-        kept = request.blocks
-        while kept := kept[:-1]:
-            shorter = replace(request, blocks=kept)
-            preview = _rendered(self._planner.preview(shorter), content.left_out)
-            if estimate_tokens(preview) <= target:
-                return self._planned(shorter, content.left_out)
-        return None
+
+        def is_too_long(kept: int) -> bool:
+            preview = self._planner.preview(replace(request, blocks=request.blocks[:kept]))
+            return estimate_tokens(_rendered(preview, content.left_out)) > target
+
+        kept = bisect_left(range(1, len(request.blocks)), True, key=is_too_long)
+        if not kept:
+            return None
+        return self._planned(replace(request, blocks=request.blocks[:kept]), content.left_out)
 
     def _tenant(self, scope: RequestScope) -> str:
         return scope.tenant or self._source.tenant

@@ -1,0 +1,64 @@
+"""What a caller can send takes work that grows with its size, and no faster.
+
+`benchmarks/input_size.py` prepares the inputs and prints their times; here their steps are counted.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from steps import growth
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from input_size import CASES
+
+from ctxreuse.index import path_search
+from ctxreuse.ordering import online, paper
+
+LINEAR = 2.6
+SIZES = {
+    "retried_first_turn": 300,
+    "many_labels": 20_000,
+    "tied_paths": 200,
+    "tied_orders": 200,
+    "tied_paper_paths": 200,
+    "batch_behind_a_long_context": 200,
+    "trimmed_overlaps": 150,
+    "trimmed_repetitions": 100,
+    "repeated_documents": 40,
+    "pieces_of_one_agent": 500,
+    "recorded_prompts": 200,
+    "dropped_cache_blocks": 200,
+    "growing_cache_chain": 200,
+    "template_of_braces": 1_000,
+}
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
+def test_the_work_grows_no_faster_than_the_input(name, size, monkeypatch):
+    for searching in (path_search, online, paper):  # small inputs are enough to reach the bound
+        monkeypatch.setattr(searching, "_STEPS", 1_000)
+    prepare, _ = CASES[name]
+    assert growth(lambda number: prepare(number).call, size) < LINEAR
+
+
+def seconds(call):
+    """Return the processor's time for a call, the best of three."""
+    times = []
+    for _ in range(3):
+        started = time.thread_time()
+        call()
+        times.append(time.thread_time() - started)
+    return min(times)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("labels_of_metrics", 3_000), ("blank_subquestion", 3_000), ("edited_document", 50_000)],
+)
+def test_what_libraries_do_at_once_grows_no_faster_than_the_input(name, size):
+    prepare, _ = CASES[name]
+    smaller, larger = seconds(prepare(size).call), seconds(prepare(8 * size).call)
+    assert larger < 28 * smaller  # 8 times if linear, 64 times if quadratic
