@@ -4,6 +4,7 @@
 
 import asyncio
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import pytest
@@ -354,3 +355,18 @@ def test_sync_calls_to_a_model_object_share_one_event_loop_so_its_connections_li
     ChainOfAgents(llm=model).invoke(question(1))
     assert len(set(loops)) == 1
     assert not loops[0].is_closed()
+
+
+@pytest.mark.parametrize("told", [-5, "ten", float("nan"), 1e400, True, [3]])
+async def test_counts_that_cannot_be_right_are_unknown(told: Any) -> None:
+    class Odd(RecordingLLM):
+        async def achat(self, messages: Any, **kwargs: Any) -> Any:
+            response = await super().achat(messages, **kwargs)
+            usage = {"prompt_tokens": told, "completion_tokens": told}
+            response.raw = SimpleNamespace(usage=SimpleNamespace(**usage))
+            return response
+
+    answer = await ChainOfAgents(llm=Odd()).ainvoke(question(1))
+    counts = {(step.prompt_tokens, step.completion_tokens) for step in answer.trace.steps}
+    assert counts == {(None, None)}
+    assert answer.trace.prompt_tokens == 0

@@ -225,18 +225,21 @@ class TestRetrieverInLangChainsOwnSuite(RetrieversIntegrationTests):
 
 
 class TestModel:
-    async def test_a_chat_model_streams_its_pieces_and_what_usage_says_besides(self) -> None:
+    @pytest.mark.parametrize(("more", "last"), [(9, [("", 9)]), (-50, [])])  # no such count
+    async def test_a_chat_model_streams_its_pieces_and_what_usage_says_besides(
+        self, more: int, last: Any
+    ) -> None:
         class Thinking(StreamingModel):
             async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
                 async for chunk in super()._astream(messages, *args, **kwargs):
                     if chunk.message.usage_metadata:
-                        chunk.message.usage_metadata["output_tokens"] += 9
+                        chunk.message.usage_metadata["output_tokens"] += more
                     yield chunk
 
         prompt = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Yes."}]
         model = Thinking()
         pieces = [tuple(piece) async for piece in LangChainLLM(model).stream(prompt, {"seed": 1})]
-        assert pieces == [("Y", 1), ("e", 1), ("s", 1), (".", 1), ("", 9)]
+        assert pieces == [("Y", 1), ("e", 1), ("s", 1), (".", 1), *last]
         assert model.calls[0].messages == [SystemMessage("Be short."), HumanMessage("Yes.")]
         assert model.calls[0].arguments["seed"] == 1
 

@@ -167,6 +167,20 @@ class TestModel:
         pieces = [tuple(piece) async for piece in LlamaIndexLLM(Thinking()).stream(PROMPT, {})]
         assert pieces == [("Yes", 1), (".", 1), ("", 7)]
 
+    @pytest.mark.parametrize("told", [-5, "ten", float("nan"), 1e400, True, [3], {"a": 1}])
+    async def test_a_count_that_cannot_be_right_is_not_used(self, told: Any) -> None:
+        class Odd(RecordingLLM):
+            async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+                async def chunks() -> Any:
+                    usage = SimpleNamespace(completion_tokens=told)
+                    raw = SimpleNamespace(usage=usage)
+                    yield ChatResponse(message=ChatMessage("Yes."), delta="Yes.", raw=raw)
+
+                return chunks()
+
+        pieces = [tuple(piece) async for piece in LlamaIndexLLM(Odd()).stream(PROMPT, {})]
+        assert pieces == [("Yes.", 1)]
+
     async def test_leaving_a_stream_early_leaves_the_llms(self) -> None:
         left: list[bool] = []
 

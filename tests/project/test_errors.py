@@ -75,8 +75,10 @@ def test_a_progress_bar_says_what_to_install(monkeypatch, show):
         (10**5000, "a value of type int"),
         ([10**5000], "a value of type list"),
         (Unprintable(), "a value of type Unprintable"),
+        (["http://u:pw@host/v1?key=k", 5], "['http://host/v1', 5] (list)"),
+        ("https://user:p@w/d@host", "'https://host' (str)"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_value_is_described_shortly_whatever_it_is(value, description):
     assert describe(value) == description
