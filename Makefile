@@ -1,9 +1,11 @@
-.PHONY: help demo test golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
+SECONDS ?= 60
+SEED ?= 0
 VLLM := $(BIN)/python tools/vllm_server.py
 # a server of the user's own is used as it is
 START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
@@ -38,6 +40,9 @@ demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo
 
 test: $(VENV)/dev  ## the whole test suite
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/dev  ## hostile inputs for every parser and constructor; SECONDS=60 SEED=0
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 golden: $(VENV)/dev  ## whether plans and prompts are as they were; the data in $$CTXREUSE_DATA too
 	$(BIN)/python tools/golden.py check

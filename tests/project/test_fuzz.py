@@ -1,0 +1,81 @@
+"""`make fuzz` feeds hostile inputs to everything that reads what strangers write."""
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FUZZ = ROOT / "tools" / "fuzz.py"
+
+
+def fuzz(*arguments, program=FUZZ):
+    command = [sys.executable, str(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture
+def mutation(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from fuzz_targets import mutation
+
+    return mutation
+
+
+def test_an_input_follows_from_seed_target_and_number_alone(mutation):
+    def made(seed):
+        source = Random(seed)
+        value = mutation.mutated({"a": [1, {"b": "text"}]}, source)
+        return mutation.as_json(value, source), mutation.text(source)
+
+    assert [made(f"0:x:{n}") for n in range(50)] == [made(f"0:x:{n}") for n in range(50)]
+    assert len({made(f"0:x:{n}") for n in range(50)}) > 25
+
+
+def test_targets_report_what_became_of_their_inputs(tmp_path):
+    chosen = ["--target", "plan metadata", "--target", "kv events", "--target", "segments"]
+    run = fuzz(*chosen, "--inputs", 20, "--failures", tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    named = [line.split("  ")[0] for line in run.stdout.splitlines()[2:]]
+    assert named == ["plan metadata", "kv events", "segments", "all"]
+    assert run.stdout.splitlines()[-1].split()[:5] == ["all", "60", "60", "0", "0"]
+    assert not list(tmp_path.iterdir())
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, {tools!r})
+import fuzz
+from fuzz_targets.mutation import Target
+
+def run(given):
+    if given == 3:
+        raise KeyError("raw")
+    while given == 5:
+        pass
+
+fuzz._targets = lambda names: {{"broken": Target(lambda source: source.randrange(6), run, 0.2)}}
+sys.exit(fuzz.main())
+"""
+
+
+def test_a_raw_exception_and_a_hang_are_faults_whose_inputs_are_kept(tmp_path):
+    program = tmp_path / "broken.py"
+    program.write_text(BROKEN.format(tools=str(ROOT / "tools")))
+    run = fuzz("--inputs", 30, "--failures", tmp_path / "kept", program=program)
+    assert run.returncode == 1
+    assert "FAULT broken: KeyError at " in run.stdout
+    assert "FAULT broken: TooSlowError at " in run.stdout
+    texts = [file.read_text() for file in (tmp_path / "kept").iterdir()]
+    assert len(texts) == 2
+    [raw] = [text for text in texts if "KeyError: 'raw'" in text]
+    assert raw.startswith("python tools/fuzz.py --target broken --seed 0 --number ")
+    assert raw.endswith("\n3\n")
+
+
+def test_an_unknown_target_is_refused_with_those_that_exist():
+    run = fuzz("--target", "nothing")
+    assert run.returncode == 1
+    assert "there is no target ['nothing']; choose from constructors, plans" in run.stderr

@@ -1,0 +1,276 @@
+"""Graphs, models' answers, agents, memories and tools: what applications are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from random import Random
+from typing import Any
+
+from langchain_core.language_models import FakeListChatModel
+
+from chain_of_agents import ChainOfAgents, Step
+from chain_of_agents.segments import as_blocks, pieces_of, segments_of
+from chain_of_agents.trace.answer import Trace
+from chain_of_agents.trace.steps import outcome_of
+from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.workflow import (
+    END,
+    START,
+    CallableRetriever,
+    Piece,
+    WorkflowEngine,
+    WorkflowGraph,
+    hyde,
+    irg,
+    multistep,
+    one_shot,
+    recomp,
+)
+from ctxreuse.workflow.library import asks_nothing
+from fuzz_targets.mutation import PIECES, Target, json_value, junk, mutated, text
+from langchain_ctxreuse.agents.tool_results import blocks_in
+from mem0_ctxreuse import ReuseMemory
+
+_WORKFLOWS = {one.__name__: one for one in (one_shot, hyde, recomp, irg, multistep)}
+_ANSWERS = ("None.", "Sub-question: Who?", "none\nmore", "no further questions", "[Doc_1]", "? ? ?")
+_NODES = (START, END, "search", "answer", "plan", "note", "", "a b", "{input}")
+
+
+class _Says:
+    """A model that says what it is told to."""
+
+    def __init__(self, answers: list[str]) -> None:
+        self._answers = answers
+
+    async def stream(self, prompt: Any, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        answer = self._answers.pop() if self._answers else "None"
+        yield Piece(answer[:3], 1)
+        yield Piece(answer[3:], 1)
+
+
+def _answer(source: Random) -> str:
+    return source.choice((text(source), source.choice(_ANSWERS), source.choice(PIECES) * 200))
+
+
+def _run(source: Random) -> dict[str, Any]:
+    return {
+        "workflow": source.choice(sorted(_WORKFLOWS)),
+        "answers": [_answer(source) for _ in range(12)],
+        "found": [text(source) for _ in range(source.randrange(4))],
+        "input": text(source) if source.random() < 0.9 else junk(source),
+        "planned": source.random() < 0.5,
+    }
+
+
+def _run_workflow(given: Mapping[str, Any]) -> None:
+    for answer in given["answers"]:
+        assert isinstance(asks_nothing(answer), bool)
+
+    async def search(query: str, k: int) -> list[str]:
+        assert isinstance(query, str)
+        found: list[str] = given["found"]
+        return found
+
+    async def run() -> None:
+        planner = ReusePlanner() if given["planned"] else None
+        llm, retriever = _Says(list(given["answers"])), CallableRetriever(search)
+        async with WorkflowEngine(llm, retriever, planner) as engine:
+            result = await engine.run(_WORKFLOWS[given["workflow"]](), given["input"])
+            assert isinstance(result.answer, str)
+
+    asyncio.run(run())
+
+
+def _graph(source: Random) -> list[tuple[str, dict[str, Any]]]:
+    """Return the steps that make a graph: good ones, with some left out, repeated or changed."""
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("add_retrieval", {"name": "search", "query": "{input}"}),
+        ("add_generation", {"name": "answer", "prompt": "{docs} {input}"}),
+        ("add_edge", {"source": START, "target": "search"}),
+        ("add_edge", {"source": "search", "target": "answer"}),
+        ("add_edge", {"source": "answer", "target": END}),
+    ]
+    for _ in range(source.randrange(4)):
+        number = source.randrange(len(steps))
+        kind, fields = steps[number]
+        action = source.randrange(5)
+        if action == 0:
+            del steps[number]
+        elif action == 1:
+            steps.insert(source.randrange(len(steps)), (kind, fields))
+        elif action == 2:
+            steps.append(
+                ("add_edge", {"source": source.choice(_NODES), "target": source.choice(_NODES)})
+            )
+        else:
+            name = source.choice((*fields, *_TAKEN[kind]))
+            values = (junk(source), source.choice(_NODES), text(source), 1, 2, "{answer} {input}")
+            steps[number] = (kind, {**fields, name: source.choice(values)})
+        steps = steps or [("add_edge", {"source": START, "target": END})]
+    return steps
+
+
+_TAKEN = {
+    "add_generation": ("max_visits", "otherwise", "output", "params", "llm", "system"),
+    "add_retrieval": ("max_visits", "otherwise", "output", "k"),
+    "add_edge": ("targets",),
+}
+
+
+def _compile(steps: list[tuple[str, dict[str, Any]]]) -> None:
+    graph = WorkflowGraph(name="fuzzed")
+    for kind, fields in steps:
+        getattr(graph, kind)(**fields)
+    graph.compile()
+    assert graph.draw()
+
+
+def _documents(source: Random) -> dict[str, Any]:
+    documents = [
+        source.choice((text(source), {"text": text(source), "id": source.choice(("a", 1, None))}))
+        for _ in range(source.randrange(6))
+    ]
+    return {
+        "documents": mutated(documents, source, 2),
+        "question": text(source) if source.random() < 0.9 else junk(source),
+        "answers": [_answer(source) for _ in range(12)],
+        "mode": source.choice(("sequential", "parallel")),
+        "workers": source.randrange(1, 4),
+        "window": source.choice((1000, 2000, 8192)),
+    }
+
+
+def _ask(given: Mapping[str, Any]) -> None:
+    async def ask() -> None:
+        llm = FakeListChatModel(responses=list(given["answers"]))
+        async with ChainOfAgents(
+            llm, given["workers"], mode=given["mode"], context_window=given["window"]
+        ) as chain:
+            asked = {"question": given["question"], "documents": given["documents"]}
+            answer = await chain.ainvoke(asked)
+        read = [name for step in answer.trace.workers for name in step.documents]
+        for block in as_blocks(given["documents"]):
+            assert any(str(name).startswith(str(block.id)) for name in read), "not read"
+
+    asyncio.run(ask())
+
+
+def _texts(source: Random) -> dict[str, Any]:
+    return {
+        "documents": [text(source, 40) for _ in range(source.randrange(1, 5))],
+        "budget": source.randrange(1, 60),
+        "agents": source.randrange(1, 4),
+    }
+
+
+def _cut(given: Mapping[str, Any]) -> None:
+    """Cut documents into pieces and put these together; no character is lost or doubled."""
+    pieces = []
+    for words in given["documents"]:
+        block = ContextBlock(text=words)
+        parts = pieces_of(block, given["budget"], estimate_tokens)
+        assert "".join(part.text for part in parts) == words
+        pieces += parts
+    agents = [number % given["agents"] for number in range(len(pieces))]
+    tokens = [estimate_tokens(piece.text) for piece in pieces]
+    segments = segments_of(pieces, agents, tokens, given["budget"], 4, False)
+    read = [block for segment in segments for block in segment.blocks]
+    assert sorted(map(id, read)) == sorted(map(id, pieces))
+
+
+def _trace(source: Random) -> dict[str, Any]:
+    step = {
+        "role": "worker",
+        "agent": 0,
+        "position": 0,
+        "documents": ["a", 1],
+        "labels": {"[Doc_1]": "a"},
+        "note": text(source),
+        "prompt_tokens": 10,
+        "cached_tokens": 5,
+        "began_s": 0.0,
+        "ended_s": 1.0,
+    }
+    steps = [step, {**step, "role": "manager", "agent": -1, "note": text(source)}]
+    for one in steps:
+        one["note"] = source.choice((one["note"], source.choice(PIECES) * 100))
+        one["outcome"] = source.choice(("answered", "empty", "garbage", "failed", "timed out"))
+        one["error"] = text(source)
+        one["ended_s"] = source.choice((0.0, 1.0, 1e9, 1e-9))
+        one["cached_tokens"] = source.choice((None, 0, 5, 10**9))
+    return {"question": text(source), "steps": steps}
+
+
+def _draw(given: Mapping[str, Any]) -> None:
+    steps = tuple(Step(**{**one, "documents": tuple(one["documents"])}) for one in given["steps"])
+    page = Trace(question=given["question"], mode="parallel", steps=steps).to_html()
+    assert "<script>alert" not in page
+    assert all(isinstance(outcome_of(step.note), str) for step in steps)
+
+
+def _memories(source: Random) -> Any:
+    found = [
+        {"id": source.choice(("m1", "m2", 3, None)), "memory": text(source), "score": 0.5}
+        for _ in range(source.randrange(5))
+    ]
+    result: Any = {"results": found, "relations": []}
+    if source.random() < 0.2:
+        result["ctxreuse"] = json_value(source)
+    return mutated(source.choice((result, found)), source)
+
+
+class _Memory:
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def search(self, query: str, **kwargs: Any) -> Any:
+        return self._found
+
+
+def _remembered(found: Any) -> list[str]:
+    """Return the texts in a search's result."""
+    given = found.get("results") if isinstance(found, dict) else found
+    texts = (
+        [one.get("memory") for one in given if isinstance(one, dict)]
+        if isinstance(given, list)
+        else []
+    )
+    return [words for words in texts if isinstance(words, str)]
+
+
+def _search(found: Any) -> None:
+    """Plan a memory search; what comes back holds each memory as found, in some order."""
+    memory = ReuseMemory(_Memory(found))
+    result = memory.search("Which?")
+    assert sorted(_remembered(result)) == sorted(_remembered(found))
+    shown = str(memory.context("Which?"))
+    assert all(words in shown for words in _remembered(found))
+
+
+def _tool_result(source: Random) -> dict[str, Any]:
+    found = _memories(source)
+    artifact = source.choice((None, found, junk(source)))
+    try:
+        words = json.dumps(found) if source.random() < 0.6 else text(source)
+    except (TypeError, ValueError, RecursionError):
+        words = text(source)
+    return {"artifact": artifact, "text": words, "splits": source.random() < 0.5}
+
+
+def _read_tool(given: Mapping[str, Any]) -> None:
+    found = blocks_in(given["artifact"], given["text"], "\n\n", given["splits"])
+    assert found is None or found.blocks
+
+
+TARGETS = {
+    "workflows": Target(_run, _run_workflow),
+    "graphs": Target(_graph, _compile),
+    "chain of agents": Target(_documents, _ask),
+    "segments": Target(_texts, _cut),
+    "chain traces": Target(_trace, _draw),
+    "memories": Target(_memories, _search),
+    "tool results": Target(_tool_result, _read_tool),
+}

@@ -1,0 +1,259 @@
+"""Files that commands read, and data sets as their authors publish them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import typer
+
+from ctxreuse.cli import app
+from ctxreuse.evaluation.datasets import LOADERS, load
+from ctxreuse.evaluation.results.results_file import Results
+from fuzz_targets.mutation import Target, as_json, as_json_lines, mutated, mutated_bytes, text
+
+_CORPUS: list[Any] = [
+    {"id": name, "title": "", "text": f"{name} says: " + f"{name} " * 30, "tokens": 40}
+    for name in "abcdef"
+]
+_TRACE: list[Any] = [
+    {
+        "request_id": f"r{number}",
+        "conversation_id": "c" if number > 2 else None,
+        "turn": max(0, number - 3),
+        "query": "Which?",
+        "blocks": list(names),
+    }
+    for number, names in enumerate(("abc", "cab", "bde", "ab", "abf"))
+]
+_DOCUMENTS = """document_id,set,kind,story_url,story_file_size,wiki_url,wiki_title,story_word_count
+d1,test,movie,http://x,1,http://y,"Tiger, Hidden",9
+d2,train,gutenberg,http://x,1,http://y,Old Tale,9
+"""
+_QAPS = '''document_id,set,question,answer1,answer2,question_tokenized,answer1_tokenized
+d1,test,Who hides?,"The ""tiger""",A tiger,Who hides ?,x
+d2,train,Who is old?,The tale,The tale,x,x
+'''
+_SUMMARIES = """document_id,set,summary,summary_tokenized
+d1,test," A tiger
+hides, here.",x
+d2,train,An old tale.,x
+"""
+_PAPERS = {
+    "1909.00694": {
+        "title": "Seeds",
+        "abstract": "We sow.",
+        "full_text": [{"section_name": "Method", "paragraphs": ["One seed.", "Two seeds."]}],
+        "qas": [
+            {
+                "question": "How many?",
+                "question_id": "q1",
+                "answers": [
+                    {
+                        "answer": {
+                            "unanswerable": False,
+                            "extractive_spans": ["one"],
+                            "yes_no": None,
+                            "free_form_answer": "",
+                            "evidence": ["One seed."],
+                        }
+                    }
+                ],
+            }
+        ],
+    }
+}
+_TALK = {
+    "sample_id": "conv-1",
+    "conversation": {
+        "speaker_a": "Ann",
+        "session_1_date_time": "2 pm",
+        "session_1": [
+            {"speaker": "Ann", "dia_id": "D1:1", "text": "Look!", "blip_caption": "a dog"},
+            {"speaker": "Bo", "dia_id": "D1:2", "text": "Last."},
+        ],
+    },
+    "qa": [{"question": "What?", "answer": "A dog", "evidence": ["D1:1; D1:2"], "category": 4}],
+}
+_TASK = {
+    "conversation_id": "c",
+    "task_id": "c<::>1",
+    "turn": "1",
+    "Collection": "mt-rag-ibmcloud-elser-512-100-20240502",
+    "contexts": [{"document_id": "ib-1", "score": 1.0, "text": "-"}],
+    "input": [{"speaker": "user", "text": "Which keys?"}],
+    "targets": [{"speaker": "agent", "text": "All."}],
+}
+_HOPS = [
+    {
+        "query": "Which town?",
+        "answer": "Oslo",
+        "evidence_list": [{"title": "Rain", "url": "https://x/rain", "fact": "It rained."}],
+    }
+]
+_ARTICLES = [{"title": "Rain", "url": "https://x/rain", "body": "It rained. In Oslo."}]
+_QUERIES = [{"id": "q", "question": "Which?", "answers": ["a"], "gold": ["a"]}]
+
+
+def _lines(file: str, limit: int) -> list[Any]:
+    """Return the first lines of a real file in `$CTXREUSE_DATA`, if that is set."""
+    path = Path(os.environ.get("CTXREUSE_DATA", ""), file)
+    if not os.environ.get("CTXREUSE_DATA") or not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as opened:
+        return [json.loads(line) for line, _ in zip(opened, range(limit), strict=False)]
+
+
+@cache
+def _traces() -> list[tuple[list[Any], list[Any]]]:
+    """Return pairs of trace and corpus."""
+    pairs = [(_TRACE, _CORPUS)]
+    real = _lines("xquad/trace_k5.jsonl", 6)
+    names = {name for line in real for name in line["blocks"]}
+    corpus = [line for line in _lines("xquad/corpus.jsonl", 10_000) if line["id"] in names]
+    return [*pairs, (real, corpus)] if corpus else pairs
+
+
+@cache
+def _written() -> tuple[list[Any], Any]:
+    """Return a plan's lines and a results file, as the commands write them."""
+    with _folder({"trace": _bytes(_TRACE), "corpus": _bytes(_CORPUS)}) as folder:
+        traced = ["--corpus", f"{folder}/corpus"]
+        _command("plan", "--trace", f"{folder}/trace", *traced, "--mode", "online", "--dedup",
+                 "-o", f"{folder}/plan")  # fmt: skip
+        _command("estimate", f"{folder}/trace", *traced, "--results", f"{folder}/results")
+        plan = [json.loads(line) for line in Path(folder, "plan").read_text().splitlines()]
+        return plan, json.loads(Path(folder, "results").read_text())
+
+
+def _bytes(lines: list[Any]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+@contextlib.contextmanager
+def _folder(files: dict[str, bytes]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="ctxreuse-fuzz-") as folder:
+        for name, content in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        yield folder
+
+
+def _command(*arguments: str) -> None:
+    """Run a command in this process; its output goes nowhere."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO())
+    with quiet[0], quiet[1], contextlib.suppress(typer.Exit):
+        app(list(arguments), standalone_mode=False)
+
+
+def _traced(source: Random) -> dict[str, Any]:
+    trace, corpus = source.choice(_traces())
+    both = source.random()
+    files = {
+        "trace": as_json_lines(mutated(trace, source) if both > 0.3 else trace, source),
+        "corpus": as_json_lines(mutated(corpus, source) if both < 0.6 else corpus, source),
+    }
+    kind = source.choice(("plan", "plan", "estimate"))
+    traced = ["--trace", "{}/trace", "--corpus", "{}/corpus", "-o", "{}/plan"]
+    mode = ["--mode", source.choice(("online", "offline"))]
+    arguments = ["plan", *traced, *mode, *source.choice(([], ["--dedup"]))]
+    if kind == "plan" and source.random() < 0.5:
+        arguments += ["--strategy", source.choice(("paper", "none"))]
+    if kind == "estimate":
+        arguments = ["estimate", "{}/trace", "--corpus", "{}/corpus", "--results", "{}/results"]
+    return {"files": files, "arguments": arguments}
+
+
+def _replayed(source: Random) -> dict[str, Any]:
+    plan, _ = _written()
+    files = {
+        "plan": as_json_lines(mutated(plan, source), source),
+        "corpus": as_json_lines(mutated(_CORPUS, source, 1), source),
+    }
+    kind = source.choice(("simulate", "explain"))
+    more = source.choice(([], ["--json"], ["--request", "r1"] if kind == "explain" else []))
+    return {
+        "files": files,
+        "arguments": [kind, "--plan", "{}/plan", "--corpus", "{}/corpus", *more],
+    }
+
+
+def _results(source: Random) -> bytes:
+    return as_json(mutated(_written()[1], source), source)
+
+
+def _read_results(content: bytes) -> None:
+    with _folder({"results": content}) as folder:
+        results = Results.read(f"{folder}/results")
+        assert results.runs
+
+
+def _reported(source: Random) -> dict[str, Any]:
+    _, results = _written()
+    files = {"results": as_json(mutated(results, source), source)}
+    return {"files": files, "arguments": ["report", "{}/results", "-o", "{}/page.html"]}
+
+
+def _run_command(given: dict[str, Any]) -> None:
+    with _folder(given["files"]) as folder:
+        _command(*(one.replace("{}", folder) for one in given["arguments"]))
+
+
+def _data_set(source: Random) -> dict[str, Any]:
+    name = source.choice(sorted(LOADERS))
+
+    def one(value: Any) -> bytes:
+        return as_json(mutated(value, source), source)
+
+    def lines(value: list[Any]) -> bytes:
+        return as_json_lines(mutated(value, source), source)
+
+    def table(rows: str) -> bytes:
+        at = source.randrange(len(rows))
+        changed = rows[:at] + text(source, 2) + rows[at:] if source.random() < 0.3 else rows
+        return mutated_bytes(changed.encode("utf-8", "surrogatepass"), source)
+
+    files = {
+        "multihop-rag": lambda: {"corpus.json": one(_ARTICLES), "MultiHopRAG.json": one(_HOPS)},
+        "narrativeqa": lambda: {
+            "documents.csv": table(_DOCUMENTS),
+            "qaps.csv": table(_QAPS),
+            "third_party/wikipedia/summaries.csv": table(_SUMMARIES),
+            **({"tmp/d1.content": table("<html><p>A tale.")} if source.random() < 0.3 else {}),
+        },
+        "qasper": lambda: {"qasper-dev-v0.3.json": one(_PAPERS)},
+        "locomo": lambda: {"locomo10.json": one([_TALK])},
+        "mtrag": lambda: {
+            "corpora/passage_level/cloud.jsonl": lines([{"_id": "ib-1", "text": "Keys."}]),
+            "mtrag-human/generation_tasks/reference.jsonl": lines([_TASK, {**_TASK, "turn": "2"}]),
+        },
+        "jsonl": lambda: {"corpus.jsonl": lines(_CORPUS), "queries.jsonl": lines(_QUERIES)},
+    }[name]()
+    return {"name": name, "files": files}
+
+
+def _load(given: dict[str, Any]) -> None:
+    with _folder(given["files"]) as folder:
+        found = load(given["name"], folder, chunk_tokens=16)
+        assert found.passages
+        assert found.questions
+        assert len({passage.id for passage in found.passages}) == len(found.passages)
+
+
+TARGETS = {
+    "trace files": Target(_traced, _run_command),
+    "plan files": Target(_replayed, _run_command),
+    "results files": Target(_results, _read_results),
+    "reports": Target(_reported, _run_command, most_seconds=15.0),  # it draws charts
+    "data sets": Target(_data_set, _load),
+}
