@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import SentBlock, message_texts, render_turn
 from ctxreuse.context.tokens import as_token_counter, well_formed
 from ctxreuse.errors import InvalidRequestError, describe
@@ -39,7 +40,12 @@ def block_ends(
         >>> block_ends(plan, words, render=lambda messages: messages[0]["content"])
         [3, 5]
     """
+    checked_kind("plan", plan, Plan, "a Plan; planner.plan(...) returns one")
     count = as_token_counter(tokenizer)
+    if render is not None and not callable(render):
+        raise InvalidRequestError(
+            f"render must be a function from messages to text, or None, not {describe(render)}"
+        )
     if render is None:
         render = _chat_template(tokenizer)
     text, content = well_formed(render(plan.messages())), well_formed(plan.content)

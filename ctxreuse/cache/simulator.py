@@ -115,6 +115,7 @@ class PrefixCacheSimulator:
     ) -> None:
         self.block_size = checked_integer("block_size", block_size, 1)
         checked_optional_integer("capacity_tokens", capacity_tokens)
+        checked_kind("null_block", null_block, bool, "True or False")
         self._block_limit: int | None = None
         if capacity_tokens is not None:
             self._block_limit = max(0, capacity_tokens // block_size - null_block)

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -46,12 +46,12 @@ class ThroughputTable:
         _ascending(self.memory_bytes, "memory_bytes")
         _ascending(self.arriving, "arriving")
         shape = (len(self.memory_bytes), len(self.arriving))
-        if any(len(row) != shape[1] for row in self.completed) or len(self.completed) != shape[0]:
+        table = _numbers(self.completed)
+        if table is None or table.shape != shape:
             raise InvalidRequestError(
                 f"completed must hold {shape[0]} rows (one a memory size) of {shape[1]} numbers "
                 "(one an arrival rate)"
             )
-        table = np.asarray(self.completed, dtype=np.float64)
         if not np.isfinite(table).all() or (table < 0).any():
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
@@ -118,6 +118,8 @@ def split_memory(
             f"least_kv_bytes must be an integer from 0 to {total_bytes} (total_bytes), "
             f"not {describe(least_kv_bytes)}"
         )
+    for name, table in (("generation", generation), ("retrieval", retrieval)):
+        checked_kind(name, table, ThroughputTable, "a ThroughputTable")
     for name, number in (
         ("arriving_runs", arriving_runs),
         ("generations_per_run", generations_per_run),
@@ -155,8 +157,22 @@ def _crossing(low: MemorySplit, high: MemorySplit) -> tuple[int, ...]:
 
 
 def _ascending(numbers: Sequence[float], name: str) -> None:
-    array = np.asarray(numbers, dtype=np.float64)
-    if array.ndim != 1 or not array.size or not np.isfinite(array).all() or array[0] < 0:
+    array = _numbers(numbers)
+    if (
+        array is None
+        or array.ndim != 1
+        or not array.size
+        or not np.isfinite(array).all()
+        or array[0] < 0
+    ):
         raise InvalidRequestError(f"{name} must hold finite numbers from 0, at least one")
     if (np.diff(array) <= 0).any():
         raise InvalidRequestError(f"{name} must be in ascending order, each number once")
+
+
+def _numbers(values: object) -> npt.NDArray[np.float64] | None:
+    """Return values as an array; None if they are not all numbers, or of rows that differ."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -165,8 +165,22 @@ class KeywordRetriever:
             raise MissingExtraError("keyword search", "workflow") from error
         self._blocks = _distinct(blocks)
         self._bm25s = bm25s
-        self._stopwords = [] if stopwords is None else stopwords
+        self._stopwords = _checked_stopwords(stopwords)
+        if stemmer is not None and not callable(getattr(stemmer, "stemWord", stemmer)):
+            raise InvalidRequestError(
+                f"stemmer must be a function, or have stemWord as PyStemmer's has, "
+                f"not {describe(stemmer)}"
+            )
         self._stemmer = stemmer
+        checked_number("k1", k1)
+        checked_number("b", b)
+        try:
+            self._words([""])
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"bm25s knows no stopwords of the language {describe(stopwords)}; "
+                'pass "english", another language, or a list of words'
+            ) from error
         words = self._words([block.text for block in self._blocks])
         if not any(words):
             raise InvalidRequestError(
@@ -201,6 +215,21 @@ class KeywordRetriever:
             show_progress=False,
         )
         return words
+
+
+def _checked_stopwords(stopwords: object) -> str | list[str]:
+    if stopwords is None:
+        return []
+    if isinstance(stopwords, str):
+        return stopwords
+    if isinstance(stopwords, Iterable):
+        words = list(stopwords)
+        if all(isinstance(word, str) for word in words):
+            return words
+    raise InvalidRequestError(
+        f"stopwords must be the name of a language, a list of words, or None, "
+        f"not {describe(stopwords)}"
+    )
 
 
 def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:

@@ -138,3 +138,13 @@ def test_wrong_numbers_are_named(arguments: dict, message: str):
     given_arguments = {"total_bytes": 100, "arriving_runs": 1} | arguments
     with pytest.raises(InvalidRequestError, match=message):
         split_memory(generation=table, retrieval=table, **given_arguments)
+
+
+@pytest.mark.parametrize("sizes", ["", [None], [10**400], 5, [[1], [2]]])
+def test_what_are_no_numbers_are_refused(sizes):
+    with pytest.raises(InvalidRequestError, match="memory_bytes must hold finite numbers"):
+        ThroughputTable(sizes, [1.0], [[1.0]])
+    with pytest.raises(InvalidRequestError, match="completed must hold 1 rows"):
+        ThroughputTable([1.0], [1.0], sizes)
+    with pytest.raises(InvalidRequestError, match="generation must be a ThroughputTable"):
+        split_memory(10, sizes, sizes, arriving_runs=1.0)

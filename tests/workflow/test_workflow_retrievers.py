@@ -380,3 +380,19 @@ async def test_a_cancelled_stage_cancels_all_retrievers():
 def test_wrong_retrievers_and_options_are_refused(retrievers, options, message):
     with pytest.raises(InvalidRequestError, match=message):
         FusedRetriever(retrievers, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"stopwords": 7}, "stopwords must be the name of a language"),
+        ({"stopwords": [7]}, "stopwords must be the name of a language"),
+        ({"stopwords": "klingon"}, "bm25s knows no stopwords of the language 'klingon'"),
+        ({"stemmer": 0.5}, "stemmer must be a function"),
+        ({"k1": "1"}, "k1 must be a number from 0"),
+        ({"b": 10**400}, "b must be a number from 0"),
+    ],
+)
+def test_keyword_search_refuses_what_bm25s_cannot_take(wrong, problem):
+    with pytest.raises(InvalidRequestError, match=problem):
+        KeywordRetriever(["one", "two"], **wrong)

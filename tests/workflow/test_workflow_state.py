@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.state import State
 
@@ -91,3 +92,9 @@ def test_speculation_is_one_stage_deep_and_never_committed_on():
         overlay.commit({"c": 3}, [])
     with pytest.raises(AssertionError):
         overlay.overlay({"c": 3})
+
+
+@pytest.mark.parametrize("wrong", [{"values": 3}, {"versions": [1]}, {"visits": "ab"}])
+def test_a_state_of_something_else_than_dicts_is_refused(wrong):
+    with pytest.raises(InvalidRequestError, match="must be a dict or None"):
+        State(**wrong)

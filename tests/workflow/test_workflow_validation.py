@@ -362,3 +362,12 @@ def test_enough_random_graphs_validate_and_go_round():
 
     count()
     assert all(kinds[kind] >= 3 for kind in ("round", "wide", "failed", "routed")), kinds
+
+
+@pytest.mark.parametrize("otherwise", [2, ["answer"], object])
+def test_a_node_to_go_to_that_is_no_name_is_refused(otherwise):
+    graph = WorkflowGraph().add_generation("answer", prompt="{input}", max_visits=1)
+    graph.add_generation("again", prompt="{input}", max_visits=1, otherwise=otherwise)
+    graph.add_edge(START, "answer").add_edge("answer", "again").add_edge("again", END)
+    with pytest.raises(GraphError):
+        graph.compile()

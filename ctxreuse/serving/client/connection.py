@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ctxreuse.context.checks import checked_integer, reported_count
-from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, shown_url
+from ctxreuse.context.tokens import well_formed
+from ctxreuse.errors import (
+    EngineError,
+    InvalidRequestError,
+    MissingExtraError,
+    describe,
+    shown_url,
+)
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.guarded_http import guarded
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
@@ -141,7 +148,7 @@ class EngineConnection:
             EngineError: the engine does not tell.
         """
         name = field_of(await self.ask_json("GET", "/v1/models"), "data", 0, "id")
-        if not isinstance(name, str):
+        if not isinstance(name, str) or well_formed(name) != name:  # no request could name it
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
@@ -273,18 +280,25 @@ def _openai_client(
 ) -> AsyncOpenAI:
     try:
         import tenacity  # noqa: F401 - used later, but better missed at construction
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
     except ImportError as error:
         raise MissingExtraError("EngineClient", "openai") from error
     http = DefaultAsyncHttpxClient(timeout=timeout_s) if http_client is None else http_client
-    return AsyncOpenAI(
-        api_key=api_key,
-        base_url=base_url,
-        http_client=guarded(http, max_reply_bytes),
-        timeout=timeout_s,
-        max_retries=0,
-        default_headers=headers,
-    )
+    try:
+        return AsyncOpenAI(
+            api_key=api_key,
+            base_url=base_url,
+            http_client=guarded(http, max_reply_bytes),
+            timeout=timeout_s,
+            max_retries=0,
+            default_headers=headers,
+        )
+    except (OpenAIError, TypeError) as error:
+        raise InvalidRequestError(
+            f"openai makes no client of an http_client that is {describe(http_client)} and an "
+            f"api_key that is a {type(api_key).__name__}; pass an httpx.AsyncClient or None, and "
+            "a string"
+        ) from error
 
 
 _BUSY_STATUS = frozenset({429, 529})

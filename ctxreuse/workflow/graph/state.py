@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
 
@@ -37,6 +38,9 @@ class State(Mapping[str, Any]):
         versions: Mapping[str, int] | None = None,
         visits: Mapping[str, int] | None = None,
     ) -> None:
+        for name, given in (("values", values), ("versions", versions), ("visits", visits)):
+            if given is not None:
+                checked_kind(name, given, (Mapping,), "a dict or None")
         self._values: Mapping[str, Any] = dict(values or {})
         self._versions = Counter(versions)
         self._visits = Counter(visits)

@@ -73,7 +73,7 @@ def check_flow(graph: Graph) -> None:
 
 def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
     for name in names:
-        if name not in graph.nodes and name != END:
+        if not isinstance(name, str) or (name not in graph.nodes and name != END):
             raise GraphError(
                 f"{what} {quoted([name])}, which is no node; add it, or choose one of "
                 f"{quoted(graph.nodes)}{_suggestion(name, graph.nodes)}"
@@ -149,8 +149,8 @@ def _why_unknown(graph: Graph, key: str) -> str:
     return f"which only {quoted(writers)} writes, and never before it"
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, known, n=1)
+def _suggestion(name: object, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f" (did you mean {quoted(close)}?)" if close else ""
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.faiss_views import require_faiss
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
@@ -85,6 +85,7 @@ class ClusterTier(ABC, Generic[_Copy]):
     def __init__(
         self, index: IVFIndex, capacity_bytes: int, *, every: int = 50, decay: float = 0.5
     ) -> None:
+        checked_kind("index", index, IVFIndex, "an IVFIndex")
         checked_integer("capacity_bytes", capacity_bytes)
         checked_integer("every", every, 1)
         if not isinstance(decay, int | float) or not 0 <= decay <= 1:
