@@ -62,6 +62,15 @@ def repeated_openings(size: int) -> Prepared:
     return Prepared(lambda: registry.parse(text))
 
 
+def repeated_endings(size: int) -> Prepared:
+    """Parse a text at whose every step a context of half its length seems to begin and to end."""
+    registry = ContextRegistry()
+    unit, times = "[Doc_1] " + "u" * 56, size // 256
+    registry.render([_block((unit * times + unit[:-1] + "x" + unit * times)[8:])])
+    text = unit * (size // 64)
+    return Prepared(lambda: registry.parse(text))
+
+
 def nested_contexts(size: int) -> Prepared:
     """Parse a text in which contexts of all lengths begin at the same place."""
     registry = ContextRegistry()
@@ -313,6 +322,7 @@ def blank_subquestion(size: int) -> Prepared:
 CASES: dict[str, tuple[Case, int]] = {
     "repeated_beginning": (repeated_beginning, 5_000),
     "repeated_openings": (repeated_openings, 5_000),
+    "repeated_endings": (repeated_endings, 5_000),
     "nested_contexts": (nested_contexts, 5_000),
     "prompt_of_many_messages": (prompt_of_many_messages, 50),
     "many_contexts_in_one_message": (many_contexts_in_one_message, 50),

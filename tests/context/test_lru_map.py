@@ -3,7 +3,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import LRUMap, TenantLRUMap
 
 
 def test_the_least_recently_used_goes_first():
@@ -58,3 +58,45 @@ def test_it_keeps_what_a_plain_ordered_dict_would(steps, most, heaviest):
                 plain.popitem(last=False)
         assert list(zip(recent, recent.values(), strict=True)) == list(plain.items())
         assert recent.weight == sum(plain.values())
+
+
+def test_the_tenant_that_holds_most_forgets_first():
+    shared = TenantLRUMap[str, int](4)
+    for key in "abc":
+        assert shared.put("much", key, 1) == []
+    assert shared.put("little", "x", 1) == []
+    assert shared.get("much", "a") == 1
+    assert shared.put("little", "y", 1) == [("much", "b", 1)]
+    assert shared.put("much", "d", 1) == [("much", "c", 1)]
+    assert (len(shared), shared.tenants, shared.weight) == (4, 2, 4)
+    assert list(shared.of("much")) == ["a", "d"]
+    assert list(shared.of("nobody")) == []
+
+
+def test_what_alone_is_more_than_all_may_weigh_takes_nothing_from_others():
+    shared = TenantLRUMap[str, str](max_weight=10, weight_of=len)
+    shared.put("small", "a", "123")
+    assert shared.put("large", "b", "1" * 11) == [("large", "b", "1" * 11)]
+    assert (len(shared), shared.tenants, shared.weight) == (1, 1, 3)
+    assert shared.put("small", "c", "1" * 11) == [("small", "a", "123")]
+    assert shared.weight == 11, "the newest stays where there is nobody else"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("AB"), st.integers(0, 8), st.integers(0, 6)), max_size=60)
+)
+def test_a_tenant_within_its_share_loses_nothing(steps):
+    shared = TenantLRUMap[int, int](10, max_weight=20, weight_of=lambda weight: weight)
+    own: dict[int, int] = {}
+    for tenant, key, weight in steps:
+        if tenant == "A" and (len({*own, key}) > 5 or sum({**own, key: weight}.values()) > 10):
+            continue  # more than an equal share
+        shared.put(tenant, key, weight)
+        if tenant == "A":
+            own[key] = weight
+        entries = {key: shared.of("A").peek(key) for key in shared.of("A")}
+        assert entries == own
+        others = list(shared.of("B").values())
+        assert len(shared) == len(own) + len(others) <= 10
+        assert shared.weight == sum(own.values()) + sum(others)
+        assert shared.weight <= 20 or len(shared) == 1

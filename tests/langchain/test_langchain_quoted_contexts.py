@@ -13,11 +13,15 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
 from langgraph.graph import END, START, StateGraph
+from mem0_stores import FakeMemory
 
+from chain_of_agents import ChainOfAgents
 from ctxreuse import request_context
 from ctxreuse.adapters import prompt_planner, rendered_contexts
 from langchain_ctxreuse import ReuseChatModel, format_context
+from mem0_ctxreuse import ReuseMemory
 
+LIKED = (("she", "hi"), ("he", "ho"))
 CONTEXT_FIRST = "{context}\n\nQuestion: {question}"
 QUESTION_FIRST = "Question: {question}\n\n{context}"
 
@@ -427,3 +431,28 @@ class TestHonestPrograms:
         for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
             RunnableLambda(answer).invoke({"documents": documents(letters)}, configured(tenant))
         assert application.sent == ["abc", "cab", "abc"]
+
+
+class TestOtherAdapters:
+    """Texts of adapters that plan without a registry pass a planning model as they are."""
+
+    def test_a_context_of_mem0_is_sent_as_planned(self) -> None:
+        application = Application()
+        application.ask([Document("he says: ho"), Document("she says: hi")], "One?", "A")
+        found = [{"id": name, "memory": f"{name} says: {word}"} for name, word in LIKED]
+        planned = ReuseMemory(FakeMemory(found)).context("q?", filters={"user_id": "alice"})
+        application.model.invoke(f"{planned}\n\nQuestion: Two?", configured("A"))
+        assert application.inner.calls[-1].text == f"{planned}\n\nQuestion: Two?"
+
+    def test_a_document_of_a_chain_of_agents_may_quote_a_context(self) -> None:
+        application = Application()
+        application.ask(documents("ab"), "One?", "A")
+        shown = application.ask(documents("ba"), "One?", "A").partition("\n\nQuestion")[0]
+        plain = Application()
+        for one in (application, plain):
+            one.inner.calls.clear()
+            chain = ChainOfAgents(llm=one.model, workers=1)
+            chain.invoke({"question": shown, "documents": [f"Quoted: {shown}"]}, configured("A"))
+        texts = [call.text for call in application.inner.calls]
+        assert texts == [call.text for call in plain.inner.calls]
+        assert any(f"Quoted: {shown}" in text for text in texts)

@@ -1,0 +1,95 @@
+"""Contexts are planned for the tenant that rendered them, in every way to call a model."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core import PromptTemplate
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.core.schema import MetadataMode
+from llamaindex_helpers import RecordingLLM, letter_nodes
+from llamaindex_llm_helpers import sent_words
+
+from ctxreuse import request_context
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from llamaindex_ctxreuse import ReuseLLM, format_context
+
+TEMPLATE = PromptTemplate("{context}\n\nQuestion: {question}")
+
+
+def chat(llm: ReuseLLM, text: str) -> None:
+    llm.chat([ChatMessage(role="user", content=text)])
+
+
+def stream(llm: ReuseLLM, text: str) -> None:
+    list(llm.stream_chat([ChatMessage(role="user", content=text)]))
+
+
+def awaited(llm: ReuseLLM, text: str) -> None:
+    asyncio.run(llm.achat([ChatMessage(role="user", content=text)]))
+
+
+def complete(llm: ReuseLLM, text: str) -> None:
+    llm.complete(text)
+
+
+def batch(llm: ReuseLLM, text: str) -> None:
+    llm.complete_batch([text])
+
+
+def predict(llm: ReuseLLM, text: str) -> None:
+    llm.predict(PromptTemplate("{text}"), text=text)
+
+
+class Asking(CustomQueryEngine):
+    """A query engine that puts nodes into a prompt itself."""
+
+    llm: Any
+    registry: Any
+
+    def custom_query(self, query_str: str) -> str:
+        letters, _, question = query_str.partition(" ")
+        nodes = letter_nodes(letters)
+        context = format_context(nodes, MetadataMode.NONE, registry=self.registry)
+        return str(self.llm.complete(TEMPLATE.format(context=context, question=question)))
+
+
+@pytest.mark.parametrize("call", [chat, stream, awaited, complete, batch, predict])
+def test_every_call_plans_the_contexts_of_its_tenant(
+    call: Callable[[ReuseLLM, str], None],
+) -> None:
+    inner, registry = RecordingLLM(), ContextRegistry()
+    llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
+    for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
+        with request_context(tenant=tenant):
+            context = format_context(letter_nodes(word), MetadataMode.NONE, registry=registry)
+            call(llm, f"{context}\n\nWhich?")
+    assert sent_words(inner) == ["abc", "cab", "abc"]
+    assert llm.prompt_statistics.planned == 3
+
+
+def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation() -> None:
+    inner, registry = RecordingLLM(), ContextRegistry()
+    llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
+    engine = Asking(llm=llm, registry=registry)
+    for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
+        with request_context(tenant=tenant):
+            engine.query(f"{word} Which?")
+    assert sent_words(inner) == ["abc", "cab", "abc"]
+    quoted = inner.prompts[1].partition("\n\nQuestion")[0]
+    for tenant in ("one", "two"):
+        with request_context(tenant=tenant):
+            engine.query(f"xyz {quoted} Why?")
+        assert f"Question: {quoted} Why?" in inner.prompts[-1]
+
+
+def test_a_context_of_no_tenant_is_counted() -> None:
+    inner, registry = RecordingLLM(), ContextRegistry()
+    llm = ReuseLLM(inner=inner, window_s=0, registry=registry)
+    context = format_context(letter_nodes("abc"), MetadataMode.NONE, registry=registry)
+    with request_context(tenant="one"):
+        llm.complete(f"{context}\n\nWhich?")
+    statistics = llm.prompt_statistics
+    assert (statistics.planned, statistics.in_other_scope) == (0, 1)
