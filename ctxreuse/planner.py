@@ -21,7 +21,7 @@ from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.shadow_mode import Savings, ShadowPlanner
-from ctxreuse.planning.tenants import PlannerSettings, TenantPlanner
+from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
@@ -36,12 +36,14 @@ class ReusePlanner:
 
     Deterministic: the same requests in the same order give the same plans in any process. One
     planner may be shared by threads and asyncio tasks: a call never waits for anything but a short
-    step of another call. A large `plan_batch` takes seconds; run it in a thread of its own.
+    step of another call, not for a batch and not for a token counter. A large `plan_batch` takes
+    seconds; run it in a thread of its own.
 
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
         token_counter: How to count blocks without a token count: a function from text to tokens, a
-            tokenizer, or None for an estimate (`ctxreuse.context.tokens.estimate_tokens`).
+            tokenizer, or None for an estimate (`ctxreuse.context.tokens.estimate_tokens`). Threads
+            that plan at the same time ask it at the same time.
         capacity_tokens: Tokens that the engine's cache holds. Give it where the engine does not
             report evictions; the index then forgets the least recently used as the engine does.
         templates: The words of labels and annotations.
@@ -193,11 +195,14 @@ class ReusePlanner:
                 raise _not_a_request(request, f" at position {position}")
         return self._planning.plan_batch(batch, strategy, deduplicate)
 
-    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+    def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine dropped these requests from its cache.
 
         Args:
             request_ids: Ids as given to or returned by the planner. Unknown ones are reported.
+            tenant: Whose requests they are: tenants may use the same ids. None, for ids of which
+                that is not known, takes the only tenant that has a request of an id; if several
+                have, it is reported as unknown.
         """
         if isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable):
             raise InvalidRequestError(
@@ -206,7 +211,7 @@ class ReusePlanner:
         ids = list(request_ids)
         for request_id in ids:
             checked_id("a request id", request_id)
-        return self._planning.evict(ids)
+        return self._planning.evict(ids, _checked_tenant(tenant))
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many tokens, the least recently used.
@@ -216,27 +221,34 @@ class ReusePlanner:
         """
         return self._planning.evict_tokens(checked_integer("tokens", tokens))
 
-    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+    def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine holds only the beginning of a request's prompt.
 
         Args:
             request_id: The request, as given to or returned by the planner.
             blocks: How many of the blocks that it sent are held still, from its first one on.
+            tenant: As in `evict`.
 
         Returns:
             What left the index: the request's other blocks, and what other requests sent behind
             them; nothing if it sent no more.
         """
         checked_id("request_id", request_id)
-        return self._planning.trim(request_id, checked_integer("blocks", blocks))
+        blocks = checked_integer("blocks", blocks)
+        return self._planning.trim(request_id, blocks, _checked_tenant(tenant))
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens, counted or estimated as blocks are."""
         return self._planning.count_tokens(checked_kind("text", text, str, "a string"))
 
-    def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
-        """Return how many tokens the index counts for blocks."""
-        return self._planning.block_tokens(checked_blocks("blocks", blocks))
+    def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str = "") -> int:
+        """Return how many tokens the index counts for blocks.
+
+        Args:
+            blocks: The blocks.
+            tenant: Whose blocks they are; the counts are remembered for this tenant only.
+        """
+        return self._planning.block_tokens(checked_blocks("blocks", blocks), tenant)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return how many block tokens of a request are expected in the cache; record nothing.
@@ -286,13 +298,21 @@ class ReusePlanner:
         return self._planning.end_conversation(conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
-        """Return the size of the context index, all tenants together."""
+        """Return the size of the context index and of all else that the planner remembers.
+
+        All tenants count together. `parts` has the entries and the bound of each part; the bounds
+        are those of the planner as a whole.
+        """
         return self._planning.statistics()
 
 
 def check_strategy(strategy: object) -> None:
     """Raise UnknownStrategyError if there is no such strategy."""
     checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
+
+
+def _checked_tenant(tenant: str | None) -> str | None:
+    return None if tenant is None else checked_kind("tenant", tenant, str, "a string")
 
 
 def _not_a_request(request: object, where: str = "") -> InvalidRequestError:

@@ -230,7 +230,7 @@ class SingleEngineModel:
                 async with asyncio.timeout(request.limit_s):
                     yield plan
             except BaseException:
-                self._planner.evict([plan.request_id])
+                self._planner.evict([plan.request_id], plan.request.tenant)
                 raise
 
 

@@ -164,9 +164,10 @@ class AgentRequests:
         if segment.is_first_of_agent:
             history = self.memory.history(self.question.conversation, segment.agent)
         if history:
+            tenant = self.question.tenant
+            tokens = [self.planner.block_tokens([block], tenant) for block in segment.blocks]
             size = history_tokens(history, count_tokens) + sum(
-                max(self.planner.block_tokens([block]) + self.budget.label, self.budget.location)
-                for block in segment.blocks
+                max(length + self.budget.label, self.budget.location) for length in tokens
             )
             if size > self.budget.segment:
                 history, remark = (), "its history was left out to fit the model's context"

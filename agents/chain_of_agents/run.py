@@ -84,7 +84,7 @@ class ChainRun:
             for block in question.documents
             for piece in pieces_of(block, budget.segment, self.planner.count_tokens)
         ]
-        tokens = [self.planner.block_tokens([piece]) for piece in pieces]
+        tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
         one_each = settings.packing == "single" or (
             settings.packing == "auto" and len(pieces) <= settings.workers
         )

@@ -181,7 +181,8 @@ class PromptPlanner:
 
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
-        self._planner.evict([plan.request_id for plan in plans])
+        for plan in plans:
+            self._planner.evict([plan.request_id], plan.request.tenant)
 
     def _claim(self, drafts: Sequence[_Draft]) -> None:
         """Leave alone what the application did not put there, and what is too much to plan."""

@@ -168,7 +168,7 @@ class CapacityTracker:
         found_tokens = min(expected, cached)  # what was expected and is gone was stored anew
         blocks, end = [], 0
         for block in plan.blocks:
-            tokens = self.planner.block_tokens([block])
+            tokens = self.planner.block_tokens([block], plan.request.tenant)
             end += tokens
             blocks.append((block.key, tokens, end <= found_tokens))
         return _Measured(prompt - cached + completion, tuple(blocks))
@@ -204,4 +204,4 @@ class CapacityTracker:
 
     def forget(self, plan: Plan) -> None:
         """Take out a request that failed: its prompt is not in the engine's cache."""
-        self.planner.evict([plan.request_id])
+        self.planner.evict([plan.request_id], plan.request.tenant)

@@ -21,6 +21,16 @@ BlockKey = NewType("BlockKey", bytes)
 _DIGEST_BYTES = 16
 
 
+_ID_CHARACTERS = 64
+
+
+def id_size(name: BlockId) -> int:
+    """Return what remembering an id counts: 1, and 1 more for every 64 characters of a long one."""
+    if isinstance(name, str):
+        return 1 + len(name) // _ID_CHARACTERS
+    return 1 + int(name).bit_length() // (8 * _ID_CHARACTERS)
+
+
 def encoded(text: str) -> bytes:
     """Return a text as bytes to hash, lone surrogates included; pieces add up to the whole."""
     return text.encode("utf-8", "surrogatepass")

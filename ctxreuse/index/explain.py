@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any
 
-from ctxreuse.context.blocks import BlockId, BlockKey
+from ctxreuse.context.blocks import BlockId, BlockKey, id_size
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, well_formed
 
 _REMEMBERED_PROMPTS = 256
@@ -99,10 +99,27 @@ class PromptLog(deque[tuple[int, SentPrompt]]):
     """The latest prompts of one tenant with the times at which they were planned.
 
     A copy of a plan shares the log of the original; an unpickled one has an empty log.
+
+    Attributes:
+        size: The sizes (`id_size`) of the ids of all prompts' blocks, and 1 a prompt.
     """
 
     def __init__(self, size: int = _REMEMBERED_PROMPTS) -> None:
         super().__init__(maxlen=size)
+        self.size = 0
+
+    def add(self, time: int, prompt: SentPrompt) -> None:
+        """Remember a prompt; the oldest goes if there are too many."""
+        if len(self) == self.maxlen:
+            self.forget_oldest()
+        self.append((time, prompt))
+        self.size += _prompt_size(prompt)
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest prompt, if there is one."""
+        if self:
+            _, prompt = self.popleft()
+            self.size -= _prompt_size(prompt)
 
     def before(self, time: int) -> list[SentPrompt]:
         """Return the remembered prompts that were planned before a time."""
@@ -333,6 +350,10 @@ def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockI
         if key not in seen and (type(id_), id_) in texts:
             return id_
     return None
+
+
+def _prompt_size(prompt: SentPrompt) -> int:
+    return id_size(prompt.request_id) + sum([id_size(one) for one in prompt.ids])
 
 
 def _named(name: str | int | None) -> str:

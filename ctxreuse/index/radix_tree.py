@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, id_size
 
 _REQUESTS_A_NODE = 4
 
@@ -94,19 +95,34 @@ class Evicted:
     unknown: tuple[str | int, ...] = ()
 
 
+class PartSize(NamedTuple):
+    """How large a part of a planner's state is.
+
+    Attributes:
+        entries: What it holds; a long id counts once for every 64 characters.
+        bound: How much it holds at most.
+    """
+
+    entries: int
+    bound: int
+
+
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """Size of an index.
+    """Size of an index or, of a planner, of all its indexes together.
 
     Attributes:
         nodes: Tree nodes, roots left out.
         tokens: Block tokens held.
         requests: Request ids remembered.
+        parts: Of a planner, every part of its state that grows with traffic, by the names in
+            `ctxreuse.planning.tenants.Bounds`; empty for one index.
     """
 
     nodes: int = 0
     tokens: int = 0
     requests: int = 0
+    parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
 
 class ContextIndex:
@@ -115,7 +131,8 @@ class ContextIndex:
     Invariants: a child's edge is its run's first block, or a mark that no context holds (a later
     turn stands behind its history, where no other context can follow); no two children of a node
     share an edge; `tokens` is the sum of all weights; memory is bounded by `capacity_tokens` and
-    `max_nodes`, by evicting the least recently used leaves, last blocks first, as engines do.
+    `max_nodes`, by evicting the least recently used leaves, last blocks first, as engines do. Its
+    owner bounds what grows within the nodes (`block_count`, `request_size`).
 
     A weight is a block's tokens, at least 1: a block without text still costs its label.
 
@@ -126,6 +143,8 @@ class ContextIndex:
 
     Attributes:
         node_count: How many nodes it has, roots left out.
+        block_count: How many blocks the runs of its nodes hold together.
+        request_size: The sizes (`id_size`) of the request ids remembered.
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
@@ -135,6 +154,8 @@ class ContextIndex:
         self._by_request: OrderedDict[str | int, Node] = OrderedDict()
         self._tokens = 0
         self.node_count = 0
+        self.block_count = 0
+        self.request_size = 0
         # a heap of every node that has become a leaf, by last use; stale entries are passed over
         self._leaves: list[tuple[int, int, Node]] = []
         self._numbers = count()  # of turns, and of heap entries, to decide between equal last uses
@@ -226,12 +247,11 @@ class ContextIndex:
         known, before = 0, self._tokens
         unknown = []
         for request_id in request_ids:
-            node = self._by_request.pop(request_id, None)
+            node = self._forget_request(request_id)
             if node is None:
                 unknown.append(request_id)
                 continue
             known += 1
-            node.request_ids.pop(request_id, None)
             while node.parent is not None and not node.children and not node.request_ids:
                 parent = node.parent
                 self._remove(node)
@@ -286,6 +306,17 @@ class ContextIndex:
         self._cut(leaf, keep)
         return gone
 
+    def evict_oldest_leaf(self) -> None:
+        """Take out the least recently used leaf, if there is one."""
+        self.evict_oldest(self._tokens)
+
+    def forget_oldest_request(self) -> None:
+        """Forget the id that was remembered first; what the request sent stays."""
+        if self._by_request:
+            end = self._forget_request(next(iter(self._by_request)))
+            assert end is not None
+            self._note_leaf(end)
+
     def nodes(self) -> Iterator[Node]:
         """Yield every node, roots included, parents first."""
         stack = list(self._roots.values())
@@ -317,6 +348,7 @@ class ContextIndex:
             self._remove(gone)
         if keep:
             self._tokens -= sum(node.weights[keep:])
+            self.block_count -= len(node.run) - keep
             node.run, node.weights = node.run[:keep], node.weights[:keep]
         self._note_leaf(end)
 
@@ -333,6 +365,7 @@ class ContextIndex:
         node.last_use = now
         parent.children[edge] = node
         self.node_count += 1
+        self.block_count += len(run)
         self._tokens += sum(weights)
         return node
 
@@ -350,23 +383,28 @@ class ContextIndex:
         return upper
 
     def _end_request(self, node: Node, request_id: str | int) -> None:
-        earlier = self._by_request.pop(request_id, None)
-        if earlier is not None:
-            del earlier.request_ids[request_id]
+        earlier = self._forget_request(request_id)
         self._by_request[request_id] = node
+        self.request_size += id_size(request_id)
         node.request_ids[request_id] = None
         if earlier is not None:
             self._note_leaf(earlier)
         if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
-            forgotten, end = self._by_request.popitem(last=False)
-            end.request_ids.pop(forgotten, None)
-            self._note_leaf(end)
+            self.forget_oldest_request()
         self._note_leaf(node)
         while self.node_count > self.max_nodes:
-            self.evict_oldest(self._tokens)
+            self.evict_oldest_leaf()
         if self.capacity_tokens is not None:
             while self._tokens > self.capacity_tokens:
                 self.evict_oldest(self._tokens - self.capacity_tokens)
+
+    def _forget_request(self, request_id: str | int) -> Node | None:
+        """Forget a request id; return the node where the request ended, if it was known."""
+        node = self._by_request.pop(request_id, None)
+        if node is not None:
+            del node.request_ids[request_id]
+            self.request_size -= id_size(request_id)
+        return node
 
     def _note_leaf(self, node: Node) -> None:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
@@ -400,7 +438,8 @@ class ContextIndex:
         del node.parent.children[node.edge]
         node.parent = None
         self.node_count -= 1
+        self.block_count -= len(node.run)
         self._tokens -= sum(node.weights)
-        for request_id in node.request_ids:
-            del self._by_request[request_id]
-        node.request_ids = {}
+        for request_id in list(node.request_ids):
+            self._forget_request(request_id)
+        node.run = node.weights = ()  # a conversation that ended here may hold the node for long

@@ -15,7 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, Message, text_digest
+from ctxreuse.context.blocks import (
+    BlockId,
+    BlockKey,
+    ContextBlock,
+    Message,
+    id_size,
+    text_digest,
+)
 from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.index.radix_tree import Node
 
@@ -71,17 +78,24 @@ class _Record:
 
     shown: OrderedDict[tuple[int, BlockKey], ShownBlock] = field(default_factory=OrderedDict)
     end: Node | None = None
-    system: str | None = None
+    system: bytes | None = None
     last_use: int = 0
 
 
 class Conversations:
     """The records of one tenant's conversations, bounded by count and age.
 
+    An eviction leaves them alone: it says what the engine's cache lost, not what the messages of a
+    conversation show.
+
     Args:
         max_conversations: How many are remembered; the least recently used goes first.
         max_idle: A conversation unused for this many requests of others is forgotten.
         max_blocks: How many blocks of one conversation are remembered, the oldest going first.
+
+    Attributes:
+        size: The sizes (`id_size`) of the conversations' ids.
+        shown_size: The sizes of the ids of all blocks remembered.
     """
 
     def __init__(
@@ -92,6 +106,8 @@ class Conversations:
         self._max_blocks = max_blocks
         self._records: OrderedDict[str | int, _Record] = OrderedDict()
         self._requests = 0
+        self.size = 0
+        self.shown_size = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -109,58 +125,56 @@ class Conversations:
             messages: The history that will be sent before this turn.
             templates: The words that the blocks were rendered with.
         """
+        return shown_in(messages, self.recorded(conversation_id), templates)
+
+    def recorded(self, conversation_id: str | int | None) -> dict[int, list[ShownBlock]]:
+        """Return the blocks that a conversation was sent by ordinal, the latest first."""
         record = None if conversation_id is None else self._records.get(conversation_id)
         recorded: dict[int, list[ShownBlock]] = {}
         if record is not None:
             for (ordinal, _), shown in reversed(record.shown.items()):  # the latest is right
                 recorded.setdefault(ordinal, []).append(shown)
-        standing: dict[str, ShownBlock] = {}
-        texts: dict[str, str] = {}
-        used: set[int] = set()
-        shown_texts = [text for message in messages for text in message_texts(message)]
-        places = _Places(recorded, templates, sum(map(len, shown_texts)))
-        for text in shown_texts:
-            for found in templates.label_pattern.finditer(text):
-                used.add(int(found[1]))
-                block = None if found[0] in standing else places.block_at(text, found)
-                if block is not None:
-                    standing[found[0]] = block
-                    first = _text_start(found, templates)
-                    texts[found[0]] = text[first : first + block.length]
-        return History(
-            labels={label: shown.id for label, shown in standing.items()},
-            label_of={shown.key: label for label, shown in reversed(standing.items())},
-            used=frozenset(used),
-            texts=texts,
-            is_cut_short=places.is_cut_short,
-        )
+        return recorded
 
     def remember(
         self,
         conversation_id: str | int,
         sent: Iterable[tuple[int, ContextBlock]],
         end: Node,
-        system: str | None,
+        system: bytes | None,
     ) -> None:
-        """Record the blocks of a turn under their ordinals, and where the turn ends."""
+        """Record the blocks of a turn under their ordinals, and where the turn ends.
+
+        Args:
+            conversation_id: The conversation.
+            sent: The turn's blocks with their ordinals.
+            end: The index node where the turn ends.
+            system: The digest of the system text.
+        """
         self._requests += 1
-        record = self._records.setdefault(conversation_id, _Record())
+        record = self._records.get(conversation_id)
+        if record is None:
+            record = self._records[conversation_id] = _Record()
+            self.size += id_size(conversation_id)
         self._records.move_to_end(conversation_id)
         record.end, record.system, record.last_use = end, system, self._requests
         for ordinal, block in sent:
+            if (ordinal, block.key) not in record.shown:
+                self.shown_size += id_size(block.id)
             record.shown[ordinal, block.key] = ShownBlock(
                 block.key, block.id, len(block.text), block.digest
             )
             record.shown.move_to_end((ordinal, block.key))
         while len(record.shown) > self._max_blocks:
-            record.shown.popitem(last=False)
+            _, gone = record.shown.popitem(last=False)
+            self.shown_size -= id_size(gone.id)
         while self._records and (
             len(self._records) > self._max_conversations
             or next(iter(self._records.values())).last_use < self._requests - self._max_idle
         ):
-            self._records.popitem(last=False)
+            self.forget_oldest()
 
-    def end_of(self, conversation_id: str | int | None, system: str | None) -> Node | None:
+    def end_of(self, conversation_id: str | int | None, system: bytes | None) -> Node | None:
         """Return the index node where the conversation's last turn ends, if it is known."""
         record = None if conversation_id is None else self._records.get(conversation_id)
         if record is None or record.system != system:
@@ -169,7 +183,51 @@ class Conversations:
 
     def forget(self, conversation_id: str | int) -> bool:
         """Drop a conversation's record; return whether there was one."""
-        return self._records.pop(conversation_id, None) is not None
+        record = self._records.pop(conversation_id, None)
+        if record is None:
+            return False
+        self.size -= id_size(conversation_id)
+        self.shown_size -= sum([id_size(shown.id) for shown in record.shown.values()])
+        return True
+
+    def forget_oldest(self) -> None:
+        """Drop the record of the least recently used conversation, if there is one."""
+        if self._records:
+            self.forget(next(iter(self._records)))
+
+
+def shown_in(
+    messages: Sequence[Message],
+    recorded: Mapping[int, Sequence[ShownBlock]],
+    templates: Templates,
+) -> History:
+    """Return what messages show of recorded blocks.
+
+    Args:
+        messages: The history that will be sent before a turn.
+        recorded: Where to look: the conversation's blocks by ordinal, the latest first.
+        templates: The words that the blocks were rendered with.
+    """
+    standing: dict[str, ShownBlock] = {}
+    texts: dict[str, str] = {}
+    used: set[int] = set()
+    shown_texts = [text for message in messages for text in message_texts(message)]
+    places = _Places(recorded, templates, sum(map(len, shown_texts)))
+    for text in shown_texts:
+        for found in templates.label_pattern.finditer(text):
+            used.add(int(found[1]))
+            block = None if found[0] in standing else places.block_at(text, found)
+            if block is not None:
+                standing[found[0]] = block
+                first = _text_start(found, templates)
+                texts[found[0]] = text[first : first + block.length]
+    return History(
+        labels={label: shown.id for label, shown in standing.items()},
+        label_of={shown.key: label for label, shown in reversed(standing.items())},
+        used=frozenset(used),
+        texts=texts,
+        is_cut_short=places.is_cut_short,
+    )
 
 
 def _text_start(label: re.Match[str], templates: Templates) -> int:

@@ -60,6 +60,16 @@ class Cooccurrence:
         self._next += 1
         self._oldest = max(self._oldest, self._next - self._window)
         while self._entries > self._max_entries and self._oldest < self._next:
+            self.forget_oldest()
+
+    @property
+    def entries(self) -> int:
+        """How many blocks are remembered, all requests together."""
+        return self._entries
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest request, if there is one."""
+        if self._oldest < self._next:
             self._forget(self._oldest % self._window)
             self._oldest += 1
 
@@ -192,19 +202,24 @@ class OnlineOrder:
         follows_cooccurrence: Whether co-occurrence, rather than the retriever, orders what stands
             behind a cached path.
         node_count: How many index nodes the trials hold.
+        block_count: How many blocks these nodes hold together.
     """
 
     def __init__(self, recent: Cooccurrence) -> None:
         self.recent = recent
         self._requests = 0
+        self._gains = {True: 0.0, False: 0.0}
+        self.follows_cooccurrence = True
+        self._cut_short = 0
+        self.forget_trials()
+
+    def forget_trials(self) -> None:
+        """Empty the indexes in which continuations are tried; what they gained so far counts on."""
         self._trials = {
             True: ContextIndex(max_nodes=_TRIAL_NODES),
             False: ContextIndex(max_nodes=_TRIAL_NODES),
         }
-        self._gains = {True: 0.0, False: 0.0}
-        self.follows_cooccurrence = True
-        self.node_count = 0
-        self._cut_short = 0
+        self.node_count = self.block_count = 0
 
     @property
     def cut_short(self) -> int:
@@ -237,6 +252,7 @@ class OnlineOrder:
             weights = [context[key] for key in order]
             trial.insert(root, order, weights, self._requests, self._requests)
         self.node_count = sum([trial.node_count for trial in self._trials.values()])
+        self.block_count = sum([trial.block_count for trial in self._trials.values()])
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 

@@ -8,9 +8,9 @@ from threading import Lock
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics, PartSize
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-from ctxreuse.planning.tenants import PlannerSettings, TenantPlanner
+from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,33 +103,33 @@ class ShadowPlanner:
     ) -> BatchPlan:
         """Return plans that send the requests as retrieved, in the order given."""
         for request in requests:  # counts all tokens, before anything is recorded
-            self.block_tokens(request.blocks)
+            self.block_tokens(request.blocks, request.tenant)
         arrived = [self._send(request, deduplicate) for request in requests]
         self._note(arrived, strategy)
         return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
 
-    def evict(self, request_ids: Sequence[str | int]) -> Evicted:
+    def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
         """Forget requests in both."""
-        self._planned.evict(request_ids)
-        return self._as_sent.evict(request_ids)
+        self._planned.evict(request_ids, tenant)
+        return self._as_sent.evict(request_ids, tenant)
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Forget tokens in both."""
         self._planned.evict_tokens(tokens)
         return self._as_sent.evict_tokens(tokens)
 
-    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+    def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Forget the end of a request in both."""
-        self._planned.trim(request_id, blocks)
-        return self._as_sent.trim(request_id, blocks)
+        self._planned.trim(request_id, blocks, tenant)
+        return self._as_sent.trim(request_id, blocks, tenant)
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens."""
         return self._as_sent.count_tokens(text)
 
-    def block_tokens(self, blocks: Iterable[ContextBlock]) -> int:
+    def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> int:
         """Return how many tokens the index counts for blocks."""
-        return self._as_sent.block_tokens(blocks)
+        return self._as_sent.block_tokens(blocks, tenant)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache, in the order in which they are sent."""
@@ -137,15 +137,21 @@ class ShadowPlanner:
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
+        self._planned.end_conversation(conversation_id, tenant)
         return self._as_sent.end_conversation(conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
-        """Return the size of the index of what was sent."""
-        return self._as_sent.statistics()
+        """Return the size of the index of what was sent, and of all that both remember."""
+        sent, planned = self._as_sent.statistics(), self._planned.statistics()
+        parts = {
+            name: PartSize(*map(sum, zip(size, planned.parts[name], strict=True)))
+            for name, size in sent.parts.items()
+        }
+        return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts)
 
     def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
         shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else 0
-        tokens = self.block_tokens(request.unique_blocks.values())
+        tokens = self.block_tokens(request.blocks, request.tenant)
         return _Arrived(self._as_sent.plan(request, "none", deduplicate=False), tokens, shown)
 
     def _note(self, arrived: Sequence[_Arrived], strategy: Strategy) -> None:

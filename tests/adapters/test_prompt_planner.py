@@ -343,6 +343,18 @@ def test_a_call_that_was_not_sent_can_be_taken_back() -> None:
     assert letters_in(world.user(world.context("cab"))) == "cab"
 
 
+def test_taking_back_a_call_leaves_another_tenants_request_of_the_same_id_alone() -> None:
+    world = World()
+    ours, theirs = (
+        world.one(PromptPart("user", world.context("abc", tenant)), tenant=tenant)
+        for tenant in "ab"
+    )
+    assert ours.plans[0].request_id == theirs.plans[0].request_id
+    world.prompts.forget(theirs.plans)
+    assert world.planner.evict([ours.plans[0].request_id], "b").requests == 0
+    assert world.planner.evict([ours.plans[0].request_id], "a").requests == 1
+
+
 def test_the_planners_templates_are_used() -> None:
     templates = Templates(label="<{ordinal}>", block="{label}\n{text}", separator="\n---\n")
     world = World(ReusePlanner(templates=templates))

@@ -17,9 +17,9 @@ class Followed:
         self.blocks = EngineBlocks()
         self.requests = HeldRequests(self.planner, self.blocks, max_requests, settle_s=1.0)
 
-    def plan(self, *ids):
+    def plan(self, *ids, **fields):
         blocks = [ContextBlock(id=number, text=f"{number}", tokens=4) for number in ids]
-        return self.planner.plan(ContextRequest(blocks, "?"), "none")
+        return self.planner.plan(ContextRequest(blocks, "?", **fields), "none")
 
     def answer(self, plan, *, told=True, ends=None):
         """A request is answered; its blocks are stored unless nobody is told."""
@@ -27,7 +27,11 @@ class Followed:
         if told:
             self.store(tokens)
         ends = ends or [4 * (number + 1) for number in range(len(plan.blocks))]
-        self.requests.add(SentRequest(plan.request_id, array("q", tokens), ends, None, None, 0.0))
+        self.requests.add(
+            SentRequest(
+                plan.request_id, plan.request.tenant, array("q", tokens), ends, None, None, 0.0
+            )
+        )
 
     def store(self, tokens):
         hashes = [str(tokens[:end]).encode() for end in range(2, len(tokens) + 1, 2)]
@@ -142,3 +146,15 @@ def test_a_request_that_is_recorded_again_is_judged_again():
     followed.requests.settle(0.0)
     assert (followed.requests.unsettled, followed.requests.followed) == (0, 1)
     assert followed.planner.statistics().tokens == 8
+
+
+def test_tenants_requests_of_one_id_are_followed_apart():
+    followed = Followed()
+    followed.answer(followed.plan(1, 2, tenant="a", request_id="same"))
+    followed.answer(followed.plan(3, 4, tenant="b", request_id="same"))
+    followed.requests.settle(0.0)
+    assert followed.requests.followed == 2
+    followed.remove(30, 31, 32, 33)
+    followed.requests.settle(0.0)
+    assert followed.planner.evict(["same"], "a").tokens == 8
+    assert followed.planner.evict(["same"], "b").tokens == 0

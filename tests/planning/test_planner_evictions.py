@@ -37,7 +37,9 @@ def test_an_evicted_request_is_no_longer_expected_in_the_cache():
 def test_evicting_everything_leaves_an_empty_index():
     planner = ReusePlanner()
     plans = [planner.plan(big_request(ids, tenant=str(len(ids)))) for ids in ((1,), (1, 2), (1, 3))]
-    assert planner.evict(plan.request_id for plan in plans) == Evicted(3, 400, ())
+    assert [plan.request_id for plan in plans] == ["request-0", "request-0", "request-1"]
+    assert planner.evict(["request-0"], tenant="1") == Evicted(1, 100, ())
+    assert planner.evict((plan.request_id for plan in plans), "2") == Evicted(2, 300, ())
     assert planner.statistics() == IndexStatistics(0, 0, 0)
     assert planner.plan(big_request((1, 2))).expected_cached_tokens == 0
 

@@ -61,17 +61,18 @@ class PlannerMachine(RuleBasedStateMachine):
     def start(self, capacity):
         self.capacity = capacity
         self.planner = ReusePlanner(capacity_tokens=capacity)
-        self.ids = []
+        self.ids = []  # of tenants with ids
         self.evicted = set()
-        self.counted = 0
+        self.counted = dict.fromkeys(TENANTS, 0)
         self.names = 0
 
     def take(self, plan):
         assert_keeps_the_promises(plan)
-        assert plan.request_id == f"request-{self.counted}"
+        tenant = plan.request.tenant
+        assert plan.request_id == f"request-{self.counted[tenant]}"
         assert 0 <= plan.expected_cached_tokens <= sum(one.tokens for one in plan.blocks)
-        self.counted += 1
-        self.ids.append(plan.request_id)
+        self.counted[tenant] += 1
+        self.ids.append((tenant, plan.request_id))
 
     @rule(blocks=blocks, strategy=strategies, tenant=tenants, system=systems)
     def plan(self, blocks, strategy, tenant, system):
@@ -134,20 +135,22 @@ class PlannerMachine(RuleBasedStateMachine):
             one.pending = one.chat.plan([], "And?")
             self.take(one.pending)
 
-    @rule(choices=st.lists(st.integers(0, 60), max_size=4))
-    def evict(self, choices):
-        chosen = {self.ids[i] if i < len(self.ids) else f"ghost {i}" for i in choices}
+    @rule(choices=st.lists(st.integers(0, 60), max_size=4), tenant=tenants)
+    def evict(self, choices, tenant):
+        chosen = {self.ids[i][1] if i < len(self.ids) else f"ghost {i}" for i in choices}
         before = self.planner.statistics()
-        result = self.planner.evict(chosen)
+        result = self.planner.evict(chosen, tenant)
         after = self.planner.statistics()
         assert result.requests + len(result.unknown) == len(chosen)
         assert result.requests == before.requests - after.requests
         assert result.tokens == before.tokens - after.tokens
-        assert {name for name in chosen if name in self.evicted or name not in self.ids} <= {
-            *result.unknown
-        }
+        assert {
+            name
+            for name in chosen
+            if (tenant, name) in self.evicted or (tenant, name) not in self.ids
+        } <= {*result.unknown}
         assert {*result.unknown} <= chosen
-        self.evicted |= chosen
+        self.evicted |= {(tenant, name) for name in chosen}
 
     @rule(tokens=st.integers(0, 60))
     def evict_tokens(self, tokens):
@@ -160,8 +163,8 @@ class PlannerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.capacity is None and len(self.evicted) == 0)
     @rule()
     def evict_all_requests(self):
-        result = self.planner.evict(self.ids)
-        assert {*result.unknown} <= {*self.ids}
+        for tenant, name in self.ids:
+            assert self.planner.evict([name], tenant).unknown in ((), (name,))
         self.evicted |= {*self.ids}
 
     @rule(one=conversations)
@@ -182,7 +185,8 @@ class PlannerMachine(RuleBasedStateMachine):
         size = self.planner.statistics()
         assert (size.nodes, size.tokens) == (0, 0)
         # what is left are requests without blocks
-        self.planner.evict(self.ids)
+        for tenant, name in self.ids:
+            self.planner.evict([name], tenant)
         assert self.planner.statistics().requests == 0
 
 

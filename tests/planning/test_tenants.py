@@ -2,15 +2,15 @@ from helpers import check_index, context, keys, shape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics
-from ctxreuse.planning.tenants import Tenants
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics, PartSize
+from ctxreuse.planning.tenants import Bounds, Tenants
 
 
 class Service:
     """Tenants whose requests go through one engine, with one clock."""
 
     def __init__(self, capacity_tokens=None, **bounds):
-        self.tenants = Tenants(capacity_tokens, **bounds)
+        self.tenants = Tenants(capacity_tokens, Bounds(**bounds))
         self.now = 0
 
     def send(self, tenant, letters, request_id):
@@ -57,26 +57,39 @@ def test_each_tenant_has_conversations_of_its_own():
     assert len(service.tenants.state("two").conversations) == 0
 
 
-def test_requests_are_evicted_from_whichever_tenant_has_them():
+def test_a_tenant_evicts_its_own_requests_only():
+    service = Service()
+    for tenant in ("one", "two"):
+        service.send(tenant, "ab", 1)
+    assert service.tenants.evict([1, 2], "two") == Evicted(1, 2, (2,))
+    assert service.tenants.trim(1, 0, "two") == Evicted(0, 0, (1,))
+    assert service.tenants.evict([1], "three") == Evicted(0, 0, (1,))
+    assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {}}
+
+
+def test_an_id_of_no_tenant_is_of_the_only_one_that_has_it():
     service = Service()
     service.send("one", "ab", 1)
     service.send("two", "abc", 2)
     service.send("two", "x", 1)
     assert service.tenants.evict([2, "?", 2]) == Evicted(1, 3, ("?",))
     assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {"x": [1]}}
-    assert service.tenants.evict([1, 2]) == Evicted(1, 3, (2,))
+    assert service.tenants.evict([1, 2]) == Evicted(0, 0, (1, 2)), "two tenants have a request 1"
+    assert service.tenants.evict([1], "one") == Evicted(1, 2, ())
+    assert service.tenants.evict([1]) == Evicted(1, 1, ())
     assert service.shapes("one", "two") == {"one": {}, "two": {}}
     assert service.tenants.evict(iter([])) == Evicted(0, 0, ())
 
 
-def test_requests_are_trimmed_in_whichever_tenant_has_them():
+def test_a_request_of_no_tenant_is_trimmed_where_only_one_tenant_has_it():
     service = Service()
     service.send("one", "ab", 1)
     service.send("two", "abc", 2)
     service.send("two", "xy", 1)
     assert service.tenants.trim(2, 1) == Evicted(1, 2, ())
-    assert service.tenants.trim(1, 1) == Evicted(1, 2, ())
-    assert service.shapes("one", "two") == {"one": {"a": [1]}, "two": {"a": [2], "x": [1]}}
+    assert service.tenants.trim(1, 1) == Evicted(0, 0, (1,)), "two tenants have a request 1"
+    assert service.tenants.trim(1, 1, "one") == Evicted(1, 1, ())
+    assert service.shapes("one", "two") == {"one": {"a": [1]}, "two": {"a": [2], "xy": [1]}}
     assert service.tenants.trim("?", 0) == Evicted(0, 0, ("?",))
 
 
@@ -124,7 +137,7 @@ def test_every_tenants_index_has_the_whole_capacity():
 
 
 def test_the_least_recently_active_tenant_is_forgotten_first():
-    service = Service(max_tenants=2)
+    service = Service(tenants=2)
     service.send("one", "a", 1)
     service.send("two", "b", 2)
     service.send("one", "c", 3)
@@ -133,24 +146,36 @@ def test_the_least_recently_active_tenant_is_forgotten_first():
     assert service.tenants.evict([1, 2, 3, 4]) == Evicted(3, 3, (2,))
 
 
-def test_idle_tenants_are_forgotten_when_all_together_hold_too_many_nodes():
-    service = Service(max_nodes=3)
+def test_whoever_has_most_gives_up_its_oldest_when_all_together_hold_too_many_nodes():
+    service = Service(index_nodes=3)
     service.send("one", "a", 1)
     service.send("two", "b", 2)
     service.send("one", "c", 3)
     assert service.tenants.statistics() == IndexStatistics(3, 3, 3)
     service.send("three", "d", 4)
-    assert service.shapes("one", "three") == {"one": {"a": [1], "c": [3]}, "three": {"d": [4]}}
-    assert service.tenants.evict([2]) == Evicted(0, 0, (2,))
+    assert service.shapes("one", "two", "three") == {
+        "one": {"c": [3]},
+        "two": {"b": [2]},
+        "three": {"d": [4]},
+    }
+
+
+def test_a_name_of_many_characters_counts_as_several_tenants():
+    service = Service(tenants=4)
+    for tenant in ("one", "two", "t" * 130):
+        service.send(tenant, "a", 1)
+    assert service.tenants.statistics().parts["tenants"] == PartSize(4, 4)
+    assert service.tenants.known("one") is None
 
 
 def test_what_a_tenants_order_was_learnt_from_counts_too():
-    service = Service(max_nodes=3)
+    service = Service(index_nodes=3)
     service.send("one", "a", 1)
     service.learn("two", "b")  # one node in each of the two indexes that are compared
-    assert service.tenants.statistics().nodes == 1
-    service.learn("two", "c")
-    assert service.tenants.statistics().nodes == 0
+    assert service.tenants.statistics().parts["index_nodes"] == PartSize(3, 3)
+    service.learn("two", "c")  # now it has most, and no index to take it from
+    assert service.tenants.statistics().parts["index_nodes"] == PartSize(1, 3)
+    assert service.shapes("one") == {"one": {"a": [1]}}
 
 
 sends = st.tuples(
@@ -162,7 +187,7 @@ sends = st.tuples(
 
 @given(st.lists(sends, max_size=20), st.integers(0, 5), st.integers(1, 3), st.integers(0, 8))
 def test_all_tenants_together_stay_within_the_bounds(requests, max_nodes, max_tenants, gone):
-    service = Service(max_nodes=max_nodes, max_tenants=max_tenants)
+    service = Service(index_nodes=max_nodes, tenants=max_tenants)
     for tenant, letters, request_id in requests:
         service.send(tenant, letters, request_id)
         assert service.tenants.statistics().nodes <= max_nodes

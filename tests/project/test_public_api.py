@@ -77,7 +77,7 @@ def test_the_fixed_signatures():
         assert kind is inspect.Parameter.KEYWORD_ONLY
     assert parameters(Plan.explain) == {}
     assert parameters(request_context) == {"tenant": None, "conversation_id": None, "history": None}
-    assert parameters(ReusePlanner.evict) == {"request_ids": EMPTY}
+    assert parameters(ReusePlanner.evict) == {"request_ids": EMPTY, "tenant": None}
     assert parameters(ReusePlanner.evict_tokens) == {"tokens": EMPTY}
     assert parameters(ReusePlanner.conversation) == {
         "conversation_id": EMPTY,

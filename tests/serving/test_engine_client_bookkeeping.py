@@ -25,16 +25,30 @@ async def test_the_shadow_hears_of_answers_and_failures():
     assert planner.statistics().tokens == 4
 
 
+@pytest.mark.parametrize("with_shadow", [True, False])
+async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_id_alone(
+    with_shadow,
+):
+    planner = ReusePlanner()
+    ours = planned(planner, tenant="a")
+    shadow = CapacityTracker(planner, 1_000) if with_shadow else None
+    engine = EmulatedEngine(fail=[400])
+    async with connected(engine, planner=planner, shadow=shadow) as client:
+        with pytest.raises(EngineError):
+            await client.complete(planned(planner, tenant="b", request_id=ours.request_id))
+    assert planner.evict([ours.request_id], "a").requests == 1
+
+
 @pytest.mark.parametrize("shadows_own", [True, False])
 def test_a_plan_is_forgotten_once_by_each_planner_that_knows_of_it(monkeypatch, shadows_own):
     evicted = []
-    monkeypatch.setattr(ReusePlanner, "evict", lambda planner, ids: evicted.append((planner, ids)))
+    monkeypatch.setattr(ReusePlanner, "evict", lambda *told: evicted.append(told))
     planner = ReusePlanner()
     other = planner if shadows_own else ReusePlanner()
     client = EngineClient("http://engine", planner=planner, shadow=CapacityTracker(other, 100))
     client.forget(planned(planner))
-    expected = [(other, ["request-0"])]
-    assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"])])
+    expected = [(other, ["request-0"], "")]
+    assert evicted == (expected if shadows_own else [*expected, (planner, ["request-0"], "")])
 
 
 class Records:

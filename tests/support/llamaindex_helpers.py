@@ -36,9 +36,9 @@ class CountingPlanner(ReusePlanner):
         self.plans += 1
         return super().plan(*args, **kwargs)
 
-    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+    def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         self.evictions += 1
-        return super().evict(request_ids)
+        return super().evict(request_ids, tenant)
 
 
 def letter_text(letter: str) -> str:

@@ -433,4 +433,5 @@ def _write_trace(corpus: str, trace: str) -> None:
 
 
 def _statistics(planner: ReusePlanner) -> dict[str, int]:
-    return asdict(planner.statistics())
+    size = planner.statistics()
+    return {"nodes": size.nodes, "tokens": size.tokens, "requests": size.requests}

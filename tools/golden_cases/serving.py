@@ -125,7 +125,7 @@ def client_failures() -> Any:
                 told.append(_completion(await client.complete(planner.plan(request))))
             except Exception as error:
                 told.append(type(error).__name__)
-            told.append(asdict(planner.statistics()))
+            told.append(dict(zip(("nodes", "tokens", "requests"), _size(planner), strict=True)))
         return told
 
     return {"told": asyncio.run(main()), "sent": [_last(body) for body in engine.requests]}
@@ -144,7 +144,7 @@ def shadow_cache() -> Any:
         told = []
         for request in requests(30, seed=32):
             completion = await client.complete(planner.plan(request))
-            told.append([completion.cached_tokens, *asdict(planner.statistics()).values()])
+            told.append([completion.cached_tokens, *_size(planner)])
         return [shadow.capacity_tokens, *told]
 
     return asyncio.run(main())
@@ -359,3 +359,8 @@ def emulated_replies() -> Any:
         replies = {path: client.get(path) for path in ("/v1/models", "/metrics", "/health")}
         told += [[path, reply.status_code, reply.text] for path, reply in replies.items()]
     return told
+
+
+def _size(planner: ReusePlanner) -> tuple[int, int, int]:
+    size = planner.statistics()
+    return size.nodes, size.tokens, size.requests

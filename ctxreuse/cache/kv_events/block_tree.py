@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, NewType, TypeAlias
 
 BlockHash: TypeAlias = bytes | int
@@ -13,7 +13,7 @@ BlockHash: TypeAlias = bytes | int
 ExtraKeys: TypeAlias = tuple[object, ...] | None
 """What tells blocks of equal tokens apart: adapter, images, and in the first block the salt."""
 
-Name: TypeAlias = str | int
+Name: TypeAlias = Hashable
 """What a prompt is followed under: a request id."""
 
 Link = NewType("Link", bytes)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ctxreuse.cache.kv_events.block_tree import (
     BlockHash,
@@ -207,12 +208,17 @@ class EngineBlocks:
         return PromptBlocks(token_array(token_ids), adapters + salts, adapters)
 
 
+_RequestName: TypeAlias = tuple[str, str | int]
+"""A tenant, and the id of a request of its."""
+
+
 @dataclass(slots=True)
 class SentRequest:
     """A prompt that was sent, with what is needed to find it in the engine's cache.
 
     Attributes:
         request_id: The plan's request id.
+        tenant: The tenant that the id belongs to.
         token_ids: The prompt's tokens.
         block_ends: At which token each context block ends.
         cache_salt: The salt it was sent with.
@@ -221,11 +227,17 @@ class SentRequest:
     """
 
     request_id: str | int
+    tenant: str
     token_ids: array[int]
     block_ends: list[int]
     cache_salt: str | None
     lora: str | None
     since: float
+
+    @property
+    def name(self) -> _RequestName:
+        """What tells it from other tenants' requests."""
+        return self.tenant, self.request_id
 
 
 @dataclass(slots=True)
@@ -236,6 +248,7 @@ class _Held:
     it: the next one holds the beginning of what follows, so no other prompt can use it.
     """
 
+    name: _RequestName
     shared_ends: list[int]
     blocks: int
 
@@ -266,8 +279,8 @@ class HeldRequests:
         self._blocks = blocks
         self._max_requests = max_requests
         self._settle_s = settle_s
-        self._new: OrderedDict[str | int, SentRequest] = OrderedDict()
-        self._held: OrderedDict[str | int, _Held] = OrderedDict()
+        self._new: OrderedDict[Name, SentRequest] = OrderedDict()
+        self._held: OrderedDict[Name, _Held] = OrderedDict()
 
     @property
     def unsettled(self) -> int:
@@ -280,12 +293,12 @@ class HeldRequests:
         return len(self._held)
 
     def add(self, prompt: SentRequest) -> None:
-        """Follow a request; an earlier one of the same id is replaced."""
-        self._forget(prompt.request_id)
-        self._new[prompt.request_id] = prompt
+        """Follow a request; an earlier one of the same tenant and id is replaced."""
+        self._forget(prompt.name)
+        self._new[prompt.name] = prompt
         if len(self._new) > self._max_requests:
-            request_id, _ = self._new.popitem(last=False)
-            self._planner.evict([request_id])
+            _, oldest = self._new.popitem(last=False)
+            self._planner.evict([oldest.request_id], oldest.tenant)
 
     def apply(self, event: CacheEvent) -> bool:
         """Apply an event; return whether it could be used."""
@@ -307,8 +320,8 @@ class HeldRequests:
 
     def clear(self) -> None:
         """Empty the index: the engine holds nothing any more, or it is unknown what."""
-        for request_id in [*self._new, *self._held]:
-            self._forget(request_id)
+        for name in [*self._new, *self._held]:
+            self._forget(name)
         self._blocks.cleared()
         self._planner.evict_tokens(self._planner.statistics().tokens)
 
@@ -318,35 +331,37 @@ class HeldRequests:
         Args:
             now: Seconds, on the clock of `SentRequest.since`.
         """
-        for request_id, tokens in self._blocks.take_lowered().items():
-            held = self._held.get(request_id)
+        for name, tokens in self._blocks.take_lowered().items():
+            held = self._held.get(name)
             if held is not None:
-                self._trim(request_id, held, held.within(tokens))
+                self._trim(held, held.within(tokens))
         for prompt in list(self._new.values()):
             tokens = self._blocks.follow(
-                prompt.request_id, prompt.token_ids, cache_salt=prompt.cache_salt, lora=prompt.lora
+                prompt.name, prompt.token_ids, cache_salt=prompt.cache_salt, lora=prompt.lora
             )
             size = self._blocks.block_size
             is_whole = tokens > 0 and len(prompt.token_ids) - tokens < size
             if is_whole or now - prompt.since >= self._settle_s:
-                del self._new[prompt.request_id]
+                del self._new[prompt.name]
                 ends = [end // size * size if size else end for end in prompt.block_ends]
-                held = self._held[prompt.request_id] = _Held(ends, len(ends))
-                self._trim(prompt.request_id, held, held.within(tokens))
+                held = self._held[prompt.name] = _Held(prompt.name, ends, len(ends))
+                self._trim(held, held.within(tokens))
         while len(self._held) > self._max_requests:
-            request_id = next(iter(self._held))
-            self._forget(request_id)
-            self._planner.evict([request_id])
+            _, held = self._held.popitem(last=False)
+            self._forget(held.name)
+            tenant, request_id = held.name
+            self._planner.evict([request_id], tenant)
 
-    def _trim(self, request_id: str | int, held: _Held, blocks: int) -> None:
+    def _trim(self, held: _Held, blocks: int) -> None:
         if blocks >= held.blocks:
             return
         held.blocks = blocks
-        self._planner.trim(request_id, blocks)
+        tenant, request_id = held.name
+        self._planner.trim(request_id, blocks, tenant)
         if not blocks:
-            self._forget(request_id)
+            self._forget(held.name)
 
-    def _forget(self, request_id: str | int) -> None:
-        self._new.pop(request_id, None)
-        self._held.pop(request_id, None)
-        self._blocks.unfollow(request_id)
+    def _forget(self, name: Name) -> None:
+        self._new.pop(name, None)
+        self._held.pop(name, None)
+        self._blocks.unfollow(name)

@@ -260,7 +260,15 @@ class KVEventSync:
             ends = prompt_ends.checked_ends(block_ends, len(plan.blocks))
         if ends:  # a turn without blocks of its own has nothing in the index
             self._recorded.append(
-                SentRequest(plan.request_id, tokens, ends, cache_salt, lora, self._clock())
+                SentRequest(
+                    plan.request_id,
+                    plan.request.tenant,
+                    tokens,
+                    ends,
+                    cache_salt,
+                    lora,
+                    self._clock(),
+                )
             )
 
     def _find_ends(self, plan: Plan, prompt_tokens: int) -> list[int]:

@@ -197,7 +197,8 @@ class _Sending:
                 raise EngineError("answered without a count of tokens")
         except EngineError as error:
             self.failures[str(error)] += 1
-            self.planner.evict([plan.request_id])  # the server's cache does not hold it
+            # the server's cache does not hold it
+            self.planner.evict([plan.request_id], plan.request.tenant)
             return None
         self.usages.append(CacheUsage(answer.prompt_tokens, answer.cached_tokens))
         self.first_token_s.append(answer.time_to_first_token_s)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import count
+from secrets import token_hex
 from typing import TypeAlias
 
 from ctxreuse.adapters.ordered_release import (
@@ -72,11 +72,10 @@ class AdmissionQueue:
             "AdmissionQueue", "requests go on in the order in which they came"
         )
         self._queue: OrderedQueue[Plannable, Plan] = OrderedQueue(
-            concurrency, unused=lambda plan: planner.evict([plan.request_id]), lanes=2
+            concurrency, unused=self._take_back, lanes=2
         )
         self._is_planning = False
         self._window_elapsed = False  # for a request that still waits to be planned
-        self._unplanned_number = count()
 
     @property
     def faults(self) -> int:
@@ -158,6 +157,10 @@ class AdmissionQueue:
                 line.append(slot)
         return line
 
+    def _take_back(self, plan: Plan) -> None:
+        """Make the planner forget a plan that is not sent."""
+        self._planner.evict([plan.request_id], plan.request.tenant)
+
     def _planned_as_it_came(self, request: Plannable) -> Plan:
         return self._fail_open.attempt(
             lambda: (
@@ -176,7 +179,7 @@ class AdmissionQueue:
             spare = ReusePlanner(templates=self._planner.templates)  # with counts of its own
             plan, given_id = spare.plan(request, "none"), request.request_id
         if given_id is None:  # an id of another planner may be another request's here
-            given_id = f"unplanned-{next(self._unplanned_number)}"
+            given_id = f"unplanned-{token_hex(8)}"  # a count would show other tenants' requests
         return replace(plan, request_id=given_id, expected_cached_tokens=0, logged=None)
 
 

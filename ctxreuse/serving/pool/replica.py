@@ -273,7 +273,7 @@ class Replica:
                     yield InFlightRequest(plan, cache_epoch, self.name, limit_s)
                     await self._learn_capacity()
                 except BaseException:
-                    self.planner.evict([plan.request_id])
+                    self.planner.evict([plan.request_id], plan.request.tenant)
                     raise
         except EngineError as error:
             self._note_error(error, is_trial)
@@ -416,7 +416,7 @@ class Replica:
             if not is_current and self._events is None:
                 # The index was emptied while this was on its way. It is answered all the same, so
                 # the engine lives, and has its prompt in the cache.
-                self.planner.evict([plan.request_id])
+                self.planner.evict([plan.request_id], plan.request.tenant)
                 plan = recorded(self.planner, plan)
             if is_current:
                 self._judge(plan, cached)

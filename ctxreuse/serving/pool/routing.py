@@ -90,7 +90,7 @@ class RequestRouter:
     def to_compute(self, replica: Replica, prompt: Plannable) -> int:
         """Return what a request would cost a replica, in prompt tokens, its answer included."""
         request = request_of(prompt)
-        tokens = replica.planner.block_tokens(prompt.blocks)
+        tokens = replica.planner.block_tokens(prompt.blocks, request.tenant)
         tokens += estimate_tokens(request.query) + _history_tokens(request)
         return max(0, tokens - self._cached_tokens(replica, prompt)) + self._answer_cost
 

@@ -244,7 +244,8 @@ class ChatTurnPlanner:
         """Make the planner forget a turn that was not answered."""
         plan = turn.plan
         if plan is not None:
-            self._fail_open.attempt(lambda: self._planner.evict([plan.request_id]), lambda: None)
+            ids, tenant = [plan.request_id], plan.request.tenant
+            self._fail_open.attempt(lambda: self._planner.evict(ids, tenant), lambda: None)
 
     def _retrieved(self, question: str, nodes: Sequence[NodeWithScore]) -> _Retrieved:
         """Return nodes without earlier plans, and where those say that others stand."""

@@ -194,7 +194,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         Previews tell how many blocks fit, so that only one plan is made.
         """
         request = content.plan.request
-        self._planner.evict([content.plan.request_id])
+        self._planner.evict([content.plan.request_id], request.tenant)
         target = estimate_tokens(content.text) - tokens
 
         def is_too_long(kept: int) -> bool:

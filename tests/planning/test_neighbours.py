@@ -1,0 +1,509 @@
+"""What a tenant's neighbours can and cannot change: ids, token counts, waiting, memory."""
+
+import gc
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import STRATEGIES, assert_keeps_the_promises, big_request, request, user
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.index.radix_tree import Evicted, PartSize
+from ctxreuse.planning import tenant_planner
+from ctxreuse.planning.tenants import Bounds, Tenants
+
+WAIT_S = 60
+MODES = ("active", "shadow")
+
+# request ids
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_neighbours_eviction_of_the_same_id_leaves_a_tenants_request_alone(mode):
+    planner = ReusePlanner(mode=mode)
+    ours = planner.plan(big_request((1, 2), tenant="a"))
+    theirs = planner.plan(big_request((3,), tenant="b", request_id=ours.request_id))
+    assert planner.evict([theirs.request_id], tenant="b") == Evicted(1, 100, ())
+    assert planner.evict([ours.request_id], tenant="b").unknown == (ours.request_id,)
+    assert planner.cached_tokens(big_request((1, 2), tenant="a")) == 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_neighbours_trim_of_the_same_id_leaves_a_tenants_request_alone(mode):
+    planner = ReusePlanner(mode=mode)
+    ours = planner.plan(big_request((1, 2), tenant="a"))
+    planner.plan(big_request((1, 2), tenant="b", request_id=ours.request_id))
+    assert planner.trim(ours.request_id, 0, tenant="b") == Evicted(1, 200, ())
+    assert planner.trim(ours.request_id, 1, tenant="c") == Evicted(0, 0, (ours.request_id,))
+    assert planner.cached_tokens(big_request((1, 2), tenant="a")) == 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_id_that_several_tenants_use_is_nobodys_as_long_as_no_tenant_is_named(mode):
+    planner = ReusePlanner(mode=mode)
+    for tenant in ("a", "b"):
+        planner.plan(big_request((1, 2), tenant=tenant, request_id="same"))
+    assert planner.evict(["same"]) == Evicted(0, 0, ("same",))
+    assert planner.trim("same", 0) == Evicted(0, 0, ("same",))
+    assert planner.evict(["same"], "b") == Evicted(1, 200, ())
+    assert planner.evict(["same"]) == Evicted(1, 200, ())
+
+
+def test_the_tenant_of_ids_is_a_string():
+    for work in (lambda: ReusePlanner().evict([], 1), lambda: ReusePlanner().trim("a", 0, 1)):
+        with pytest.raises(InvalidRequestError, match=r"tenant must be a string, not 1 \(int\)"):
+            work()
+
+
+some_ids = st.lists(st.integers(0, 5), max_size=4, unique=True)
+ours_and_theirs = st.lists(st.tuples(st.sampled_from("ab"), some_ids, st.booleans()), max_size=12)
+
+
+@given(ours_and_theirs, st.sampled_from(STRATEGIES))
+def test_counted_ids_do_not_show_how_many_requests_others_send(requests, strategy):
+    def ids_of(planner, asked):
+        return [
+            planner.plan(big_request(ids, tenant=tenant), strategy).request_id
+            if is_single
+            else planner.plan_batch([big_request(ids, tenant=tenant)], strategy).plans[0].request_id
+            for tenant, ids, is_single in asked
+        ]
+
+    ours = [one for one in requests if one[0] == "a"]
+    mixed = ids_of(ReusePlanner(), requests)
+    assert [
+        name for name, (tenant, *_) in zip(mixed, requests, strict=True) if tenant == "a"
+    ] == ids_of(ReusePlanner(), ours)
+
+
+# who waits for whom
+
+
+class SlowCounter:
+    """Counts texts at once, but holds those that begin with "slow" until it is told to go on."""
+
+    def __init__(self):
+        self.is_counting = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, text):
+        if text.startswith("slow"):
+            self.is_counting.set()
+            assert self.go_on.wait(WAIT_S)
+        return len(text)
+
+
+def calls_of_others(planner):
+    """Call all that others do meanwhile, as a tenant that has requests and as one that has none."""
+    for tenant in ("", "other"):
+        new = ContextRequest(["a text", "b text"], "Why?", tenant=tenant)
+        plan = planner.plan(new)
+        assert_keeps_the_promises(plan)
+        planner.plan_batch([new, new])
+        planner.preview(new)
+        planner.cached_tokens(new)
+        planner.block_tokens(new.blocks, tenant)
+        planner.count_tokens("text")
+        chat = planner.conversation("c", tenant)
+        chat.plan(["a text"])
+        chat.record("Yes.")
+        chat.plan(["a text"])
+        planner.end_conversation("c", tenant)
+        planner.trim(plan.request_id, 1, tenant)
+        planner.evict([plan.request_id], tenant)
+        planner.evict_tokens(1)
+        plan.explain()
+        planner.statistics()
+
+
+SLOW_WORK = {
+    "plan": lambda planner, new: planner.plan(new),
+    "preview": lambda planner, new: planner.preview(new),
+    "batch": lambda planner, new: planner.plan_batch([big_request((1,)), new]),
+    "batch as retrieved": lambda planner, new: planner.plan_batch([big_request((1,)), new], "none"),
+    "cached tokens": lambda planner, new: planner.cached_tokens(new),
+    "block tokens": lambda planner, new: planner.block_tokens(new.blocks),
+    "count": lambda planner, new: planner.count_tokens(new.blocks[0].text),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("work", SLOW_WORK)
+def test_nobody_waits_for_a_slow_token_counter(work, mode):
+    counter = SlowCounter()
+    planner = ReusePlanner(token_counter=counter, mode=mode)
+    planner.plan(big_request((1, 2)))
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(SLOW_WORK[work], planner, ContextRequest(["slow text"], "Why?"))
+        try:
+            assert counter.is_counting.wait(WAIT_S)
+            pool.submit(calls_of_others, planner).result(WAIT_S)
+        finally:
+            counter.go_on.set()
+        slow.result(WAIT_S)
+
+
+@pytest.mark.parametrize("strategy", ["reuse", "paper"])
+def test_nobody_waits_for_a_batch_that_is_being_arranged(monkeypatch, strategy):
+    planner, is_arranging, go_on = ReusePlanner(), threading.Event(), threading.Event()
+    arrange = tenant_planner.arrange
+
+    def slowly(batch, *args):
+        if len(batch) == 3:
+            is_arranging.set()
+            assert go_on.wait(WAIT_S)
+        return arrange(batch, *args)
+
+    monkeypatch.setattr(tenant_planner, "arrange", slowly)
+    batch = [big_request(ids) for ids in ((1, 2), (2, 3), (3, 1))]
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(planner.plan_batch, batch, strategy)
+        try:
+            assert is_arranging.wait(WAIT_S)
+            pool.submit(calls_of_others, planner).result(WAIT_S)
+        finally:
+            go_on.set()
+        assert len(slow.result(WAIT_S).plans) == 3
+
+
+def test_nobody_waits_for_a_history_that_is_being_read(monkeypatch):
+    planner, is_reading, go_on = ReusePlanner(), threading.Event(), threading.Event()
+    shown_in = tenant_planner.shown_in
+
+    def slowly(messages, *args):
+        if messages[0]["content"] == "slow":
+            is_reading.set()
+            assert go_on.wait(WAIT_S)
+        return shown_in(messages, *args)
+
+    monkeypatch.setattr(tenant_planner, "shown_in", slowly)
+    later = big_request((1,), history=[user("slow")], conversation_id="slow")
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(planner.plan, later)
+        try:
+            assert is_reading.wait(WAIT_S)
+            pool.submit(calls_of_others, planner).result(WAIT_S)
+        finally:
+            go_on.set()
+        assert_keeps_the_promises(slow.result(WAIT_S))
+
+
+meanwhile = st.lists(
+    st.sampled_from(["evict", "evict tokens", "trim", "plan", "turn", "end", "forget tenant"]),
+    max_size=5,
+)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(some_ids, st.booleans()), min_size=1, max_size=6),
+    st.sampled_from(["reuse", "paper"]),
+    meanwhile,
+)
+def test_a_batch_loses_nothing_whatever_happens_while_it_is_arranged(contexts, strategy, events):
+    planner = ReusePlanner()
+    before = [planner.plan(big_request(ids, request_id=i)) for i, (ids, _) in enumerate(contexts)]
+    chat = planner.conversation("c")
+    first = chat.plan(big_request((0, 1)).blocks, "Why?")
+    chat.record("Yes.")
+    history = [user(first.content), {"role": "assistant", "content": "Yes."}]
+    requests = [
+        big_request(ids, history=history, conversation_id="c") if is_later else big_request(ids)
+        for ids, is_later in contexts
+    ]
+    happens = {
+        "evict": lambda: planner.evict([plan.request_id for plan in before]),
+        "evict tokens": lambda: planner.evict_tokens(150),
+        "trim": lambda: planner.trim(0, 1),
+        "plan": lambda: planner.plan(big_request((5, 4, 3, 2, 1, 0))),
+        "turn": lambda: chat.plan(big_request((2, 3)).blocks, "And?"),
+        "end": lambda: planner.end_conversation("c"),
+        "forget tenant": lambda: planner._planning._tenants._forget_oldest(),
+    }
+    arrange = tenant_planner.arrange
+
+    def meanwhile(*args):
+        arrangement = arrange(*args)
+        for event in events:
+            if event != "forget tenant" or planner._planning._tenants._states:
+                happens[event]()
+        return arrangement
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tenant_planner, "arrange", meanwhile)
+        batch = planner.plan_batch(requests, strategy)
+    assert sorted(batch.order) == list(range(len(requests)))
+    for plan, position in zip(batch.plans, batch.order, strict=True):
+        assert plan.request is requests[position]
+        assert_keeps_the_promises(plan)
+    size = planner.statistics()
+    assert planner.evict_tokens(10**9).tokens == size.tokens
+
+
+# token counts
+
+
+class AskedCounter:
+    """Counts, and notes of which texts it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, text):
+        self.asked.append(text)
+        return len(text)
+
+    def take(self):
+        asked, self.asked = self.asked, []
+        return asked
+
+
+def asked_by(calls, ours):
+    """Return which texts the counter is asked of during a tenant's calls."""
+    counter = AskedCounter()
+    planner = ReusePlanner(token_counter=counter)
+    asked = []
+    for tenant, kind, numbers in calls:
+        new = ContextRequest([f"text {n}" for n in numbers], "Why?", tenant=tenant)
+        call = {
+            "plan": planner.plan,
+            "batch": lambda one: planner.plan_batch([one, one]),
+            "preview": planner.preview,
+            "cached": planner.cached_tokens,
+            "tokens": lambda one: planner.block_tokens(one.blocks, one.tenant),
+        }[kind]
+        call(new)
+        if tenant == ours:
+            asked.append(counter.take())
+        counter.take()
+    return asked
+
+
+calls = st.lists(
+    st.tuples(
+        st.sampled_from("ab"),
+        st.sampled_from(["plan", "batch", "preview", "cached", "tokens"]),
+        some_ids,
+    ),
+    max_size=12,
+)
+
+
+@given(calls)
+def test_what_is_counted_for_a_tenant_does_not_depend_on_its_neighbours(calls):
+    alone = [one for one in calls if one[0] == "a"]
+    assert asked_by(calls, "a") == asked_by(alone, "a")
+
+
+def test_a_tenants_texts_are_counted_once():
+    counter = AskedCounter()
+    planner = ReusePlanner(token_counter=counter)
+    for tenant in ("a", "b", "a", "b"):
+        planner.plan(ContextRequest(["text"], tenant=tenant))
+    assert counter.asked == ["text", "text"]
+
+
+def test_a_noisy_tenant_does_not_push_out_counts_of_those_that_have_less_than_their_share():
+    counter = AskedCounter()
+    planner = ReusePlanner(token_counter=counter)
+    planner._planning._tenants = Tenants(None, Bounds(token_counts=10))
+    quiet = ContextRequest([f"quiet {n}" for n in range(4)], tenant="quiet")
+    planner.plan(quiet)
+    for number in range(100):
+        planner.plan(ContextRequest([f"noise {number}"], tenant="noisy"))
+    counter.take()
+    planner.plan(quiet)
+    assert counter.take() == []
+    assert planner.statistics().parts["token_counts"] == PartSize(10, 10)
+
+
+# memory
+
+SMALL = Bounds(
+    tenants=3,
+    index_nodes=12,
+    index_blocks=30,
+    request_ids=10,
+    recent_blocks=20,
+    conversations=4,
+    shown_blocks=15,
+    logged_blocks=25,
+    token_counts=12,
+)
+
+
+def bounded(bounds=SMALL):
+    """Return a planner that remembers little."""
+    planner = ReusePlanner(token_counter=lambda text: len(text) + 20)
+    planner._planning._tenants = Tenants(None, bounds)
+    return planner
+
+
+def measured(tenants):
+    """Return the size of every part, counted anew."""
+    states = tenants._states.values()
+    return {
+        "index_nodes": sum(
+            sum(node.parent is not None for node in index.nodes())
+            for state in states
+            for index in (state.index, *state.online._trials.values())
+        ),
+        "index_blocks": sum(
+            len(node.run)
+            for state in states
+            for index in (state.index, *state.online._trials.values())
+            for node in index.nodes()
+        ),
+        "request_ids": sum(len(state.index._by_request) for state in states),
+        "recent_blocks": sum(len(one) for state in states for one in state.online.recent._requests),
+        "conversations": sum(len(state.conversations) for state in states),
+        "shown_blocks": sum(
+            len(one.shown) for state in states for one in state.conversations._records.values()
+        ),
+        "logged_blocks": sum(1 + len(prompt.ids) for state in states for _, prompt in state.log),
+        "token_counts": sum(len(state.token_counts) for state in states),
+    }
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from("abcd"),
+        st.sampled_from(["plan", "batch", "turn", "later", "evict", "evict tokens", "trim", "end"]),
+        st.lists(st.integers(0, 30), max_size=8, unique=True),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=200)
+@given(steps)
+def test_every_part_stays_within_its_bound_and_the_statistics_say_how_large_it_is(steps):
+    planner = bounded()
+    tenants, last = planner._planning._tenants, None
+    for tenant, kind, numbers in steps:
+        texts, name = [f"text {n}" for n in numbers], numbers[0] if numbers else 0
+        if kind in ("plan", "batch", "turn", "later"):
+            history = {"turn": [], "later": [user("[Doc_1] text 1")]}.get(kind)
+            new = ContextRequest(
+                texts,
+                tenant=tenant,
+                history=history,
+                conversation_id=None if history is None else name,
+            )
+            plans = planner.plan_batch([new, new]).plans if kind == "batch" else [planner.plan(new)]
+            last = plans[-1]
+            assert_keeps_the_promises(last)
+        elif kind == "evict tokens":
+            planner.evict_tokens(30)
+        elif kind == "end":
+            planner.end_conversation(name, tenant)
+        elif last is not None:
+            ours = last.request.tenant
+            if kind == "evict":
+                planner.evict([last.request_id], ours)
+            else:
+                planner.trim(last.request_id, 1, ours)
+        parts = planner.statistics().parts
+        assert {name: size.entries for name, size in parts.items() if name != "tenants"} == (
+            measured(tenants)
+        )
+        assert all(size.entries <= size.bound for size in parts.values())
+        assert parts["tenants"] == PartSize(len(tenants._states), 3)
+
+
+def test_the_statistics_name_every_bound():
+    parts = ReusePlanner().statistics().parts
+    bounds = Bounds()
+    assert {name: size.bound for name, size in parts.items()} == {
+        name: getattr(bounds, name) for name in Bounds.__dataclass_fields__
+    }
+    assert {size.entries for size in parts.values()} == {0}
+    shadow = ReusePlanner(mode="shadow")
+    shadow.plan(request((1, 2), conversation_id="c"))
+    parts = shadow.statistics().parts
+    assert parts["tenants"] == PartSize(2, 2 * bounds.tenants)  # it runs two planners
+    assert parts["shown_blocks"] == PartSize(4, 2 * bounds.shown_blocks)
+
+
+def test_long_ids_count_by_their_length():
+    planner = bounded()
+    long = "x" * 64 * 3
+    planner.plan(
+        ContextRequest(
+            [ContextBlock(id=long, text="text")], request_id=long, conversation_id=long, history=[]
+        )
+    )
+    parts = planner.statistics().parts
+    for name in ("request_ids", "conversations", "shown_blocks"):
+        assert parts[name].entries == 4
+    assert parts["logged_blocks"].entries == 8  # the request's and the block's
+
+
+def bytes_after(work):
+    """Return how many bytes more are held after some work."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda planner, n: planner.plan(
+            ContextRequest(blocks_of(n), tenant="a", conversation_id=n, history=[])
+        ),
+        lambda planner, n: planner.plan(ContextRequest(blocks_of(n), tenant=f"tenant {n}")),
+        lambda planner, n: planner.plan(ContextRequest(blocks_of(n), system=f"{n} system" * 99)),
+        lambda planner, n: planner.plan(ContextRequest([], system=f"{n} system" * 99)),
+        lambda planner, n: planner.plan(ContextRequest([], request_id=f"{n} id" * 99)),
+        lambda planner, n: planner.plan_batch([ContextRequest(blocks_of(n)) for _ in range(2)]),
+    ],
+    ids=["conversations", "tenants", "system texts", "no blocks", "request ids", "batches"],
+)
+def test_memory_stops_growing(send):
+    bounds = Bounds(
+        tenants=10,
+        index_nodes=100,
+        index_blocks=500,
+        request_ids=100,
+        recent_blocks=200,
+        conversations=50,
+        shown_blocks=200,
+        logged_blocks=200,
+        token_counts=200,
+    )
+    planner = bounded(bounds)
+
+    def many(numbers):
+        for number in numbers:
+            send(planner, number)
+
+    many(range(400))
+    held = [bytes_after(partial(many, range(first, first + 400))) for first in (400, 800)]
+    assert max(held) < 400_000, "what came is held in place of what went"
+
+
+def blocks_of(number):
+    return [ContextBlock(id=f"{number} {i}", text=f"text {number} {i}") for i in range(10)]
+
+
+def test_a_conversation_holds_nothing_of_an_evicted_turn_but_where_its_blocks_stand():
+    planner = ReusePlanner()
+    plan = planner.plan(big_request((1, 2), history=[], conversation_id="c"))
+    [record] = planner._planning._tenants.state("").conversations._records.values()
+    assert record.end.run
+    planner.evict([plan.request_id])
+    assert record.end.run == record.end.weights == ()
+    history = [user(plan.content)]
+    later = planner.plan(big_request((1, 3), history=history, conversation_id="c"))
+    assert later.references == (1,)
