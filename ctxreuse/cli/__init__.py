@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
+from ctxreuse.context.files import file_errors
 from ctxreuse.errors import CtxreuseError, MissingExtraError
-from ctxreuse.files import file_errors
 
 __all__ = ["app", "main"]
 

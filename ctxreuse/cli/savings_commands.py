@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, put, say, show
+from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
@@ -20,7 +21,6 @@ from ctxreuse.evaluation.results.tables import (
     estimate_json,
     estimate_output,
 )
-from ctxreuse.files import file_errors, make_folder
 
 
 def estimate(

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.results.tables import Bad, Good, Shown, Table
 from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM
-from ctxreuse.files import file_errors
 
 CorpusPath = Annotated[
     str,

@@ -24,6 +24,7 @@ from ctxreuse.cli.terminal import (
     show,
 )
 from ctxreuse.context.checks import checked_choice
+from ctxreuse.context.files import file_errors
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.evaluation.plugins import (
     RECORDERS,
@@ -69,6 +70,11 @@ def record(
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
+    if not module:
+        with file_errors(program, "read"):
+            is_file = Path(program).is_file()
+        if not is_file:
+            raise InputFileError(f"{program}: there is no such script; for a module give --module")
     with TraceRecorder(output, hash_only=hash_only) as recorder:
         try:
             _run_recorded(program, arguments or [], recorder, source or [], module)
@@ -237,8 +243,6 @@ def _run_recorded(
     is_module: bool,
 ) -> None:
     """Run a program as `python` would, in this process; without sources, record all frameworks."""
-    if not is_module and not Path(program).is_file():
-        raise InputFileError(f"{program}: there is no such script; for a module give --module")
     recordings = [_recording(name) for name in sources] or list(_installed_frameworks())
     if not recordings:
         raise MissingExtraError("recording a program", "langchain")

@@ -13,11 +13,11 @@ from cli_helpers import run
 from planning_helpers import write_jsonl
 
 from ctxreuse import ContextBlock
+from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.evaluation.demo import demo_run
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
-from ctxreuse.files import make_folder, write_text, written_file
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
 
 __all__ = ["run"]
@@ -361,3 +361,28 @@ def test_records_stand_as_before(tmp_path):
         recorder.record([ContextBlock(id="ü", text="\ud800 ü")], "q", tenant="t")
     line = (tmp_path / "corpus.jsonl").read_text()
     assert json.loads(line) == {"id": "ü", "tokens": 2, "text": "\ud800 ü"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("estimate", "{}"),
+        ("report", "{}"),
+        ("record", "{}"),
+        ("simulate", "--plan", "{}", "--corpus", "corpus.jsonl"),
+        ("simulate", "--plan", "trace.jsonl", "--corpus", "{}"),
+        ("plan", "--trace", "{}", "--corpus", "corpus.jsonl", "--mode", "online"),
+        ("bench", "jsonl", "--data", "{}"),
+        ("bench", "jsonl", "--data", "data", "-o", "{}"),
+        (*PLAN, "-o", "{}"),
+        ("report", "results.json", "-o", "{}"),
+    ],
+)
+@pytest.mark.parametrize("name", ["n" * 300, "loop/inside", "trace.jsonl/inside"])
+@pytest.mark.usefixtures("trace")
+def test_a_name_that_leads_nowhere_is_one_line(run_in, tmp_path, arguments, name):
+    (tmp_path / "loop").symlink_to("loop")
+    code, out, err = run_in(*(one.format(name) for one in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("ctxreuse: ")
+    assert err.count("\n") == 1

@@ -145,6 +145,19 @@ def test_a_document_without_an_id_keeps_none():
     assert [one.id for one in retriever.invoke("q")] == [None]
 
 
+def test_metadata_that_cannot_be_copied_goes_through_as_retrieved_and_is_counted():
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    documents = [
+        Document("one", metadata={"ctxreuse": deep, "more": deep}),
+        Document("two", metadata={"source": deep}),
+    ]
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: documents))
+    assert [one.page_content for one in retriever.invoke("which?")][:2] == ["one", "two"]
+    assert retriever.faults == 1
+
+
 def test_two_documents_with_one_text_and_different_metadata_both_come_back():
     twins = [document("a", page=1), document("a", page=2), document("b")]
     retriever = ReuseRetriever(retriever=GivenRetriever(), annotation="metadata")

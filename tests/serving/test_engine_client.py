@@ -473,3 +473,9 @@ def test_optional_packages_are_not_imported_before_they_are_needed():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.stdout, run.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("timeout_s", [(), float("nan"), -1, "10", [5.0]])
+def test_a_time_limit_of_the_wrong_kind_is_named(timeout_s):
+    with pytest.raises(InvalidRequestError, match="timeout_s must be a number from 0, not "):
+        EngineClient("http://a/v1", timeout_s=timeout_s)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from ctxreuse.context.checks import checked_choice, checked_integer
+from ctxreuse.context.files import file_errors
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.jsonl_folder import load_jsonl
@@ -55,7 +56,9 @@ def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
     loader = LOADERS[checked_choice("data set", name, list(LOADERS))]
     if isinstance(chunk_tokens, bool):
         raise InvalidRequestError("chunk_tokens must be an integer from 1, not a bool")
-    loaded = loader(Path(path), checked_integer("chunk_tokens", chunk_tokens, 1))
+    checked_integer("chunk_tokens", chunk_tokens, 1)
+    with file_errors(path, "read"):  # a name that the file system refuses
+        loaded = loader(Path(path), chunk_tokens)
     return Dataset(
         loaded.name,
         _distinct(path, "passage", loaded.passages),

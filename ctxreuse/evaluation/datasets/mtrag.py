@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ctxreuse.context.files import file_errors
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.published_files import (
@@ -31,7 +32,6 @@ from ctxreuse.evaluation.datasets.published_files import (
     text_of,
 )
 from ctxreuse.evaluation.traces.json_lines import JsonLine, lines_of, read_lines
-from ctxreuse.files import file_errors
 
 _SOURCE = Source(
     "mtrag",

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.traces.json_lines import JsonLine
-from ctxreuse.files import file_errors
 
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.evaluation.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
@@ -16,7 +17,6 @@ from ctxreuse.evaluation.replay.run_result import RunResult
 from ctxreuse.evaluation.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.evaluation.results.tables import POLICY_COLOURS, Good, Shown, Table, demo_table
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
-from ctxreuse.files import make_folder, write_text, written_file
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 BLOCKS_PER_QUESTION = 10

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.results.tables import best_of_ours, tables
-from ctxreuse.files import make_folder, write_text, written_file
 
 _PAGE = HtmlPage(
     "ctxreuse.evaluation.report", "report.html.j2", feature="an HTML report", extra="report"

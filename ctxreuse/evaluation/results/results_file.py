@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
+from ctxreuse.context.files import file_errors, write_text
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.estimate import (
     KS,
@@ -29,7 +30,6 @@ from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer
 from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
-from ctxreuse.files import write_text
 
 _WORST = 10
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
@@ -216,10 +216,11 @@ def measure_savings(
         MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
     """
     path = Path(trace)
-    if not path.exists():
-        raise InputFileError(f"{trace}: there is no such file or folder")
-    if path.is_dir():
-        path /= TRACE
+    with file_errors(trace, "read"):
+        if not path.exists():
+            raise InputFileError(f"{trace}: there is no such file or folder")
+        if path.is_dir():
+            path /= TRACE
     blocks = read_corpus(str(path.parent / CORPUS) if corpus is None else corpus)
     requests = read_trace(str(path), blocks)
     summary = TraceSummary.of(requests)

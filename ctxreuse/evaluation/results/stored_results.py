@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_args
 
+from ctxreuse.context.files import FilePath, file_errors
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.evaluation.replay.policies import TraceMode
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.traces.json_lines import LARGEST
-from ctxreuse.files import FilePath, file_errors
 from ctxreuse.planning.plan import Strategy
 
 FORMAT = 1

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ctxreuse.context.files import file_errors, write_text
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.files import file_errors, write_text
 
 STANDARD_STREAM = "-"
 

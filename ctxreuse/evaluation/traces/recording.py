@@ -21,11 +21,11 @@ from typing import IO, Any, NamedTuple, Self, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, text_digest
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
-from ctxreuse.files import file_errors, make_folder
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""

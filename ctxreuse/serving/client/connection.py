@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from ctxreuse.context.checks import checked_integer, reported_count
+from ctxreuse.context.checks import checked_integer, checked_number, reported_count
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import (
     EngineError,
@@ -283,6 +283,8 @@ def _openai_client(
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
     except ImportError as error:
         raise MissingExtraError("EngineClient", "openai") from error
+    if timeout_s is not None:
+        checked_number("timeout_s", timeout_s)
     http = DefaultAsyncHttpxClient(timeout=timeout_s) if http_client is None else http_client
     try:
         return AsyncOpenAI(

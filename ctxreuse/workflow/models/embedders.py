@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.files import written_file
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
-from ctxreuse.files import written_file
 
 Vectors: TypeAlias = NDArray[np.float32]
 """Shape (n, dimension)."""

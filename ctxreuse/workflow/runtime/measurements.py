@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.checks import checked_choice, checked_kind
+from ctxreuse.context.files import written_file
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
-from ctxreuse.files import written_file
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 
