@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 
 MANAGER = -1
@@ -60,8 +60,12 @@ class AgentMemory:
     """
 
     def __init__(self, max_conversations: int = 1_000) -> None:
-        self._conversations = LRUMap[ConversationKey, _AgentHistories](max_conversations)
-        self._lock = Lock()
+        self._max_conversations = max_conversations
+        self._lock = ForkSafeLock(self._forget_all)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._conversations = LRUMap[ConversationKey, _AgentHistories](self._max_conversations)
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""

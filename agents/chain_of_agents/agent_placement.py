@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import Lock
 from typing import Protocol
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.pool.placement import Document, rendezvous_order
@@ -67,10 +67,14 @@ class AgentPlacement:
         self._agents = range(agents)
         self._engines = engines
         self._assignment = assignment
+        self._lock = ForkSafeLock(self._start_anew)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Forget what agents live on and have read."""
         self._lives_on: dict[int, str] = {}
         self._cache_epochs: dict[str, int] = {}
         self._assigners = LRUMap[str, Assigner](_MAX_TENANTS)
-        self._lock = Lock()
 
     def engine_of(self, agent: int) -> str:
         """Return the engine that an agent lives on."""

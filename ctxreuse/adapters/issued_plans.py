@@ -13,10 +13,10 @@ import json
 import logging
 from dataclasses import dataclass, field, replace
 from itertools import count
-from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.scope import RequestScope
 
@@ -98,11 +98,14 @@ class IssuedPlans:
 
     def __init__(self, max_items: int = MAX_ITEMS) -> None:
         self._max_items = max_items
-        self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
-        self._size = 0
         self._numbers = count()
         self._ignored = 0
-        self._lock = Lock()
+        self._lock = ForkSafeLock(self._forget_all)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
+        self._size = 0
 
     @property
     def size(self) -> int:

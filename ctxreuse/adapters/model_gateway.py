@@ -14,7 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from threading import Event, Lock
+from threading import Event
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ctxreuse.adapters.ordered_release import (
@@ -29,6 +29,7 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, ScopedPrompt, as_given
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.planner import ReusePlanner, Strategy
 
 _STALL_TIMEOUT_S = 1.0
@@ -81,7 +82,12 @@ class MicroBatcher(Generic[_Item, _Result]):
         self._schedule = schedule
         self._window_s = checked_window(window_s)
         self._dropped = dropped
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
+        self._start_anew()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no batch: in a child, those who wait in the parent's cannot go on."""
         self._open: OrderedQueue[_Item, _Result] | None = None
 
     def submit(self, item: _Item) -> _Result:

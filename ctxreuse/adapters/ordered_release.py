@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
-from threading import RLock
 from typing import Any, Generic, TypeVar
 
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, describe
 
 PLANNED_ON_THE_LOOP = 64
@@ -166,8 +166,8 @@ class OrderedQueue(Generic[_Item, _Result]):
         unused: Callable[[_Result], object] = lambda result: None,
         lanes: int = 1,
     ) -> None:
-        # a collected task may leave while this very thread holds the lock
-        self.lock = RLock()
+        # re-entrant: a collected task may leave while this very thread holds it
+        self.lock = ForkSafeLock()
         self.arrived: dict[Slot[_Item, _Result], None] = {}
         self.present = 0
         self.running = 0

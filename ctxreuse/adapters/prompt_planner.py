@@ -14,13 +14,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from threading import Lock
 from typing import NamedTuple
 
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
 from ctxreuse.context.blocks import ContextRequest, Message, encoded
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
@@ -130,11 +130,14 @@ class PromptPlanner:
         check_strategy(strategy)
         self._strategy: Strategy = strategy
         self._registry = context_registry(registry)
+        self._counts: Counter[str] = Counter()
+        self._lock = ForkSafeLock(self._forget_sent_texts)  # of _sent_texts and _counts
+        self._forget_sent_texts()
+
+    def _forget_sent_texts(self) -> None:
         self._sent_texts: TenantLRUMap[bytes, str] = TenantLRUMap(
             max_weight=_REMEMBERED_CHARACTERS, weight_of=lambda text: len(text) + _ENTRY_CHARACTERS
         )
-        self._counts: Counter[str] = Counter()
-        self._lock = Lock()  # of _sent_texts and _counts
 
     def statistics(self) -> PromptStatistics:
         """Return what became of contexts so far, and how much is remembered."""

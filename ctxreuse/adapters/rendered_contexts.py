@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
-from threading import Lock
 from typing import NamedTuple
 
 from ctxreuse.adapters.context_search import (
@@ -26,6 +25,7 @@ from ctxreuse.adapters.context_search import (
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
@@ -91,14 +91,19 @@ class ContextRegistry:
     """
 
     def __init__(self, max_renderings: int = 10_000, max_spans: int = 200_000) -> None:
+        self._bounds = max_renderings, max_spans
+        self._numbers = count(1)
+        self._lock = ForkSafeLock(self._forget_all)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        max_renderings, max_spans = self._bounds
         self._renderings: TenantLRUMap[bytes, Rendering] = TenantLRUMap(
             max_renderings, max_weight=max_spans, weight_of=lambda one: one.span_count
         )
         self._places: TenantLRUMap[bytes, int] = TenantLRUMap(_MAX_PLACES)
         self._indexes: dict[str, RenderingIndex] = {}
-        self._numbers = count(1)
         self._latest_tenant = ""
-        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._renderings)
@@ -331,7 +336,7 @@ def _use_up(unmet: dict[int, int], rendering: Rendering, times: int) -> None:
                 del unmet[one.number]
 
 
-_sharing = Lock()
+_sharing = ForkSafeLock()
 
 
 @cache

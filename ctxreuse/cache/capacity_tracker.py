@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -79,14 +79,20 @@ class CapacityTracker:
     def __init__(self, planner: ReusePlanner, capacity_tokens: int) -> None:
         self.planner = checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         self.capacity_tokens = checked_integer("capacity_tokens", capacity_tokens)
-        self._lock = Lock()
+        self._lock = ForkSafeLock(self._forget_answers)
+        self._forget_answers()
+        self._fail_open = FailOpen(
+            "CapacityTracker", "counts that cannot be right are not used", work="measuring"
+        )
+
+    def _forget_answers(self) -> None:
         self._recent: deque[_Measured] = deque()
         self._uses: dict[BlockKey, _Use] = {}
         self._tokens = 0
         self._found = self._stored_and_found = self._only_stored = 0  # block tokens
-        self._fail_open = FailOpen(
-            "CapacityTracker", "counts that cannot be right are not used", work="measuring"
-        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.planner, self.capacity_tokens)
 
     @classmethod
     def from_metrics(

@@ -9,8 +9,9 @@ import logging
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from ctxreuse.context.fork_safety import ForkSafeLock
 
 _log = logging.getLogger("ctxreuse")
 _Result = TypeVar("_Result")
@@ -35,7 +36,10 @@ class FailOpen:
         self._instead = instead
         self._work = work
         self._faults = 0
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FailOpen, (self._component, self._instead, self._work)
 
     @property
     def faults(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
+from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.ordering.paper import paper_orders, paper_schedule
 
 _GRAIN = 64
@@ -87,7 +88,8 @@ def _arrange_reuse(
 ) -> list[int]:
     """Put each context behind its cached path and merge the remainders of those that share one."""
     # numpy comes with it: the first batch pays for that, not the import of this package
-    from ctxreuse.ordering.clustering import reuse_orders
+    with importing_late:
+        from ctxreuse.ordering.clustering import reuse_orders
 
     behind: dict[tuple[BlockKey, ...], list[int]] = {}
     for position in group:

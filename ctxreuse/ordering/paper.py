@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.index.radix_tree import Node
 
@@ -57,7 +58,8 @@ def pairwise_distances(
         The condensed upper triangle, as `scipy.cluster.hierarchy.linkage` takes it:
         n * (n - 1) / 2 distances in row order.
     """
-    import numpy as np  # only known batches under the papers' strategy need it
+    with importing_late:
+        import numpy as np  # only known batches under the papers' strategy need it
 
     n = len(contexts)
     sizes = np.array([len(context) for context in contexts], dtype=np.int64)
@@ -237,7 +239,8 @@ def _linkage_tree(
     tops = dict.fromkeys(range(len(leaves)))
     if len(leaves) > 1:
         # imported here: scipy.cluster takes half a second that nothing else needs
-        from scipy.cluster.hierarchy import linkage
+        with importing_late:
+            from scipy.cluster.hierarchy import linkage
 
         for one, two, _, _ in linkage(pairwise_distances(leaves, alpha), method="average"):
             pair = [int(one), int(two)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from threading import RLock
 from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
 from ctxreuse.errors import ConversationError, describe
 from ctxreuse.planning.plan import Plan
@@ -41,7 +41,7 @@ class Conversation:
         self.system = system
         self._history: list[dict[str, Any]] = []
         self._unanswered: Plan | None = None
-        self._lock = RLock()
+        self._lock = ForkSafeLock()  # between any two steps the messages are whole
 
     def plan(
         self,
@@ -90,9 +90,11 @@ class Conversation:
                     f"conversation {describe(self.conversation_id)} has no turn that waits for an "
                     "answer; call plan() first"
                 )
-            self._history.append({"role": "user", "content": self._unanswered.content})
-            self._history.append({"role": "assistant", "content": answer})
-            self._unanswered = None
+            turn, self._unanswered = self._unanswered, None
+            self._history += [
+                {"role": "user", "content": turn.content},
+                {"role": "assistant", "content": answer},
+            ]
 
     def compact(self, summary: str) -> None:
         """Replace the history by a summary.
@@ -105,5 +107,5 @@ class Conversation:
         """
         checked_kind("summary", summary, str, "a string")
         with self._lock:
-            self._history = [{"role": "user", "content": summary}]
             self._unanswered = None
+            self._history = [{"role": "user", "content": summary}]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics, PartSize
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
@@ -79,7 +79,7 @@ class ShadowPlanner:
         self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False))
         self._planned = TenantPlanner(settings)
         self.savings = Savings()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None

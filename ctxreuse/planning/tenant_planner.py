@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from threading import RLock
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
+from ctxreuse.context.fork_safety import ForkSafeLock, process_name
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, replace_overlaps
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
@@ -63,9 +63,13 @@ class TenantPlanner:
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
-        self._tenants = Tenants(settings.capacity_tokens)
         self._clock = count(1)
-        self._lock = RLock()
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was sent."""
+        self._tenants = Tenants(self._settings.capacity_tokens)
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
@@ -272,7 +276,7 @@ class TenantPlanner:
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
         request_id = "" if preview else request.request_id
         while request_id is None or (request.request_id is None and request_id in turn.state.index):
-            request_id = f"request-{next(turn.state.request_numbers)}"
+            request_id = f"request-{process_name()}{next(turn.state.request_numbers)}"
         block_of = {block.key: block for block in reversed(request.blocks)}  # the first of a key
         parts: list[TurnPart] = []
         labels = dict(turn.history.labels)

@@ -14,12 +14,13 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
 from typing import Any, TypeAlias
 
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -95,15 +96,16 @@ class WorkflowEngine(AsyncClosing):
         checked_kind("options", options, WorkflowOptions, "WorkflowOptions")
         self._llm = None if llm is None else checked_llm(llm)
         self._retrievers = _by_name(retriever)
-        self._services = Services(self._llm, self._retrievers, planner, options, execute, clock)
+        self._max_in_flight = options.max_in_flight
+        self._new_services = partial(
+            Services, self._llm, self._retrievers, planner, options, execute, clock
+        )
         self._numbers = count(1)
-        self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
-        self._closing: set[object] = set()
-        self._emptied = asyncio.Event()
         self._loop = SingleLoopRunner()
-        self._limiter = ConcurrencyLimiter(options.max_in_flight)
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
+        self._start_anew()
+        renew_after_fork(self._start_anew)
 
     async def run(
         self,
@@ -296,6 +298,14 @@ class WorkflowEngine(AsyncClosing):
         """Cancel the runs under way, which raise `EngineClosedError`, and end the threads."""
         self._is_closed = True
         await self._loop.run(lambda _: self._close())
+
+    def _start_anew(self) -> None:
+        """Have no runs and no threads: in a child, those of the parent never end."""
+        self._services = self._new_services()
+        self._running: dict[object, asyncio.Task[Any]] = {}  # by run: a task may have several
+        self._closing: set[object] = set()
+        self._emptied = asyncio.Event()
+        self._limiter = ConcurrencyLimiter(self._max_in_flight)
 
     async def _close(self) -> None:
         self._closing |= self._running.keys()

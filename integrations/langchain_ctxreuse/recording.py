@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import Lock
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.tracers.context import register_configure_hook
 
 from ctxreuse.adapters.plan_metadata import documents_shown
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from langchain_ctxreuse.documents.document_plans import planned_document
@@ -36,7 +36,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
     def __init__(self, recorder: TraceRecorder) -> None:
         self._recorder = recorder
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._asked: dict[UUID, tuple[str, RequestScope]] = {}
         self._inside: set[UUID] = set()
         self._has_ended = False

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, text_digest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.files import file_errors, make_folder
+from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import as_token_counter
@@ -42,7 +42,8 @@ class TraceRecorder:
 
     Args:
         folder: Where to write `corpus.jsonl` and `trace.jsonl`; made if it is not there. Only its
-            owner may read the files.
+            owner may read the files. A process that is forked later writes files of its own, in
+            `forked-1`, `forked-2`, ... in there, from its first request on.
         hash_only: Whether to store no text: no document, no question, no system message, and no
             name of a block, a conversation or a tenant.
         token_counter: As for `ReusePlanner`.
@@ -64,16 +65,29 @@ class TraceRecorder:
     def __init__(
         self, folder: str | Path, *, hash_only: bool = False, token_counter: Any = None
     ) -> None:
-        self.requests = 0
         self._hash_only = hash_only
         self._count_tokens = as_token_counter(token_counter)
         self._salt = secrets.token_bytes(32)
+        self._lock = ForkSafeLock()
+        self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
+        self._folder = Path(folder)
+        self._is_closed = False
+        self._start_anew()
+        self._open()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have written nothing; a child leaves the files to the parent."""
+        self.requests = 0
         self._digests: dict[BlockId, bytes] = {}
         self._turns = LRUMap[tuple[str, str | int], int](_CONVERSATIONS)
-        self._lock = Lock()
-        self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
-        self._paths = [Path(folder) / name for name in (CORPUS, TRACE)]
+        self._paths: list[Path] = []
         self._files: list[IO[bytes]] = []
+
+    def _open(self) -> None:
+        process = process_name().rstrip(".")
+        folder = self._folder / f"forked-{process}" if process else self._folder
+        self._paths = [folder / name for name in (CORPUS, TRACE)]
         try:
             self._files += map(_new_file, self._paths)
         except InputFileError:
@@ -117,6 +131,7 @@ class TraceRecorder:
     def close(self) -> None:
         """Close the files; what is recorded afterwards counts in `faults`."""
         with self._lock:
+            self._is_closed = True
             for file in self._files:
                 file.close()
 
@@ -141,6 +156,8 @@ class TraceRecorder:
 
     def _write(self, request: ContextRequest) -> None:
         with self._lock:
+            if not self._files and not self._is_closed:
+                self._open()
             corpus, trace = self._files
             ids = [self._written(block, corpus) for block in request.unique_blocks.values()]
             line: dict[str, Any] = {"request_id": self.requests + 1}
@@ -261,7 +278,7 @@ class PromptRecorder:
         self._recorder = recorder
         self._read_context = read_context
         self._conversations = LRUMap[str, int](_CONVERSATIONS)
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
     def note(self, messages: Any) -> None:

@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from threading import Lock
 from typing import Any, Protocol, Self, TypeVar
 
 from ctxreuse.adapters.ordered_release import Slot, TaskWaiter
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
 
 _AnySlot = TypeVar("_AnySlot", bound=Slot[Any, Any])
 _Result = TypeVar("_Result")
@@ -34,7 +34,13 @@ class Threads:
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no threads, as a child."""
+        leave_to_parent(self._pool)
+        self._pool = None
 
     async def __call__(self, work: Callable[[], _Result]) -> _Result:
         """Return the work's result; a coroutine, so that it is cancelled with its event loop."""

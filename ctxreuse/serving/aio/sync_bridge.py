@@ -14,8 +14,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Thread, current_thread
 from typing import Any, Protocol, TypeVar
+
+from ctxreuse.context.fork_safety import (
+    ForkSafeLock,
+    importing_late,
+    leave_to_parent,
+    renew_after_fork,
+)
 
 _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
@@ -86,7 +93,8 @@ def _starting(lasting: bool) -> Iterator[_Start]:
             lambda: asyncio.run_coroutine_threadsafe(work(), _LASTING.loop())
         )
     else:
-        from anyio.from_thread import start_blocking_portal
+        with importing_late:
+            from anyio.from_thread import start_blocking_portal
 
         with start_blocking_portal() as portal:
             yield lambda work: context.run(portal.start_task_soon, work)
@@ -103,14 +111,20 @@ class _LastingLoop:
     """An event loop in a thread that starts when it is first needed, and ends with the process."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._thread: Thread | None = None
-        self._loop: asyncio.AbstractEventLoop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no thread, as a child."""
+        leave_to_parent(self._loop)
+        self._thread = self._loop = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop; a process that was forked gets its own."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
+            if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = Thread(
                     target=self._loop.run_forever, name="ctxreuse-sync", daemon=True

@@ -9,10 +9,12 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ctxreuse.context.checks import checked_integer, checked_number, reported_count
+from ctxreuse.context.fork_safety import importing_late, leave_to_parent, renew_after_fork
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import (
     EngineError,
@@ -36,7 +38,6 @@ class EngineConnection:
 
     Attributes:
         host: The engine's host and port, for messages: without a password.
-        openai: The client of the `openai` package; it makes one attempt.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -58,13 +59,34 @@ class EngineConnection:
         # without user and password: HTTP libraries write addresses into logs and errors
         self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
-        self.openai = _openai_client(
-            f"{self._root}/v1", api_key, http_client, timeout_s, max_reply_bytes, _basic(parts)
+        self._connect = partial(
+            _openai_client,
+            f"{self._root}/v1",
+            api_key,
+            http_client,
+            timeout_s,
+            max_reply_bytes,
+            _basic(parts),
         )
+        self._openai: AsyncOpenAI | None = self._connect()
         self._owns_http = http_client is None
+        if self._owns_http:
+            renew_after_fork(self._start_anew)
         self._retries = checked_integer("retries", retries)
         self._wait = waiting(backoff_s)
         self._timeout_s = timeout_s
+
+    def _start_anew(self) -> None:
+        """Have no connections, as a child: on a shared one, bytes of two processes would mix."""
+        leave_to_parent(self._openai)
+        self._openai = None
+
+    @property
+    def openai(self) -> AsyncOpenAI:
+        """The client of the `openai` package; it makes one attempt."""
+        if self._openai is None:
+            self._openai = self._connect()
+        return self._openai
 
     def time_limit(self) -> TimeLimit:
         """Return the time for one request, all attempts and waits included."""
@@ -201,8 +223,8 @@ class EngineConnection:
 
     async def aclose(self) -> None:
         """Close the connections, unless an `http_client` of the user's has them."""
-        if self._owns_http:
-            await self.openai.close()
+        if self._owns_http and self._openai is not None:
+            await self._openai.close()
 
 
 class ModelName:
@@ -279,8 +301,9 @@ def _openai_client(
     headers: dict[str, str],
 ) -> AsyncOpenAI:
     try:
-        import tenacity  # noqa: F401 - used later, but better missed at construction
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+        with importing_late:
+            import tenacity  # noqa: F401 - used later, but better missed at construction
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
     except ImportError as error:
         raise MissingExtraError("EngineClient", "openai") from error
     if timeout_s is not None:

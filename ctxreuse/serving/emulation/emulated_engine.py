@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from threading import Lock
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.adapters.engine_options import is_cache_salt
 from ctxreuse.cache.simulator import CacheUsage
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.client.completion import ToolCall
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
@@ -121,17 +121,21 @@ class EmulatedEngine:
                 "prompt_tokens_details must be True, False or 'if cached', not "
                 f"{describe(prompt_tokens_details)}"
             )
-        self._engine = BatchingEngine(capacity_tokens, block_size)
+        self._new_engine = partial(BatchingEngine, capacity_tokens, block_size)
+        self._forget()
         self._answer: Answering = answer if callable(answer) else lambda body: answer
         self._model = model
         self._tokenize = tokenize or ENGINE_TOKENIZER.ids
         self._details = prompt_tokens_details
         self._fail = fail
         self._max_model_len = max_model_len
-        self._lock = Lock()
+        self._lock = ForkSafeLock(self._forget)
         self._numbers = count()
         self.usage = CacheUsage()
         self.requests: list[Json] = []
+
+    def _forget(self) -> None:
+        self._engine = self._new_engine()
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a chat prompt."""

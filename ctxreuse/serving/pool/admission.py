@@ -29,6 +29,7 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 
@@ -71,8 +72,14 @@ class AdmissionQueue:
         self._fail_open = FailOpen(
             "AdmissionQueue", "requests go on in the order in which they came"
         )
+        self._concurrency = concurrency
+        self._start_anew()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no requests: in a child, those of the parent's threads never leave."""
         self._queue: OrderedQueue[Plannable, Plan] = OrderedQueue(
-            concurrency, unused=self._take_back, lanes=2
+            self._concurrency, unused=self._take_back, lanes=2
         )
         self._is_planning = False
         self._window_elapsed = False  # for a request that still waits to be planned

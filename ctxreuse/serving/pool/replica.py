@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
 from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -174,13 +174,11 @@ class Replica:
         self.name = name
         self.planner = planner
         self.is_draining = False
-        self.queued_tokens = 0
         self.cache_epoch = 0
         self._queue = queue
         self._circuit = circuit
         self._clock = clock
         self._connect = connect
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._capacity: CapacityTracker | None = None
         self._events = events
         if capacity_tokens is not None and events is None:
@@ -194,10 +192,22 @@ class Replica:
         self._failed = 0
         self._busy = 0
         self._busy_until = -math.inf
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
+        self._have_no_requests()
+        renew_after_fork(self._start_anew)
         self._bookkeeping = FailOpen(
             "EnginePool", "the answer is returned all the same", work="bookkeeping"
         )
+
+    def _have_no_requests(self) -> None:
+        self.queued_tokens = 0
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
+
+    def _start_anew(self) -> None:
+        """Have no requests and no clients: in a child, those of the parent's threads never end."""
+        leave_to_parent(self._clients, *self._clients.values())
+        self._have_no_requests()
+        self._circuit.abandon()
 
     @property
     def faults(self) -> int:

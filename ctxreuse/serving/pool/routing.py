@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from threading import Lock
 from typing import TypeAlias
 from weakref import ref
 
 from ctxreuse.context.blocks import ContextRequest, text_digest
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import estimate_tokens
@@ -42,8 +42,12 @@ class RequestRouter:
         self._queue_weight = queue_weight
         self._in_order = in_order
         self._answer_cost = answer_cost
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget which replicas have served which conversations."""
         self._served_by: LRUMap[_Conversation, _ServedBy] = LRUMap(_REMEMBERED_CONVERSATIONS)
-        self._lock = Lock()
 
     def choose(
         self,

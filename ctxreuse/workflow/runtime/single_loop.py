@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, TypeVar
 
+from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.errors import EngineClosedError
@@ -31,7 +31,12 @@ class SingleLoopRunner:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
+        self._start_anew()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no owner loop: in a child, the parent's does not run."""
         self._owner: _OwnerLoop | None = None
 
     async def run(self, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]) -> _Result:

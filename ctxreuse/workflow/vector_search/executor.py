@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from threading import Lock
 from typing import Any
 
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.serving.aio.concurrency import Execute, Threads
 from ctxreuse.workflow.vector_search.handle import (
     KEPT,
@@ -57,7 +57,7 @@ class SearchExecutor:
         self.execute = execute
         self.scheduler = SearchScheduler(retriever, workers=workers, reorder=reorder, clock=clock)
         self._threads = threads
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._workers: set[Future[None] | asyncio.Task[None]] = set()
         self._rebuilding: asyncio.Task[None] | None = None
         self._failing = FailOpen(

@@ -8,7 +8,6 @@ GPU. The results do not depend on where a cluster lies.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.faiss_views import require_faiss
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
@@ -99,8 +99,8 @@ class ClusterTier(ABC, Generic[_Copy]):
         self._is_held = np.zeros(index.nlist, dtype=np.bool_)
         self._serving: BuiltTier[_Copy] = BuiltTier(MappingProxyType({}), 0)
         self._since_build = 0
-        self._counting = threading.Lock()
-        self._building = threading.Lock()
+        self._counting = ForkSafeLock()
+        self._building = ForkSafeLock()
 
     @property
     def clusters(self) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -33,6 +32,7 @@ from llama_index.core.types import Thread
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
@@ -104,7 +104,7 @@ class ReuseChatEngine(BaseChatEngine):
             planner, system_prompt, metadata_mode, token_counter, type(self).__name__
         )
         self._transcript = Transcript().recalled(chat_history)
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self.callback_manager = callback_manager or CallbackManager([])
         if callback_manager is not None:
             for postprocessor in self._postprocessors:

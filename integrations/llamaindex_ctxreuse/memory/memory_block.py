@@ -10,7 +10,6 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any, NamedTuple
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -33,6 +32,7 @@ from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import RequestScope, current_scope, request_context
@@ -101,7 +101,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _storing: FailOpen = PrivateAttr()
     _planner: ReusePlanner = PrivateAttr()
     _contents: LRUMap[tuple[str, str | int | None, str], _Content] = PrivateAttr()
-    _lock: Lock = PrivateAttr(default_factory=Lock)
+    _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)

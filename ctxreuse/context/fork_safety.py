@@ -1,0 +1,138 @@
+"""What a forked process must not take over from its parent: locks, threads, connections, names.
+
+A fork copies the memory, but of the threads only the one that forks. A lock that another thread
+holds at that moment is held for ever in the child, and what it guards may be half-changed. So locks
+are renewed in the child, and a state that was being changed is forgotten: that costs reuse, never
+content. A fork waits for no lock but that of late imports, because that could stop the parent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from itertools import count
+from threading import RLock, local
+from typing import Any
+from weakref import WeakMethod, WeakSet
+
+_log = logging.getLogger("ctxreuse")
+
+importing_late = RLock()
+"""Hold it to import what only some calls need; a fork waits for that.
+
+An import that another thread has begun never ends in a child, and the child's own waits for it.
+"""
+
+
+class ForkSafeLock:
+    """A lock, re-entrant, that is free in a child even if a thread of the parent holds it.
+
+    Args:
+        forget: A method that empties the state that the lock guards. A child calls it before it
+            uses a state that another thread was changing when the process was forked. None is for
+            states that are whole at any moment.
+    """
+
+    __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock")
+
+    def __init__(self, forget: Callable[[], object] | None = None) -> None:
+        self._lock = RLock()
+        self._forget = None if forget is None else WeakMethod(forget)  # no cycle with the owner
+        self._is_half_changed = False
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._is_half_changed:
+            self._is_half_changed = False
+            self._empty()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self._forget is None, "the owner of a lock that forgets says how it is copied"
+        return ForkSafeLock, ()
+
+    def renew(self) -> None:
+        """Free the lock, in a child, unless the thread that has forked holds it."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = RLock()
+            self._is_half_changed = True
+
+    def _empty(self) -> None:
+        forget = None if self._forget is None else self._forget()
+        if forget is not None:
+            forget()
+            _log.warning(
+                "%s was in use by another thread when this process was forked; it is empty here",
+                type(getattr(forget, "__self__", None)).__name__,
+            )
+
+
+def renew_after_fork(renew: Callable[[], object]) -> None:
+    """Call a method in each child that is forked, as long as its object lives.
+
+    Args:
+        renew: Makes anew what only the parent has: threads, event loops, connections. It only
+            assigns: it takes no lock and does no I/O.
+    """
+    number = next(_numbers)
+    _renewals[number] = WeakMethod(renew, lambda _: _renewals.pop(number, None))
+
+
+def leave_to_parent(*belongings: object) -> None:
+    """Keep what belongs to the parent from being finalized in a child.
+
+    An event loop that is closed here would stop the parent's: both processes share its selector.
+    """
+    _of_parent.extend(belongings)
+
+
+def process_name() -> str:
+    """Return what tells the names made in this process from those of its relatives.
+
+    It is "" in a process that was not forked, "3." in the third child, "3.1." in its first child.
+    """
+    return _name
+
+
+_locks: WeakSet[ForkSafeLock] = WeakSet()
+_renewals: dict[int, WeakMethod[Callable[[], object]]] = {}
+_numbers = count()
+_of_parent: list[object] = []
+_name = ""
+_forks = count(1)
+_forking = local()  # two threads may fork at the same time
+
+
+def _prepare_fork() -> None:
+    importing_late.acquire()
+    _forking.number = next(_forks)
+
+
+def _renew_all() -> None:
+    global _name, _forks
+    number = _forking.__dict__.pop("number", None)
+    _name += f"{os.getpid() if number is None else number}."
+    _forks = count(1)
+    for lock in list(_locks):
+        lock.renew()
+    for reference in list(_renewals.values()):
+        renew = reference()
+        if renew is not None:
+            renew()
+    if number is not None:  # a server written in C may not have announced the fork
+        importing_late.release()
+
+
+def _end_fork() -> None:
+    del _forking.number
+    importing_late.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=_prepare_fork, after_in_parent=_end_fork, after_in_child=_renew_all)

@@ -1,0 +1,235 @@
+"""A server that loads its application first and then forks its workers, under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+from forked import in_children
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from llama_index.core.llms import MockLLM
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.context.fork_safety import process_name
+from ctxreuse.evaluation.traces.recording import TraceRecorder
+from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, dispatch
+from ctxreuse.serving.aio import sync_bridge
+from langchain_ctxreuse import ReuseChatModel, format_context
+from llamaindex_ctxreuse import ReuseLLM
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+BLOCKS = [ContextBlock(id=number, text=f"Fact {number}. " * 12) for number in range(60)]
+
+
+def some_request(random_: random.Random, **fields: Any) -> ContextRequest:
+    return ContextRequest(random_.sample(BLOCKS, 8), "Which?", **fields)
+
+
+def is_right(plan: Any) -> bool:
+    """Whether a plan sends each block of its request once, under the label that it names."""
+    sent = [block.id for block in plan.blocks]
+    content = plan.messages()[-1]["content"]
+    return sorted(sent) == sorted(block.id for block in plan.request.blocks) and all(
+        f"{label} {BLOCKS[id_].text}" in content for label, id_ in plan.labels.items()
+    )
+
+
+def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_their_own() -> None:
+    planner = ReusePlanner()
+    conversation = planner.conversation("c", system="Be brief.")
+    randoms = [random.Random(number) for number in range(4)]
+
+    def load(number: int) -> None:
+        planner.plan(some_request(randoms[number]))
+        planner.plan_batch([some_request(randoms[number]) for _ in range(5)])
+        conversation.plan(randoms[number].sample(BLOCKS, 3), "Which?")
+        planner.evict_tokens(100)
+
+    def child(number: int) -> list[str]:
+        random_ = random.Random(100 + number)
+        plans = [planner.plan(some_request(random_)) for _ in range(5)]
+        plans += planner.plan_batch([some_request(random_) for _ in range(5)]).plans
+        chat = planner.conversation(f"of child {number}")
+        plans.append(chat.plan(BLOCKS[:4], "Which?"))
+        chat.record("This.")
+        conversation.plan(BLOCKS[:2], "Which?")
+        conversation.record("That.")
+        assert all(map(is_right, plans))
+        return [str(plan.request_id) for plan in plans]
+
+    ids_of_children = in_children(30, child, load)
+    later = [str(planner.plan(some_request(random.Random(5))).request_id) for _ in range(2_000)]
+    everyone = [*later, *(id_ for ids in ids_of_children for id_ in ids)]
+    assert len(set(everyone)) == len(everyone)
+
+
+def test_shadow_mode_goes_on_in_children() -> None:
+    planner = ReusePlanner(mode="shadow")
+    randoms = [random.Random(number) for number in range(4)]
+
+    def child(number: int) -> bool:
+        before = planner.savings.requests
+        planner.plan_batch([some_request(random.Random(number)) for _ in range(3)])
+        return planner.savings.requests == before + 3
+
+    assert all(in_children(30, child, lambda number: planner.plan(some_request(randoms[number]))))
+
+
+def test_a_wrapped_langchain_model_answers_in_children() -> None:
+    model = ReuseChatModel(inner=FakeListChatModel(responses=["Yes."]), window_s=0.002)
+    documents = [Document(block.text) for block in BLOCKS]
+    randoms = [random.Random(number) for number in range(4)]
+
+    def prompt(random_: random.Random) -> str:
+        return f"{format_context(random_.sample(documents, 4))}\n\nWhich?"
+
+    def child(number: int) -> list[str]:
+        random_ = random.Random(number)
+        one = model.invoke(prompt(random_)).text
+        many = model.batch([prompt(random_) for _ in range(4)])
+        alone = asyncio.run(model.ainvoke(prompt(random_))).text
+        assert not model.faults
+        return [one, alone, *(answer.text for answer in many)]
+
+    assert child(0) == ["Yes."] * 6  # the application is loaded before it forks
+    answers = in_children(30, child, lambda number: model.invoke(prompt(randoms[number])))
+    assert answers == [["Yes."] * 6] * 30
+
+
+def test_a_wrapped_llamaindex_model_answers_in_children() -> None:
+    model = ReuseLLM(inner=MockLLM(max_tokens=1), window_s=0.002)
+
+    def child(number: int) -> list[str]:
+        return [model.complete(f"Question {number}?").text, model.complete("Which?").text]
+
+    answers = in_children(30, child, lambda number: model.complete(f"Which {number}?"))
+    assert answers == [["text", "text"]] * 30
+
+
+def test_children_dispatch_to_an_emulated_engine() -> None:
+    engine = EmulatedEngine(answer="In France.")
+    transport = engine.transport()
+
+    def client() -> EngineClient:
+        return EngineClient("http://engine", http_client=httpx.AsyncClient(transport=transport))
+
+    planner = ReusePlanner()
+    pool = EnginePool({"a": client, "b": client}, planner=planner, concurrency=2)
+    randoms = [random.Random(number) for number in range(4)]
+
+    async def ask(random_: random.Random, requests: int) -> list[str]:
+        answers = await asyncio.gather(
+            *(pool.complete(some_request(random_)) for _ in range(requests))
+        )
+        await pool.disconnect()
+        return [answer.completion.text for answer in answers]
+
+    def child(number: int) -> list[str]:
+        random_ = random.Random(number)
+        batch = planner.plan_batch([some_request(random_) for _ in range(4)])
+        outcomes = asyncio.run(dispatch(client(), batch, concurrency=2))
+        answers = asyncio.run(ask(random_, 5))
+        assert pool.faults == 0
+        return [*answers, *(one.completion.text for one in outcomes)]
+
+    assert asyncio.run(ask(randoms[0], 1)) == ["In France."]  # loaded before it forks
+    answers = in_children(20, child, lambda number: asyncio.run(ask(randoms[number], 4)))
+    assert answers == [["In France."] * 9] * 20
+
+
+class CountingServer(ThreadingHTTPServer):
+    """An engine that notes which processes have spoken on which connection."""
+
+    daemon_threads = True
+    speakers: defaultdict[tuple[str, int], set[str]]
+
+
+class CountingHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # the library names it so
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.speakers[self.client_address].add(self.headers["x-process"])
+        chunk = {
+            "id": "1",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": "m",
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": "Yes."},
+                    "finish_reason": "stop",
+                }
+            ],
+        }
+        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_no_two_processes_speak_on_one_connection_and_a_child_does_not_stop_the_parents_loop() -> (
+    None
+):
+    server = CountingServer(("127.0.0.1", 0), CountingHandler)
+    server.speakers = defaultdict(set)
+    Thread(target=server.serve_forever, daemon=True).start()
+    client = EngineClient(f"http://127.0.0.1:{server.server_port}", "m")
+
+    def ask(number: int = 0) -> str:
+        headers = {"x-process": str(os.getpid())}
+        plan = [{"role": "user", "content": f"Question {number}?"}]
+        return sync_bridge.run(
+            lambda: client.complete(plan, extra_headers=headers), lasting=True
+        ).text
+
+    try:
+        assert ask() == "Yes."
+        assert in_children(10, ask, ask) == ["Yes."] * 10
+        assert ask() == "Yes."
+        assert all(len(processes) == 1 for processes in server.speakers.values())
+        assert len(set().union(*server.speakers.values())) == 11
+        sync_bridge.run(client.aclose, lasting=True)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_recorder_writes_what_each_child_sends_into_files_of_its_own(tmp_path: Path) -> None:
+    recorder = TraceRecorder(tmp_path)
+
+    def child(number: int) -> str:
+        recorder.record(BLOCKS[:3], f"of child {number}", conversation_id="c")
+        recorder.close()
+        return process_name()
+
+    names = in_children(5, child, lambda number: recorder.record(BLOCKS[:4], "of the parent"))
+    recorder.close()
+    assert recorder.faults == 0
+    for number, name in enumerate(names):
+        folder = tmp_path / f"forked-{name.rstrip('.')}"
+        corpus = read_corpus(folder / "corpus.jsonl")
+        [request] = read_trace(folder / "trace.jsonl", corpus)
+        assert request.query == f"of child {number}"
+    corpus = read_corpus(tmp_path / "corpus.jsonl")
+    trace = read_trace(tmp_path / "trace.jsonl", corpus)
+    assert len(trace) == recorder.requests
+    assert {request.query for request in trace} == {"of the parent"}
