@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -29,6 +29,16 @@ def id_size(name: BlockId) -> int:
     if isinstance(name, str):
         return 1 + len(name) // _ID_CHARACTERS
     return 1 + int(name).bit_length() // (8 * _ID_CHARACTERS)
+
+
+def ids_size(names: Sequence[BlockId]) -> int:
+    """Return the sizes of ids together; every plan asks, so the usual ones take no call each."""
+    return len(names) + sum(
+        [
+            len(name) // _ID_CHARACTERS if name.__class__ is str else id_size(name) - 1
+            for name in names
+        ]
+    )
 
 
 def encoded(text: str) -> bytes:

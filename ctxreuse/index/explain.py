@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any
 
-from ctxreuse.context.blocks import BlockId, BlockKey, id_size
+from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, well_formed
 
 _REMEMBERED_PROMPTS = 256
@@ -353,7 +353,7 @@ def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockI
 
 
 def _prompt_size(prompt: SentPrompt) -> int:
-    return id_size(prompt.request_id) + sum([id_size(one) for one in prompt.ids])
+    return id_size(prompt.request_id) + ids_size(prompt.ids)
 
 
 def _named(name: str | int | None) -> str:

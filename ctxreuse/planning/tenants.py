@@ -187,9 +187,10 @@ class Tenants:
     def _measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state."""
         for name, part in _PARTS.items():
-            size = part.size(state)
-            self._totals[name] += size - state.sizes.get(name, 0)
-            state.sizes[name] = size
+            size, before = part.size(state), state.sizes.get(name, 0)
+            if size != before:
+                self._totals[name] += size - before
+                state.sizes[name] = size
 
     def _forget_oldest(self) -> None:
         tenant, state = self._states.popitem(last=False)
