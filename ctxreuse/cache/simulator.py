@@ -23,7 +23,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import NewType
 
 from ctxreuse.context.blocks import BlockKey, text_digest
@@ -121,7 +120,7 @@ class PrefixCacheSimulator:
             self._block_limit = max(0, capacity_tokens // block_size - null_block)
         # blocks without content are all alike, so they are only counted
         self._empty: float = math.inf if self._block_limit is None else self._block_limit
-        self._numbers = count()
+        self._last_number = 0
         # blocks with content that no running request holds, the next to be taken first
         self._free: OrderedDict[BlockNumber, None] = OrderedDict()
         # how many running requests hold a block
@@ -273,7 +272,8 @@ class PrefixCacheSimulator:
         else:
             block, _ = self._free.popitem(last=False)
             self._forget(block)
-        block = BlockNumber(next(self._numbers))
+        self._last_number += 1
+        block = BlockNumber(self._last_number)
         self._hold(block)
         return block
 
@@ -314,7 +314,7 @@ class BlockLevelCache:
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
         self._index = ContextIndex(capacity_tokens, max_nodes=2**62)
-        self._clock = count(1)
+        self._requests = 0
 
     def serve(
         self, blocks: Sequence[BlockKey], tokens: Sequence[int], group: Hashable = None
@@ -343,7 +343,8 @@ class BlockLevelCache:
                 f"{describe(tokens)}"
             )
         checked_kind("group", group, Hashable, "hashable, such as a string or a tuple of strings")
-        now = next(self._clock)
+        self._requests += 1
+        now = self._requests
         root = self._index.root(group)
         inserted = self._index.insert(root, blocks, tokens, now, now)
         return CacheUsage(sum(tokens), sum(tokens[: inserted.blocks_before]))

@@ -161,7 +161,7 @@ def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(toke
     timed, cache = engine()
 
     async def main():
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidRequestError, match="token ids must be integers"):
             await timed.serve(tokens, answer)
         assert not timed.has_work
         assert cache._users == {}
@@ -265,5 +265,5 @@ def test_token_ids_that_are_none_end_every_stream():
             return_exceptions=True,
         )
 
-    assert [type(one) for one in run_in_virtual_time(main())] == [TypeError] * 4
+    assert [type(one) for one in run_in_virtual_time(main())] == [InvalidRequestError] * 4
     assert not timed.has_work

@@ -170,9 +170,9 @@ def tree(place: str, value: Any) -> TreeNode:
 
 def _node(place: str, value: Any, levels: int) -> TreeNode:
     stored = stored_object(place, value)
-    children = stored.get("children", each(lambda place, value: _node(place, value, levels - 1)))
-    if children and not levels:
+    if not levels and stored.fields.get("children"):  # before they are looked at: they may nest on
         raise InputFileError(f"{place}: children: it must have none {TREE_DEPTH} blocks deep")
+    children = stored.get("children", each(lambda place, value: _node(place, value, levels - 1)))
     node = TreeNode(
         name=stored.get("name", text),
         requests=stored.get("requests", integer),
