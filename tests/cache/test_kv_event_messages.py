@@ -9,6 +9,7 @@ from kv_event_helpers import encoded
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests
+from ctxreuse.cache.kv_events.event_listener import Arrival, EventSequence
 from ctxreuse.cache.kv_events.event_stream import (
     BlocksRemoved,
     BlocksStored,
@@ -16,7 +17,6 @@ from ctxreuse.cache.kv_events.event_stream import (
     EventBatch,
     decode_batch,
 )
-from ctxreuse.cache.kv_events.event_sync import Arrival, EventSequence
 
 
 def test_numbers_say_what_a_message_is():

@@ -3,15 +3,19 @@
 import sys
 import time
 from contextlib import contextmanager
+from threading import Event, Thread
 
 import msgspec
 import pytest
+from forked import in_children
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_event_helpers import Publisher, TellingCache, encoded
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import KVEventSync, block_ends
+from ctxreuse.cache.kv_events.event_listener import ReplayBackoff
+from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.index.radix_tree import IndexStatistics
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
@@ -351,7 +355,7 @@ def test_a_fault_of_ours_empties_the_index_and_the_thread_goes_on(publisher, mon
         app.send("ab", sync)
         caught_up(sync, publisher)
         with monkeypatch.context() as patched:
-            patched.setattr(sync._requests, "apply", None)
+            patched.setattr(sync._listener.requests, "apply", None)
             app.send("cd", sync)
             stats = caught_up(sync, publisher)
         assert app.planner.statistics() == NOTHING
@@ -445,6 +449,180 @@ def test_it_can_be_started_and_stopped_again(publisher):
         assert publisher._live.poll(10_000)  # unsubscribed
         publisher._live.recv()
     assert sync.stats.losses == 1  # what came between the two is not known
+
+
+def flooded(publisher, is_over):
+    """Publish as fast as the connection takes it."""
+    payload = encoded([CLEARED] * 50)
+    while not is_over.is_set():
+        publisher.publish(payload)
+
+
+def test_gaps_do_not_wait_for_a_replay_endpoint_that_is_dead(publisher):
+    dead = "tcp://127.0.0.1:1"
+    options = {"clock": Clock(), "replay_timeout_s": 0.05}
+    with KVEventSync(ReusePlanner(), publisher.endpoint, dead, **options) as sync:
+        publisher.wait_for_subscriber()
+        for number in range(600):
+            publisher.publish([CLEARED], lost=number % 3 == 1)
+        stats = caught_up(sync, publisher)
+    assert stats.batches == 400
+    assert stats.gaps + stats.losses >= 200
+    assert 1 <= stats.abandoned <= stats.replays <= 20
+
+
+class DribblingPublisher(Publisher):
+    """Answers a request for a replay with old messages, one after the other, for ever."""
+
+    def _answer(self):
+        while self._is_open:
+            if self._replays.poll(5):
+                client, *_ = self._replays.recv_multipart()
+                while self._is_open:
+                    self._reply(client, self._topic, (0).to_bytes(8, "big"), encoded([CLEARED]))
+                    time.sleep(0.01)
+
+
+def test_a_replay_that_dribbles_holds_live_messages_up_for_a_bounded_time_only():
+    with DribblingPublisher() as publisher:
+        options = {"clock": Clock(), "replay_timeout_s": 0.1}
+        with KVEventSync(
+            ReusePlanner(), publisher.endpoint, publisher.replay_endpoint, **options
+        ) as sync:
+            publisher.wait_for_subscriber()
+            for number in range(10):
+                publisher.publish([CLEARED], lost=number == 5)
+            stats = caught_up(sync, publisher)
+    assert stats.last_seq == 9
+    assert stats.abandoned >= 1
+    assert stats.replayed >= 1
+    assert stats.queued == 0
+
+
+class SilentPublisher(Publisher):
+    """Takes requests for replays and never answers."""
+
+    def _answer(self):
+        while self._is_open:
+            time.sleep(0.005)
+
+
+def test_live_messages_wait_for_a_replay_in_a_bounded_queue_and_what_is_missing_is_lost(
+    monkeypatch,
+):
+    monkeypatch.setattr("ctxreuse.cache.kv_events.event_listener._MOST_WAITING", 5)
+    with SilentPublisher() as publisher:
+        app = Application(publisher)
+        options = {"clock": Clock(), "replay_timeout_s": 1000.0}
+        with KVEventSync(
+            app.planner, publisher.endpoint, publisher.replay_endpoint, **options
+        ) as sync:
+            publisher.wait_for_subscriber()
+            for number in range(3):
+                publisher.publish([CLEARED], lost=number == 1)
+            while sync.stats.queued < 2:
+                time.sleep(0.002)
+            assert sync.stats.last_seq is None
+            for _ in range(4):
+                publisher.publish([CLEARED])
+            stats = caught_up(sync, publisher)
+    # the one that is missing between them is not waited for again, so soon
+    assert (stats.abandoned, stats.replays, stats.queued, stats.batches) == (1, 1, 0, 6)
+    assert stats.losses == 1
+
+
+@pytest.mark.parametrize("kind", [Publisher, SilentPublisher, DribblingPublisher])
+def test_it_stops_in_the_middle_of_a_flood_and_of_a_replay(kind):
+    with kind() as publisher:
+        is_over = Event()
+        flood = Thread(target=flooded, args=(publisher, is_over))
+        sync = KVEventSync(ReusePlanner(), publisher.endpoint, publisher.replay_endpoint)
+        sync.start()
+        publisher.wait_for_subscriber()
+        flood.start()
+        while not sync.stats.batches + sync.stats.queued:
+            time.sleep(0.002)
+        sync.stop()
+        assert not sync._listener._thread.is_alive()
+        is_over.set()
+        flood.join()
+
+
+def test_it_stops_in_the_middle_of_a_message_and_uses_no_more_of_it(publisher, monkeypatch):
+    is_decoding, may_go_on = Event(), Event()
+
+    def decode(payload):
+        is_decoding.set()
+        may_go_on.wait()
+        return decode_batch(payload)
+
+    monkeypatch.setattr("ctxreuse.cache.kv_events.event_listener.decode_batch", decode)
+    app = Application(publisher)
+    sync = KVEventSync(app.planner, publisher.endpoint)
+    sync.start()
+    publisher.wait_for_subscriber()
+    app.send("ab")
+    publisher.publish([CLEARED])
+    is_decoding.wait()
+    listener = sync._listener
+    sync.stop()
+    sync.start()  # even again
+    may_go_on.set()
+    listener._thread.join()
+    sync.stop()
+    assert listener._counts["batches"] <= 1
+
+
+def test_messages_that_no_engine_would_send_are_refused_and_the_next_ones_are_used(publisher):
+    with following(ReusePlanner(), publisher, replays=False) as sync:
+        publisher.publish(b"\x00" * (2**22 + 1))
+        until(sync, lambda stats: stats.restarts == 1)
+        while not sync.stats.batches:  # the connection is made anew
+            publisher.publish([CLEARED])
+            time.sleep(0.002)
+        before = caught_up(sync, publisher)
+        publisher.publish(b"\x91" * 2**21)  # nested two million deep
+        publisher.publish([CLEARED])
+        stats = caught_up(sync, publisher)
+    assert (stats.batches, stats.skipped) == (before.batches + 1, before.skipped + 1)
+
+
+def test_the_engine_is_asked_for_replays_ever_less_often_while_none_comes():
+    clock = Clock()
+    backoff = ReplayBackoff(clock)
+    asked = 0
+    while clock.now < 3_600:
+        if backoff.admits():
+            asked += 1
+            backoff.fail()
+        clock.now += 0.5
+    assert asked == 65  # 1, 2, 4, ... 32 s apart, then once a minute
+    backoff.reset()
+    assert backoff.admits()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_follows_by_itself_from_its_first_recorded_request_on(publisher):
+    app = Application(publisher)
+
+    def child(number):
+        app.publisher = None
+        assert sync.stats.last_seq is None
+        app.send("ab", sync)
+        deadline = time.monotonic() + 20
+        while sync.stats.last_seq is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        last = sync.stats.last_seq
+        sync.stop()
+        return last
+
+    with following(app.planner, publisher) as sync:
+        app.send("ab", sync)
+        caught_up(sync, publisher)
+        assert in_children(3, child) == [0, 0, 0]
+        app.send("cd", sync)
+        assert caught_up(sync, publisher).faults == 0
+        assert app.index_paths() == app.held_paths()
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,20 @@ and fields are skipped, so that newer engines can be followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ctxreuse.cache.kv_events.block_tree import BlockHash, ExtraKeys
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 
-_WAITING_MESSAGES = 100_000
-_LARGEST_MESSAGE = 2**28
-_POLL_MS = 50
+_WAITING_MESSAGES = 50
+"""In a socket; those that are behind wait at the sender, which has its own bound."""
+_LARGEST_MESSAGE = 2**22
+"""In bytes: a step of half a million tokens. A sender of a larger one is disconnected."""
+_MOST_REPLAYED = 200_000
 _NUMBER_BYTES = 8
 _LIVE_FRAMES = 3
 _END = -1
@@ -66,7 +70,7 @@ class EventSockets:
         replay_endpoint: Where replays are asked for; None if that is not possible.
         topic: Messages of other topics are skipped.
         bind: Whether the sender connects.
-        replay_timeout_s: Seconds to wait for the next replayed message.
+        replay_timeout_s: Seconds to wait for the next replayed message; twice as long for all.
 
     Raises:
         InvalidRequestError: wrong type, or not an address to connect to.
@@ -112,8 +116,8 @@ class EventSockets:
         self._live: Any = None
         self._monitor: Any = None
         self._poller: Any = None
-        self.skipped = 0
-        """How many messages were of another topic, or broken."""
+        self._replay: _Replay | None = None
+        self._skipped = 0
 
     @property
     def can_replay(self) -> bool:
@@ -147,9 +151,18 @@ class EventSockets:
                 f"endpoint {describe(self._endpoint)} cannot be used: {error.strerror}"
             ) from error
 
+    def reconnect(self) -> None:
+        """Connect anew: ZeroMQ does not, after it has refused a message that is too large."""
+        if self._bind:
+            return  # the sender connects
+        with suppress(self._zmq.ZMQError):  # there is no connection to end
+            self._live.disconnect(self._endpoint)
+        self._live.connect(self._endpoint)
+
     def close(self) -> None:
         """Close all sockets."""
         if self._context is not None:
+            self.end_replay()
             self._live.disable_monitor()
             self._context.destroy(linger=0)
             self._context = None
@@ -166,49 +179,111 @@ class EventSockets:
             gone = gone or event["event"] == zmq.Event.DISCONNECTED
         return gone
 
-    def received(self, most: int | None = None) -> Iterator[Received]:
+    def take_skipped(self) -> int:
+        """Return how many messages were of another topic, or broken, since this was last asked."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
+
+    def received(self, most: int) -> Iterator[Received]:
         """Yield the messages that have come, without waiting for others.
 
         Args:
             most: How many at most.
         """
-        taken = 0
-        while (most is None or taken < most) and self._live.poll(0):
+        for _ in range(most):
+            if not self._live.poll(0):
+                return
             frames = self._live.recv_multipart()
-            taken += 1
             message = _message(frames) if frames[0] == self._topic else None
             if message is None or len(frames) != _LIVE_FRAMES or message.number < 0:
-                self.skipped += 1
+                self._skipped += 1
             else:
                 yield message
 
-    def replayed(self, start: int, is_wanted: Callable[[], bool]) -> Iterator[Received]:
-        """Ask for the messages from a number on; yield those that come.
+    @property
+    def is_replaying(self) -> bool:
+        """Whether a replay was asked for and has not ended."""
+        return self._replay is not None
+
+    def begin_replay(self, start: int) -> None:
+        """Ask for the messages from a number on, instead of those asked for before.
 
         Args:
             start: The first one that is missing.
-            is_wanted: Whether to go on waiting.
         """
+        self.end_replay()
         zmq = self._zmq
-        with self._context.socket(zmq.DEALER) as dealer:
-            dealer.setsockopt(zmq.LINGER, 0)
-            dealer.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
-            dealer.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
-            dealer.connect(self._replay_endpoint)
-            dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
-            patience = self._replay_timeout_s
-            while is_wanted() and patience > 0:
-                if not dealer.poll(_POLL_MS):
-                    patience -= _POLL_MS / 1000
-                    continue
-                patience = self._replay_timeout_s
-                message = _message(dealer.recv_multipart())
-                if message is None:
-                    self.skipped += 1
-                elif message.number == _END:
-                    return
-                else:
-                    yield message
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
+        dealer.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
+        dealer.connect(self._replay_endpoint)
+        dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
+        self._poller.register(dealer, zmq.POLLIN)
+        self._replay = _Replay(dealer, self._replay_timeout_s)
+
+    def end_replay(self) -> None:
+        """Hear no more of a replay."""
+        replay, self._replay = self._replay, None
+        if replay is not None:
+            self._poller.unregister(replay.socket)
+            replay.socket.close(linger=0)
+
+    def replayed(self, most: int) -> Iterator[Received]:
+        """Yield the messages that have come of a replay, without waiting for others.
+
+        Args:
+            most: How many at most.
+        """
+        replay = self._replay
+        assert replay is not None, "a replay was asked for"
+        replay.note_wait(has_come=bool(replay.socket.poll(0)))
+        for _ in range(most):
+            if replay.is_complete or not replay.socket.poll(0):
+                break
+            replay.messages += 1
+            message = _message(replay.socket.recv_multipart())
+            if message is None:
+                self._skipped += 1
+            elif message.number == _END:
+                replay.is_complete = True
+            else:
+                yield message
+        replay.asked_at = time.monotonic()  # what the caller does with a message is no wait
+
+    def replay_outcome(self) -> bool | None:
+        """Return whether a replay has come to its end, False if it never will; None goes on."""
+        assert self._replay is not None, "a replay was asked for"
+        if self._replay.is_complete:
+            return True
+        return False if self._replay.is_overdue else None
+
+
+class _Replay:
+    """A replay under way: how long it was waited for, and how much has come."""
+
+    def __init__(self, socket: Any, timeout_s: float) -> None:
+        self.socket = socket
+        self.is_complete = False
+        self.messages = 0
+        self.asked_at = time.monotonic()
+        self._timeout_s = timeout_s
+        self._idle_s = self._waited_s = 0.0
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it has taken too long, or brings more than a sender keeps."""
+        return (
+            self._idle_s >= self._timeout_s
+            or self._waited_s >= 2 * self._timeout_s
+            or self.messages > _MOST_REPLAYED
+        )
+
+    def note_wait(self, *, has_come: bool) -> None:
+        """Count the time since it was last looked at as waiting."""
+        waited = time.monotonic() - self.asked_at
+        self._waited_s += waited
+        self._idle_s = 0.0 if has_come else self._idle_s + waited
 
 
 def _message(frames: list[bytes]) -> Received | None:

@@ -7,8 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from threading import Condition, Thread
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,17 +17,17 @@ from ctxreuse.cache.kv_events.engine_blocks import (
     HeldRequests,
     SentRequest,
 )
-from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
+from ctxreuse.cache.kv_events.event_listener import EventListener
+from ctxreuse.cache.kv_events.event_stream import EventSockets
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 _log = logging.getLogger("ctxreuse")
-_POLL_MS = 20
-_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,11 @@ class KVEventStatistics:
         skipped: Messages and events that were skipped: unknown, broken, of other memory.
         gaps: How often messages were missing.
         replays: How often messages were asked for again.
+        replayed: Messages that came again.
+        abandoned: Replays that were given up: they did not come, came too slowly, or too many live
+            messages waited for them. What was missing is lost then, and the engine is not asked
+            again for a second, then two, and so on up to a minute.
+        queued: Live messages that wait for a replay now.
         restarts: How often the engine was gone or started anew.
         losses: How often messages were lost, so that nothing was certain any more.
         last_seq: The number of the last message that was applied.
@@ -53,58 +57,14 @@ class KVEventStatistics:
     skipped: int = 0
     gaps: int = 0
     replays: int = 0
+    replayed: int = 0
+    abandoned: int = 0
+    queued: int = 0
     restarts: int = 0
     losses: int = 0
     last_seq: int | None = None
     requests: int = 0
     faults: int = 0
-
-
-class Arrival(Enum):
-    """What a live message is to the listener."""
-
-    NEXT = auto()
-    """The one that was expected."""
-    FIRST = auto()
-    """The first one seen: of the stream if its number is 0, else the listener is late."""
-    KNOWN = auto()
-    """One that a replay has brought already."""
-    AFTER_GAP = auto()
-    """One before which others are missing."""
-    RESTARTED = auto()
-    """The first one seen of a sender that has started anew."""
-
-
-class EventSequence:
-    """Follows the numbers of live and replayed messages, so that each is applied once, in order.
-
-    A sender counts from 0 and never goes back, so a live number that is not greater than the live
-    one before it belongs to a new sender. Replayed messages run ahead of the live ones, which then
-    arrive a second time.
-    """
-
-    def __init__(self) -> None:
-        self.applied: int | None = None
-        """The last message that was applied; None before the first."""
-        self._live: int | None = None
-
-    def arrive(self, number: int) -> Arrival:
-        """Return what a live message is."""
-        restarted = self._live is not None and number <= self._live
-        if restarted:
-            self.applied = None
-        self._live = number
-        if restarted:
-            return Arrival.RESTARTED
-        if self.applied is None:
-            return Arrival.FIRST
-        if number <= self.applied:
-            return Arrival.KNOWN
-        return Arrival.NEXT if number == self.applied + 1 else Arrival.AFTER_GAP
-
-    def reset(self) -> None:
-        """Forget the sender."""
-        self.applied = self._live = None
 
 
 class KVEventSync:
@@ -141,7 +101,8 @@ class KVEventSync:
         bind: Whether to bind the endpoint, for engines that connect to it (vLLM does so for
             addresses without `*`).
         settle_s: Seconds after which a request's events must have come.
-        replay_timeout_s: Seconds to wait for the next replayed message.
+        replay_timeout_s: Seconds to wait for the next replayed message, and half of what is waited
+            for one replay altogether. Live messages wait meanwhile, 10,000 or 64 MiB at most.
         max_requests: How many requests are followed; older ones are taken out of the index.
         max_blocks: How many of the engine's blocks are remembered.
         clock: Seconds from any start.
@@ -169,28 +130,35 @@ class KVEventSync:
         checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         checked_kind("topic", topic, str, "a string")
         checked_integer("max_requests", max_requests, 1)
-        self._sockets = EventSockets(
-            endpoint, replay_endpoint, topic, bind=bind, replay_timeout_s=replay_timeout_s
+        self._new_sockets = partial(
+            EventSockets,
+            endpoint,
+            replay_endpoint,
+            topic,
+            bind=bind,
+            replay_timeout_s=replay_timeout_s,
         )
-        self._requests = HeldRequests(planner, EngineBlocks(max_blocks), max_requests, settle_s)
+        self._planner = planner
+        self._max_requests = max_requests
+        self._max_blocks = max_blocks
+        self._settle_s = settle_s
         self._tokenizer = tokenizer
         self._clock = clock
-        self._sequence = EventSequence()
         self._recorded: deque[SentRequest] = deque(maxlen=max_requests)
         self._counts: Counter[str] = Counter()  # by the fields of the statistics
         self._faults = FailOpen("KVEventSync", "the index is emptied", work="event handling")
-        self._thread: Thread | None = None
-        self._is_wanted = False
-        self._quiet_turns = 0
-        self._turned = Condition()
+        self._listener = self._new_listener()
+        self._is_following = self._follows_again = False
+        renew_after_fork(self._start_anew)
 
     @property
     def stats(self) -> KVEventStatistics:
         """What has been seen so far."""
         return KVEventStatistics(
-            **(self._counts + Counter(skipped=self._sockets.skipped)),
-            last_seq=self._sequence.applied,
-            requests=self._requests.followed,
+            **self._counts,
+            queued=self._listener.queued,
+            last_seq=self._listener.sequence.applied,
+            requests=self._listener.requests.followed,
             faults=self._faults.faults,
         )
 
@@ -200,22 +168,19 @@ class KVEventSync:
         Raises:
             InvalidRequestError: the endpoint cannot be used.
         """
-        if self._thread is not None:
+        if self._is_following:
             return
-        self._sockets.open()
-        if self._sequence.applied is not None:  # not the first start: what was missed is unknown
-            self._lose()
-            self._sequence.reset()
-        self._is_wanted = True
-        self._thread = Thread(target=self._run, name="ctxreuse-kv-events", daemon=True)
-        self._thread.start()
+        before, self._listener = self._listener, self._new_listener()
+        self._listener.start()
+        self._is_following = True
+        if before.sequence.applied is not None:  # what was missed since is unknown
+            self._listener.lose()
 
     def stop(self) -> None:
-        """Stop following, and wait until that is done; the index stays as it is."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._is_wanted = False
-            thread.join()
+        """Stop following, within a second; the index stays as it is."""
+        if self._is_following:
+            self._is_following = False
+            self._listener.stop()
 
     def __enter__(self) -> KVEventSync:
         self.start()
@@ -253,6 +218,8 @@ class KVEventSync:
             InvalidRequestError: wrong type or out of range.
         """
         checked_kind("plan", plan, Plan, "a Plan")
+        if self._follows_again:
+            self._faults.attempt(self._follow_again, lambda: None)
         tokens = token_array(prompt_token_ids)
         if block_ends is None:
             ends = self._find_ends(plan, len(tokens))
@@ -288,85 +255,25 @@ class KVEventSync:
         Returns:
             Whether that was reached in time.
         """
-        with self._turned:
-            # the turn that is going on may have begun before the last message came
-            wanted = self._quiet_turns + 2
-            return self._turned.wait_for(lambda: self._quiet_turns >= wanted, timeout_s)
+        return self._listener.settle(timeout_s)
 
-    def _run(self) -> None:
-        """Follow until `stop`; no message, however broken, ends this."""
-        try:
-            if self._sockets.can_replay:
-                self._faults.attempt(lambda: self._replay(0), self._lose)
-            while self._is_wanted:
-                self._sockets.wait(_POLL_MS)
-                is_quiet = self._faults.attempt(self._turn, self._lose)
-                if is_quiet:
-                    with self._turned:
-                        self._quiet_turns += 1
-                        self._turned.notify_all()
-        finally:
-            self._sockets.close()
+    def _new_listener(self) -> EventListener:
+        requests = HeldRequests(
+            self._planner, EngineBlocks(self._max_blocks), self._max_requests, self._settle_s
+        )
+        return EventListener(
+            self._new_sockets(), requests, self._recorded, self._counts, self._faults, self._clock
+        )
 
-    def _turn(self) -> bool:
-        """Apply what has come; return whether nothing had, and no request waits to be judged."""
-        is_gone = self._sockets.sender_is_gone()
-        batches = self._counts["batches"]
-        for message in self._sockets.received(None if is_gone else _AT_ONCE):
-            self._take(message)
-        if is_gone:
-            self._note_restart("the connection to the engine was lost")
-            self._sequence.reset()
-        while self._recorded:
-            self._requests.add(self._recorded.popleft())
-        self._requests.settle(self._clock())
-        return batches == self._counts["batches"] and not self._requests.unsettled
+    def _start_anew(self) -> None:
+        """Follow nothing, as a child: the thread and the sockets are the parent's."""
+        leave_to_parent(self._listener)
+        self._recorded = deque(maxlen=self._recorded.maxlen)
+        self._listener = self._new_listener()
+        self._follows_again, self._is_following = self._is_following or self._follows_again, False
 
-    def _take(self, message: Received) -> None:
-        """Apply a live message, after those that are missing before it."""
-        arrival = self._sequence.arrive(message.number)
-        if arrival is Arrival.RESTARTED:
-            self._note_restart("the engine has started anew")
-        if arrival is Arrival.AFTER_GAP:
-            self._counts["gaps"] += 1
-        is_late = arrival in (Arrival.FIRST, Arrival.RESTARTED) and message.number > 0
-        if arrival is Arrival.AFTER_GAP or is_late:
-            applied = self._sequence.applied
-            if self._sockets.can_replay:
-                self._replay(0 if applied is None else applied + 1)
-        self._apply(message)
-
-    def _replay(self, start: int) -> None:
-        """Apply what the engine remembers from a number on."""
-        self._counts["replays"] += 1
-        for message in self._sockets.replayed(start, lambda: self._is_wanted):
-            self._apply(message)
-
-    def _apply(self, message: Received) -> None:
-        """Apply a message, unless it is known; if others are missing before it, nothing is sure."""
-        applied = self._sequence.applied
-        if applied is not None:
-            if message.number <= applied:
-                return
-            if message.number > applied + 1:
-                self._lose()
-        self._sequence.applied = message.number
-        batch = decode_batch(message.payload)
-        if batch is None:
-            self._counts["skipped"] += 1
-            return
-        used = sum(map(self._requests.apply, batch.events))
-        self._counts["batches"] += 1
-        self._counts["events"] += used
-        self._counts["skipped"] += batch.skipped + len(batch.events) - used
-
-    def _note_restart(self, what: str) -> None:
-        self._counts["restarts"] += 1
-        _log.info("%s: its cache counts as empty", what)
-        self._requests.clear()
-
-    def _lose(self) -> bool:
-        """Forget everything, because nothing is certain any more."""
-        self._counts["losses"] += 1
-        self._requests.clear()
-        return False
+    def _follow_again(self) -> None:
+        """Follow in a child what the parent follows; what it knew may have been half-changed."""
+        self._follows_again = False
+        self.start()
+        self._listener.lose()

@@ -1,0 +1,322 @@
+"""One run of following an engine's events: a thread, its sockets, and the order of messages.
+
+Where messages are missing, they are asked for again, and live ones wait meanwhile. That is bounded:
+in time, because a replay may come slowly or never; in number and bytes, because live messages may
+come fast. Beyond the bounds the missing ones count as lost, and the index is emptied.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from enum import Enum, auto
+from threading import Condition, Thread
+
+from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, SentRequest
+from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
+from ctxreuse.context.fail_open import FailOpen
+
+_log = logging.getLogger("ctxreuse")
+_POLL_MS = 20
+_AT_ONCE = 1_000
+_STOP_S = 0.9
+_MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 2**26
+_LEAST_BACKOFF_S = 1.0
+_LONGEST_BACKOFF_S = 60.0
+
+
+class Arrival(Enum):
+    """What a live message is to the listener."""
+
+    NEXT = auto()
+    """The one that was expected."""
+    FIRST = auto()
+    """The first one seen: of the stream if its number is 0, else the listener is late."""
+    KNOWN = auto()
+    """One that a replay has brought already."""
+    AFTER_GAP = auto()
+    """One before which others are missing."""
+    RESTARTED = auto()
+    """The first one seen of a sender that has started anew."""
+
+
+class EventSequence:
+    """Follows the numbers of live and replayed messages, so that each is applied once, in order.
+
+    A sender counts from 0 and never goes back, so a live number that is not greater than the live
+    one before it belongs to a new sender. Replayed messages run ahead of the live ones, which then
+    arrive a second time.
+    """
+
+    def __init__(self) -> None:
+        self.applied: int | None = None
+        """The last message that was applied; None before the first."""
+        self._live: int | None = None
+
+    def arrive(self, number: int) -> Arrival:
+        """Return what a live message is."""
+        restarted = self._live is not None and number <= self._live
+        if restarted:
+            self.applied = None
+        self._live = number
+        if restarted:
+            return Arrival.RESTARTED
+        if self.applied is None:
+            return Arrival.FIRST
+        if number <= self.applied:
+            return Arrival.KNOWN
+        return Arrival.NEXT if number == self.applied + 1 else Arrival.AFTER_GAP
+
+    def reset(self) -> None:
+        """Forget the sender."""
+        self.applied = self._live = None
+
+
+class ReplayBackoff:
+    """Whether to ask for a replay: not for a time after one that did not come, twice as long each.
+
+    Args:
+        clock: Seconds from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = -math.inf
+        self._next_s = _LEAST_BACKOFF_S
+
+    def admits(self) -> bool:
+        """Return whether to ask now."""
+        return self._clock() >= self._until
+
+    def fail(self) -> None:
+        """Note that a replay did not come, or not in time."""
+        self._until = self._clock() + self._next_s
+        self._next_s = min(2 * self._next_s, _LONGEST_BACKOFF_S)
+
+    def reset(self) -> None:
+        """Note that one has come, or that the engine is another one."""
+        self._until = -math.inf
+        self._next_s = _LEAST_BACKOFF_S
+
+
+class EventListener:
+    """Follows an engine's events in a thread, from `start` to `stop`.
+
+    Args:
+        sockets: Where messages come from; its own.
+        requests: What is trimmed by the events; its own.
+        recorded: Requests that are to be followed; others append.
+        counts: Counts by the fields of `KVEventStatistics`.
+        faults: Keeps the thread alive.
+        clock: Seconds from any start, on which requests are judged.
+
+    Attributes:
+        requests: What is trimmed by the events.
+        sequence: The order of the messages.
+    """
+
+    def __init__(
+        self,
+        sockets: EventSockets,
+        requests: HeldRequests,
+        recorded: deque[SentRequest],
+        counts: Counter[str],
+        faults: FailOpen,
+        clock: Callable[[], float],
+    ) -> None:
+        self.requests = requests
+        self.sequence = EventSequence()
+        self._sockets = sockets
+        self._recorded = recorded
+        self._counts = counts
+        self._faults = faults
+        self._clock = clock
+        self._waiting: deque[Received] = deque()  # live messages behind a replay
+        self._waiting_bytes = 0
+        self._backoff = ReplayBackoff()
+        self._is_wanted = True
+        self._quiet_turns = 0
+        self._turned = Condition()
+        self._thread = Thread(target=self._run, name="ctxreuse-kv-events", daemon=True)
+
+    @property
+    def queued(self) -> int:
+        """How many live messages wait for a replay."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Subscribe, and start the thread.
+
+        Raises:
+            InvalidRequestError: the endpoint cannot be used.
+        """
+        self._sockets.open()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Use no message from now on; wait for the end of the thread, but less than a second.
+
+        A thread that is in the middle of a large message ends by itself soon after.
+        """
+        self._is_wanted = False
+        self._thread.join(_STOP_S)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait as `KVEventSync.settle` does."""
+        with self._turned:
+            # the turn that is going on may have begun before the last message came
+            wanted = self._quiet_turns + 2
+            return self._turned.wait_for(lambda: self._quiet_turns >= wanted, timeout_s)
+
+    def lose(self) -> None:
+        """Forget everything, because nothing is certain any more."""
+        self._counts["losses"] += 1
+        self.requests.clear()
+
+    def _run(self) -> None:
+        """Follow until `stop`; no message, however broken, ends this."""
+        try:
+            if self._sockets.can_replay:
+                self._begin_replay(0)
+            while self._is_wanted:
+                self._sockets.wait(_POLL_MS)
+                if self._faults.attempt(self._turn, self._recover):
+                    with self._turned:
+                        self._quiet_turns += 1
+                        self._turned.notify_all()
+        finally:
+            self._sockets.close()
+
+    def _recover(self) -> bool:
+        self._drop_replay()
+        self.lose()
+        return False
+
+    def _turn(self) -> bool:
+        """Apply what has come; return whether nothing had, and nothing is waited for."""
+        is_gone = self._sockets.sender_is_gone()
+        batches = self._counts["batches"]
+        for message in self._sockets.received(_AT_ONCE):
+            if not self._is_wanted:
+                return False
+            self._take(message)
+        if is_gone:
+            self._note_restart("the connection to the engine was lost")
+            self.sequence.reset()
+            self._sockets.reconnect()
+        self._take_replayed()
+        self._counts["skipped"] += self._sockets.take_skipped()
+        while self._recorded:
+            self.requests.add(self._recorded.popleft())
+        self.requests.settle(self._clock())
+        is_busy = self._sockets.is_replaying or self.requests.unsettled
+        return batches == self._counts["batches"] and not is_busy
+
+    def _take(self, message: Received) -> None:
+        """Apply a live message, or let it wait for those that are missing before it."""
+        arrival = self.sequence.arrive(message.number)
+        if arrival is Arrival.RESTARTED:
+            self._note_restart("the engine has started anew")
+        if arrival in (Arrival.FIRST, Arrival.RESTARTED):
+            self._backoff.reset()
+            if message.number > 0 and not self._sockets.is_replaying:
+                self._ask_from(0)
+        if self._sockets.is_replaying:
+            self._wait(message)
+        else:
+            self._apply_in_turn(message)
+
+    def _apply_in_turn(self, message: Received) -> None:
+        """Apply a live message if none is missing before it, or if that cannot be helped."""
+        applied = self.sequence.applied
+        if applied is not None and message.number > applied + 1:
+            self._counts["gaps"] += 1
+            self._ask_from(applied + 1)
+        if self._sockets.is_replaying:
+            self._wait(message)
+        else:
+            self._apply(message)
+
+    def _wait(self, message: Received) -> None:
+        self._waiting.append(message)
+        self._waiting_bytes += len(message.payload)
+        if len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES:
+            self._end_replay(is_complete=False)
+
+    def _ask_from(self, start: int) -> None:
+        """Ask for messages again, if the engine may be asked now."""
+        if self._sockets.can_replay and self._backoff.admits():
+            self._begin_replay(start)
+
+    def _begin_replay(self, start: int) -> None:
+        self._counts["replays"] += 1
+        self._sockets.begin_replay(start)
+
+    def _take_replayed(self) -> None:
+        """Apply what has come of a replay; go on with live messages when it is over."""
+        if not self._sockets.is_replaying:
+            return
+        for message in self._sockets.replayed(_AT_ONCE):
+            if not self._is_wanted:
+                return
+            self._counts["replayed"] += 1
+            self._apply(message)
+        is_complete = self._sockets.replay_outcome()
+        if is_complete is not None:
+            self._end_replay(is_complete=is_complete)
+
+    def _end_replay(self, *, is_complete: bool) -> None:
+        """Apply the live messages that have waited; what is missing still is lost."""
+        waiting = self._drop_replay()
+        if is_complete:
+            self._backoff.reset()
+        else:
+            self._counts["abandoned"] += 1
+            self._backoff.fail()
+        if waiting and self._is_wanted:
+            self._apply(waiting.popleft())
+        while waiting and self._is_wanted:
+            message = waiting.popleft()
+            if self._sockets.is_replaying:
+                self._wait(message)
+            else:
+                self._apply_in_turn(message)
+
+    def _drop_replay(self) -> deque[Received]:
+        """Hear no more of a replay; return the live messages that have waited for it."""
+        self._sockets.end_replay()
+        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+        return waiting
+
+    def _apply(self, message: Received) -> None:
+        """Apply a message, unless it is known; if others are missing before it, nothing is sure."""
+        applied = self.sequence.applied
+        if applied is not None:
+            if message.number <= applied:
+                return
+            if message.number > applied + 1:
+                self.lose()
+        self.sequence.applied = message.number
+        batch = decode_batch(message.payload)
+        if batch is None:
+            self._counts["skipped"] += 1
+            return
+        used = 0
+        for event in batch.events:
+            if not self._is_wanted:
+                return
+            used += self.requests.apply(event)
+        self._counts["batches"] += 1
+        self._counts["events"] += used
+        self._counts["skipped"] += batch.skipped + len(batch.events) - used
+
+    def _note_restart(self, what: str) -> None:
+        self._counts["restarts"] += 1
+        _log.info("%s: its cache counts as empty", what)
+        self._drop_replay()
+        self._backoff.reset()
+        self.requests.clear()
