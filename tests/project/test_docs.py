@@ -8,6 +8,7 @@ are said to print is compared, too. Others are checked against what they name.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -374,6 +375,12 @@ def test_what_a_page_names_exists(page: str) -> None:
     folders = "ctxreuse|integrations|agents|tests|tools|benchmarks|notebooks"
     paths = set(re.findall(rf"`((?:{folders})/[\w/.-]+)`", text))
     assert {path for path in paths if not (ROOT / path).exists()} <= {"integrations/NAME_ctxreuse/"}
+    tests = re.findall(r"`(tests/[\w/.-]+\.py)::(\w+)(?:::(\w+))?`", text)
+    for file, *nested in tests:
+        scope: ast.AST | None = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        for name in filter(None, nested):
+            scope = next((one for one in ast.walk(scope) if getattr(one, "name", "") == name), None)
+            assert scope is not None, f"{file} has no {name}"
 
 
 @pytest.mark.parametrize(
