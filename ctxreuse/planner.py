@@ -35,9 +35,9 @@ class ReusePlanner:
     r"""Plans what to send so that the engine's prefix cache hits.
 
     Deterministic: the same requests in the same order give the same plans in any process. One
-    planner may be shared by threads and asyncio tasks: a call never waits for anything but a short
-    step of another call, not for a batch and not for a token counter. A large `plan_batch` takes
-    seconds; run it in a thread of its own.
+    planner may be shared by threads and asyncio tasks: a plan waits for nothing but short steps of
+    other calls for its own tenant, not for a batch and not for a token counter. A large
+    `plan_batch` takes seconds; run it in a thread of its own.
 
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
@@ -301,7 +301,8 @@ class ReusePlanner:
         """Return the size of the context index and of all else that the planner remembers.
 
         All tenants count together. `parts` has the entries and the bound of each part; the bounds
-        are those of the planner as a whole.
+        are those of the planner as a whole. `cut_short` counts the searches that ended at the bound
+        on their work. Waits for no plan: what one is doing at the moment does not count yet.
         """
         return self._planning.statistics()
 

@@ -42,11 +42,20 @@ class ForkSafeLock:
         self._is_half_changed = False
         _locks.add(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._is_half_changed:
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Take the lock, and return whether it was taken; a free one is taken in any case."""
+        is_taken = self._lock.acquire(blocking)
+        if is_taken and self._is_half_changed:
             self._is_half_changed = False
             self._empty()
+        return is_taken
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()

@@ -117,12 +117,18 @@ class IndexStatistics:
         requests: Request ids remembered.
         parts: Of a planner, every part of its state that grows with traffic, by the names in
             `ctxreuse.planning.tenants.Bounds`; empty for one index.
+        cut_short: Of a planner, how often a search since its start ended at the bound on its work:
+            for a cached beginning, for an order, or for blocks that a history shows. A plan is
+            right all the same, but may reuse less. Where the number grows, requests have thousands
+            of blocks that tie, or histories repeat labels a great many times: send fewer blocks in
+            a request, or find out who sends such texts.
     """
 
     nodes: int = 0
     tokens: int = 0
     requests: int = 0
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
+    cut_short: int = field(default=0, compare=False)
 
 
 class ContextIndex:
@@ -144,6 +150,7 @@ class ContextIndex:
     Attributes:
         node_count: How many nodes it has, roots left out.
         block_count: How many blocks the runs of its nodes hold together.
+        tokens: The weight of these blocks.
         request_size: The sizes (`id_size`) of the request ids remembered.
     """
 
@@ -152,7 +159,7 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self._roots: dict[Hashable, Node] = {}
         self._by_request: OrderedDict[str | int, Node] = OrderedDict()
-        self._tokens = 0
+        self.tokens = 0
         self.node_count = 0
         self.block_count = 0
         self.request_size = 0
@@ -162,7 +169,12 @@ class ContextIndex:
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
-        return IndexStatistics(self.node_count, self._tokens, len(self._by_request))
+        return IndexStatistics(self.node_count, self.tokens, self.request_count)
+
+    @property
+    def request_count(self) -> int:
+        """How many request ids are remembered."""
+        return len(self._by_request)
 
     def root(self, system: Hashable) -> Node:
         """Return the root for a system text; a new one is kept once something is sent with it."""
@@ -244,7 +256,7 @@ class ContextIndex:
         A node goes when neither a request ends in it nor another path leads through it; parents
         left empty go with it.
         """
-        known, before = 0, self._tokens
+        known, before = 0, self.tokens
         unknown = []
         for request_id in request_ids:
             node = self._forget_request(request_id)
@@ -257,7 +269,7 @@ class ContextIndex:
                 self._remove(node)
                 node = parent
             self._note_leaf(node)
-        return Evicted(known, before - self._tokens, tuple(unknown))
+        return Evicted(known, before - self.tokens, tuple(unknown))
 
     def trim(self, request_id: str | int, blocks: int) -> Evicted:
         """Keep only the first blocks that a request sent; change nothing if it sent no more.
@@ -277,13 +289,13 @@ class ContextIndex:
         turn = [end]
         while turn[-1].parent is not None and not opens_turn(turn[-1]):
             turn.append(turn[-1].parent)
-        before = self._tokens
+        before = self.tokens
         for node in reversed(turn):
             if blocks < len(node.run):
                 self._cut(node, blocks)
                 break
             blocks -= len(node.run)
-        return Evicted(1, before - self._tokens, ())
+        return Evicted(1, before - self.tokens, ())
 
     def oldest_use(self) -> int | None:
         """Return when the least recently used leaf was used; None for an empty index."""
@@ -308,7 +320,7 @@ class ContextIndex:
 
     def evict_oldest_leaf(self) -> None:
         """Take out the least recently used leaf, if there is one."""
-        self.evict_oldest(self._tokens)
+        self.evict_oldest(self.tokens)
 
     def forget_oldest_request(self) -> None:
         """Forget the id that was remembered first; what the request sent stays."""
@@ -347,7 +359,7 @@ class ContextIndex:
         for gone, _ in reversed(below):
             self._remove(gone)
         if keep:
-            self._tokens -= sum(node.weights[keep:])
+            self.tokens -= sum(node.weights[keep:])
             self.block_count -= len(node.run) - keep
             node.run, node.weights = node.run[:keep], node.weights[:keep]
         self._note_leaf(end)
@@ -366,7 +378,7 @@ class ContextIndex:
         parent.children[edge] = node
         self.node_count += 1
         self.block_count += len(run)
-        self._tokens += sum(weights)
+        self.tokens += sum(weights)
         return node
 
     def _split(self, node: Node, length: int) -> Node:
@@ -395,8 +407,8 @@ class ContextIndex:
         while self.node_count > self.max_nodes:
             self.evict_oldest_leaf()
         if self.capacity_tokens is not None:
-            while self._tokens > self.capacity_tokens:
-                self.evict_oldest(self._tokens - self.capacity_tokens)
+            while self.tokens > self.capacity_tokens:
+                self.evict_oldest(self.tokens - self.capacity_tokens)
 
     def _forget_request(self, request_id: str | int) -> Node | None:
         """Forget a request id; return the node where the request ended, if it was known."""
@@ -439,7 +451,7 @@ class ContextIndex:
         node.parent = None
         self.node_count -= 1
         self.block_count -= len(node.run)
-        self._tokens -= sum(node.weights)
+        self.tokens -= sum(node.weights)
         for request_id in list(node.request_ids):
             self._forget_request(request_id)
         node.run = node.weights = ()  # a conversation that ended here may hold the node for long

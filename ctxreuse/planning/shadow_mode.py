@@ -147,7 +147,8 @@ class ShadowPlanner:
             name: PartSize(*map(sum, zip(size, planned.parts[name], strict=True)))
             for name, size in sent.parts.items()
         }
-        return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts)
+        cut_short = sent.cut_short + planned.cut_short
+        return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts, cut_short)
 
     def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
         shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else 0

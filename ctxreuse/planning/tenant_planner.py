@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
-from ctxreuse.context.fork_safety import ForkSafeLock, process_name
+from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, replace_overlaps
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
-from ctxreuse.index.path_search import heaviest_path, sent_prefix
+from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, History, shown_in
 from ctxreuse.ordering.batch import BatchContext, arrange
@@ -35,27 +36,35 @@ class PlannerSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A request with what the planner knows about it.
+    """A request with what is known about it before its tenant's state is held.
 
     `system` is the digest of the system text; `shown` holds the blocks to leave out, with the
-    labels under which the history shows them.
+    labels under which the history shows them; `ordinals` are those of the others, in any order.
     """
 
     request: ContextRequest
-    state: TenantState
     system: bytes | None
+    blocks: Mapping[BlockKey, ContextBlock]
     tokens: Mapping[BlockKey, int]
     weights: Mapping[BlockKey, int]
     history: History
     shown: Mapping[BlockKey, str]
+    ordinals: Sequence[int]
+
+
+class _Recorded(NamedTuple):
+    """The record of what a turn sends, and how many of these block tokens were sent before."""
+
+    logged: LoggedPrompt
+    cached_tokens: int
 
 
 class TenantPlanner:
     """Plans requests, each with what its own tenant sent before.
 
-    It holds its lock for short steps only: tokens are counted, histories read and batches arranged
-    without it. What others send or evict meanwhile changes what is expected in the cache, never
-    which blocks a plan has.
+    A tenant's state is held for short steps only: to order a request and to record it. Tokens are
+    counted, histories read, batches arranged and overlaps looked for without it. What others send
+    or evict meanwhile changes what is expected in the cache, never which blocks a plan has.
 
     Args:
         settings: How it plans.
@@ -63,33 +72,29 @@ class TenantPlanner:
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
+        self._tenants = Tenants(settings.capacity_tokens)
         self._clock = count(1)
-        self._lock = ForkSafeLock(self._forget)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Forget what was sent."""
-        self._tenants = Tenants(self._settings.capacity_tokens)
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
         tokens = self._tokens(request.blocks, request.tenant)
-        history = self._history(request)
-        with self._lock:
-            turn = self._open_turn(request, tokens, history, deduplicate)
-            return self._send(turn, self._order(turn, strategy))
+        turn = self._open_turn(request, tokens, deduplicate)
+        with self._tenants.holding(request.tenant) as state:
+            order = self._order(turn, state, strategy)
+            recorded = self._record(turn, state, order)
+        return self._plan(turn, order, recorded)
 
     def preview(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
         tokens = self._tokens(request.blocks, request.tenant)
-        history = self._history(request)
-        with self._lock:
-            turn = self._open_turn(request, tokens, history, deduplicate)
-            return self._send(turn, self._order(turn, strategy, preview=True), preview=True)
+        turn = self._open_turn(request, tokens, deduplicate)
+        with self._tenants.holding(request.tenant) as state:
+            order = self._order(turn, state, strategy, preview=True)
+        return self._plan(turn, order, None)
 
     def plan_batch(
         self,
@@ -112,27 +117,23 @@ class TenantPlanner:
             orders, execution = arrangement.orders, arrangement.execution
         plans = []
         for position in execution:
-            request = requests[position]
-            history = self._history(request)
-            with self._lock:
-                turn = self._open_turn(request, tokens[position], history, deduplicate)
-                plans.append(self._send(turn, orders[position]))
+            turn = self._open_turn(requests[position], tokens[position], deduplicate)
+            with self._tenants.holding(turn.request.tenant) as state:
+                recorded = self._record(turn, state, orders[position])
+            plans.append(self._plan(turn, orders[position], recorded))
         return BatchPlan(tuple(plans), tuple(execution))
 
     def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
         """Forget requests; see `ReusePlanner.evict`."""
-        with self._lock:
-            return self._tenants.evict(request_ids, tenant)
+        return self._tenants.evict(request_ids, tenant)
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Forget the least recently used tokens; see `ReusePlanner.evict_tokens`."""
-        with self._lock:
-            return self._tenants.evict_tokens(tokens)
+        return self._tenants.evict_tokens(tokens)
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Forget the end of a request; see `ReusePlanner.trim`."""
-        with self._lock:
-            return self._tenants.trim(request_id, blocks, tenant)
+        return self._tenants.trim(request_id, blocks, tenant)
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens."""
@@ -146,39 +147,33 @@ class TenantPlanner:
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> int:
         """Return how many block tokens of a turn its history shows already."""
         tokens = self._tokens(request.blocks, request.tenant)
-        history = self._history(request)
-        with self._lock:
-            turn = self._open_turn(request, tokens, history, deduplicate)
+        turn = self._open_turn(request, tokens, deduplicate)
         return sum(weight for key, weight in turn.weights.items() if key in turn.shown)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache; see `ReusePlanner.cached_tokens`."""
-        with self._lock:
-            if self._tenants.known(request.tenant) is None:
-                return 0
+        if self._tenants.known(request.tenant) is None:
+            return 0
         weights = _weights(self._tokens(request.blocks, request.tenant))
         system = _system_digest(request.system)
-        with self._lock:
-            root = self._tenants.state(request.tenant).index.root(system)
+        with self._tenants.holding(request.tenant) as state:
             if not in_order:
-                return heaviest_path(root, weights).weight
-            sent = sent_prefix(root, list(weights))
-            return sum(list(weights.values())[:sent])
+                return _cached_path(state, system, weights).weight
+            sent = sent_prefix(state.index.root(system), list(weights))
+        return sum(list(weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
-        with self._lock:
-            return self._tenants.forget_conversation(conversation_id, tenant)
+        return self._tenants.forget_conversation(conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index and of all else that is remembered."""
-        with self._lock:
-            return self._tenants.statistics()
+        return self._tenants.statistics()
 
     def _tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> dict[BlockKey, int]:
         """Return each block's tokens, in order; those without a count are counted.
 
-        The lock is held only to look up and to keep counts, because a counter may take its time.
+        The tenant's state is held only to keep counts, because a counter may take its time.
         """
         tokens: dict[BlockKey, int] = {}
         uncounted: dict[BlockKey, str] = {}
@@ -191,20 +186,16 @@ class TenantPlanner:
             tokens[key] = min(block.tokens or 0, MOST_BLOCK_TOKENS)
         if not uncounted:
             return tokens
-        with self._lock:
-            known = self._tenants.state(tenant).token_counts
-            tokens.update({key: known[key] for key in uncounted if key in known})
-            uncounted = {key: text for key, text in uncounted.items() if key not in known}
-        if uncounted:
-            count_tokens = self._settings.count_tokens
-            counted = {
-                key: min(count_tokens(text), MOST_BLOCK_TOKENS) for key, text in uncounted.items()
-            }
-            tokens.update(counted)
-            with self._lock:
-                state = self._tenants.state(tenant)
+        known = self._tenants.state(tenant).token_counts
+        counted: dict[BlockKey, int] = {}
+        for key, text in uncounted.items():
+            number = known.get(key)  # one step, which needs no lock
+            if number is None:
+                number = counted[key] = min(self._settings.count_tokens(text), MOST_BLOCK_TOKENS)
+            tokens[key] = number
+        if counted:
+            with self._tenants.holding(tenant) as state:
                 state.token_counts.update(counted)
-                self._tenants.enforce_bounds(state)
         return tokens
 
     def _context(self, request: ContextRequest, tokens: Mapping[BlockKey, int]) -> BatchContext:
@@ -213,9 +204,8 @@ class TenantPlanner:
         cached: tuple[BlockKey, ...] = ()
         if not request.history:
             system = _system_digest(request.system)
-            with self._lock:
-                index = self._tenants.state(request.tenant).index
-                match = heaviest_path(index.root(system), weights)
+            with self._tenants.holding(request.tenant) as state:
+                match = _cached_path(state, system, weights)
             if match.weight >= ENGINE_BLOCK_TOKENS:
                 cached = match.path
         return BatchContext(request, weights, cached)
@@ -224,95 +214,53 @@ class TenantPlanner:
         """Return what the messages before a turn show of the blocks that were sent there."""
         if not request.history:
             return EMPTY_HISTORY
-        with self._lock:
-            conversations = self._tenants.state(request.tenant).conversations
-            recorded = conversations.recorded(request.conversation_id)
+        with self._tenants.holding(request.tenant) as state:
+            recorded = state.conversations.recorded(request.conversation_id)
         return shown_in(request.history, recorded, self._settings.templates)
 
     def _open_turn(
-        self,
-        request: ContextRequest,
-        tokens: Mapping[BlockKey, int],
-        history: History,
-        deduplicate: bool | None,
+        self, request: ContextRequest, tokens: Mapping[BlockKey, int], deduplicate: bool | None
     ) -> _Turn:
+        history = self._history(request)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
+        shown = history.label_of if deduplicate else {}
+        number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         return _Turn(
             request=request,
-            state=self._tenants.state(request.tenant),
             system=_system_digest(request.system),
+            blocks=request.unique_blocks,
             tokens=tokens,
             weights=_weights(tokens),
             history=history,
-            shown=history.label_of if deduplicate else {},
+            shown=shown,
+            ordinals=history.next_ordinals(number) if request.history else range(1, number + 1),
         )
 
-    def _order(self, turn: _Turn, strategy: Strategy, *, preview: bool = False) -> list[BlockKey]:
+    def _order(
+        self, turn: _Turn, state: TenantState, strategy: Strategy, *, preview: bool = False
+    ) -> list[BlockKey]:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return list(turn.weights)
-        root = turn.state.index.root(turn.system)
+        root = state.index.root(turn.system)
         if strategy == "paper":
             return paper_order(turn.weights, root, self._settings.alpha)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        order = turn.state.online.order(turn.weights, root)
+        order = state.online.order(turn.weights, root)
         if not preview:
-            turn.state.online.learn(turn.weights, turn.system)
+            state.online.learn(turn.weights, turn.system)
         return order
 
-    def _send(self, turn: _Turn, order: list[BlockKey], *, preview: bool = False) -> Plan:
-        """Make the plan for an order, and record that it is sent unless it is a preview."""
-        request, shown, templates = turn.request, turn.shown, self._settings.templates
-        sent = [key for key in order if key not in shown]
-        ordinals: Sequence[int] = range(1, len(sent) + 1)
-        if request.history:
-            ordinals = turn.history.next_ordinals(len(sent))
-        label_of = {
-            key: templates.block_label(ordinal) for ordinal, key in zip(ordinals, sent, strict=True)
-        }
-        annotation = None
-        if self._settings.annotate and not request.history and order != list(turn.weights):
-            annotation = templates.order_annotation([label_of[key] for key in turn.weights])
-        request_id = "" if preview else request.request_id
-        while request_id is None or (request.request_id is None and request_id in turn.state.index):
-            request_id = f"request-{process_name()}{next(turn.state.request_numbers)}"
-        block_of = {block.key: block for block in reversed(request.blocks)}  # the first of a key
-        parts: list[TurnPart] = []
-        labels = dict(turn.history.labels)
-        for key in order:
-            block, label = block_of[key], label_of.get(key)
-            if label is None:
-                words = templates.location_annotation(shown[key])
-                parts.append(Reference(shown[key], block.id, words))
-            else:
-                parts.append(SentBlock(label, block))
-                labels[label] = block.id
-        if self._settings.trim_overlaps:
-            parts = replace_overlaps(parts, turn.history.texts)
-        logged, cached = None, 0
-        if not preview:
-            logged, cached = self._record(turn, request_id, parts, ordinals)
-        return Plan(
-            request=request,
-            request_id=request_id,
-            parts=tuple(parts),
-            labels=labels,
-            order_annotation=annotation,
-            expected_cached_tokens=cached,
-            templates=templates,
-            logged=logged,
-        )
-
-    def _record(
-        self, turn: _Turn, request_id: str | int, parts: list[TurnPart], ordinals: Sequence[int]
-    ) -> tuple[LoggedPrompt, int]:
-        """Record what a turn sends; return the record, and block tokens that were sent before."""
-        request, index, conversations = turn.request, turn.state.index, turn.state.conversations
+    def _record(self, turn: _Turn, state: TenantState, order: Sequence[BlockKey]) -> _Recorded:
+        """Record that a turn sends its blocks in an order."""
+        request, index, conversations = turn.request, state.index, state.conversations
         now = next(self._clock)
-        shown = [part for part in parts if isinstance(part, SentBlock)]
-        sent = [part.block.key for part in shown]
+        sent = [key for key in order if key not in turn.shown]
         weights = [turn.weights[key] for key in sent]
+        request_id = request.request_id
+        while request_id is None or (request.request_id is None and request_id in index):
+            request_id = f"request-{process_name()}{next(state.request_numbers)}"
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.system)
             if end is None or not index.holds(end):
@@ -321,28 +269,70 @@ class TenantPlanner:
         else:
             root = index.root(turn.system)
             inserted = index.insert(root, sent, weights, request_id, now)
-            turn.state.online.recent.add(sent)
+            state.online.recent.add(sent)
+        blocks = [turn.blocks[key] for key in sent]
         if request.conversation_id is not None:
-            whole = [
-                (ordinal, part.block)
-                for ordinal, part in zip(ordinals, shown, strict=True)
-                if not part.repeated
-            ]
-            conversations.remember(request.conversation_id, whole, inserted.node, turn.system)
+            # also what an overlap will shorten: the next turn looks whether it is shown
+            shown = zip(turn.ordinals, blocks, strict=True)
+            conversations.remember(request.conversation_id, shown, inserted.node, turn.system)
+        state.cut_short += turn.history.is_cut_short
         tokens = tuple([turn.tokens[key] for key in sent])
         prompt = SentPrompt(
             request_id=request_id,
-            tenant=turn.state.name,
+            tenant=state.name,
             system=turn.system,
             is_later_turn=bool(request.history),
             after=None,
             keys=tuple(sent),
-            ids=tuple(part.block.id for part in shown),
+            ids=tuple([block.id for block in blocks]),
             tokens=tokens,
         )
-        turn.state.log.add(now, prompt)
-        self._tenants.enforce_bounds(turn.state)
-        return LoggedPrompt(prompt, turn.state.log, now), sum(tokens[: inserted.blocks_before])
+        state.log.add(now, prompt)
+        cached = sum(tokens[: inserted.blocks_before])
+        return _Recorded(LoggedPrompt(prompt, state.log, now), cached)
+
+    def _plan(self, turn: _Turn, order: list[BlockKey], recorded: _Recorded | None) -> Plan:
+        """Return the plan for an order; None is recorded of a preview."""
+        request, shown, templates = turn.request, turn.shown, self._settings.templates
+        sent = [key for key in order if key not in shown]
+        label_of = {
+            key: templates.block_label(ordinal)
+            for ordinal, key in zip(turn.ordinals, sent, strict=True)
+        }
+        annotation = None
+        if self._settings.annotate and not request.history and order != list(turn.weights):
+            annotation = templates.order_annotation([label_of[key] for key in turn.weights])
+        parts: list[TurnPart] = []
+        labels = dict(turn.history.labels)
+        for key in order:
+            block, label = turn.blocks[key], label_of.get(key)
+            if label is None:
+                words = templates.location_annotation(shown[key])
+                parts.append(Reference(shown[key], block.id, words))
+            else:
+                parts.append(SentBlock(label, block))
+                labels[label] = block.id
+        if self._settings.trim_overlaps:
+            parts = replace_overlaps(parts, turn.history.texts)
+        return Plan(
+            request=request,
+            request_id="" if recorded is None else recorded.logged.prompt.request_id,
+            parts=tuple(parts),
+            labels=labels,
+            order_annotation=annotation,
+            expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
+            templates=templates,
+            logged=None if recorded is None else recorded.logged,
+        )
+
+
+def _cached_path(
+    state: TenantState, system: bytes | None, weights: Mapping[BlockKey, int]
+) -> Match:
+    """Return what is expected in the cache of a context, in a state that is held."""
+    match = heaviest_path(state.index.root(system), weights)
+    state.cut_short += match.is_cut_short
+    return match
 
 
 def _weights(tokens: Mapping[BlockKey, int]) -> dict[BlockKey, int]:

@@ -1,20 +1,18 @@
 """What a tenant's neighbours can and cannot change: ids, token counts, waiting, memory."""
 
 import gc
-import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_helpers import STRATEGIES, assert_keeps_the_promises, big_request, request, user
+from tenant_sizes import bounded, measured
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import Evicted, PartSize
-from ctxreuse.planning import tenant_planner
 from ctxreuse.planning.tenants import Bounds, Tenants
 
 WAIT_S = 60
@@ -79,170 +77,6 @@ def test_counted_ids_do_not_show_how_many_requests_others_send(requests, strateg
     assert [
         name for name, (tenant, *_) in zip(mixed, requests, strict=True) if tenant == "a"
     ] == ids_of(ReusePlanner(), ours)
-
-
-# who waits for whom
-
-
-class SlowCounter:
-    """Counts texts at once, but holds those that begin with "slow" until it is told to go on."""
-
-    def __init__(self):
-        self.is_counting = threading.Event()
-        self.go_on = threading.Event()
-
-    def __call__(self, text):
-        if text.startswith("slow"):
-            self.is_counting.set()
-            assert self.go_on.wait(WAIT_S)
-        return len(text)
-
-
-def calls_of_others(planner):
-    """Call all that others do meanwhile, as a tenant that has requests and as one that has none."""
-    for tenant in ("", "other"):
-        new = ContextRequest(["a text", "b text"], "Why?", tenant=tenant)
-        plan = planner.plan(new)
-        assert_keeps_the_promises(plan)
-        planner.plan_batch([new, new])
-        planner.preview(new)
-        planner.cached_tokens(new)
-        planner.block_tokens(new.blocks, tenant)
-        planner.count_tokens("text")
-        chat = planner.conversation("c", tenant)
-        chat.plan(["a text"])
-        chat.record("Yes.")
-        chat.plan(["a text"])
-        planner.end_conversation("c", tenant)
-        planner.trim(plan.request_id, 1, tenant)
-        planner.evict([plan.request_id], tenant)
-        planner.evict_tokens(1)
-        plan.explain()
-        planner.statistics()
-
-
-SLOW_WORK = {
-    "plan": lambda planner, new: planner.plan(new),
-    "preview": lambda planner, new: planner.preview(new),
-    "batch": lambda planner, new: planner.plan_batch([big_request((1,)), new]),
-    "batch as retrieved": lambda planner, new: planner.plan_batch([big_request((1,)), new], "none"),
-    "cached tokens": lambda planner, new: planner.cached_tokens(new),
-    "block tokens": lambda planner, new: planner.block_tokens(new.blocks),
-    "count": lambda planner, new: planner.count_tokens(new.blocks[0].text),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("work", SLOW_WORK)
-def test_nobody_waits_for_a_slow_token_counter(work, mode):
-    counter = SlowCounter()
-    planner = ReusePlanner(token_counter=counter, mode=mode)
-    planner.plan(big_request((1, 2)))
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(SLOW_WORK[work], planner, ContextRequest(["slow text"], "Why?"))
-        try:
-            assert counter.is_counting.wait(WAIT_S)
-            pool.submit(calls_of_others, planner).result(WAIT_S)
-        finally:
-            counter.go_on.set()
-        slow.result(WAIT_S)
-
-
-@pytest.mark.parametrize("strategy", ["reuse", "paper"])
-def test_nobody_waits_for_a_batch_that_is_being_arranged(monkeypatch, strategy):
-    planner, is_arranging, go_on = ReusePlanner(), threading.Event(), threading.Event()
-    arrange = tenant_planner.arrange
-
-    def slowly(batch, *args):
-        if len(batch) == 3:
-            is_arranging.set()
-            assert go_on.wait(WAIT_S)
-        return arrange(batch, *args)
-
-    monkeypatch.setattr(tenant_planner, "arrange", slowly)
-    batch = [big_request(ids) for ids in ((1, 2), (2, 3), (3, 1))]
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(planner.plan_batch, batch, strategy)
-        try:
-            assert is_arranging.wait(WAIT_S)
-            pool.submit(calls_of_others, planner).result(WAIT_S)
-        finally:
-            go_on.set()
-        assert len(slow.result(WAIT_S).plans) == 3
-
-
-def test_nobody_waits_for_a_history_that_is_being_read(monkeypatch):
-    planner, is_reading, go_on = ReusePlanner(), threading.Event(), threading.Event()
-    shown_in = tenant_planner.shown_in
-
-    def slowly(messages, *args):
-        if messages[0]["content"] == "slow":
-            is_reading.set()
-            assert go_on.wait(WAIT_S)
-        return shown_in(messages, *args)
-
-    monkeypatch.setattr(tenant_planner, "shown_in", slowly)
-    later = big_request((1,), history=[user("slow")], conversation_id="slow")
-    with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(planner.plan, later)
-        try:
-            assert is_reading.wait(WAIT_S)
-            pool.submit(calls_of_others, planner).result(WAIT_S)
-        finally:
-            go_on.set()
-        assert_keeps_the_promises(slow.result(WAIT_S))
-
-
-meanwhile = st.lists(
-    st.sampled_from(["evict", "evict tokens", "trim", "plan", "turn", "end", "forget tenant"]),
-    max_size=5,
-)
-
-
-@settings(max_examples=100)
-@given(
-    st.lists(st.tuples(some_ids, st.booleans()), min_size=1, max_size=6),
-    st.sampled_from(["reuse", "paper"]),
-    meanwhile,
-)
-def test_a_batch_loses_nothing_whatever_happens_while_it_is_arranged(contexts, strategy, events):
-    planner = ReusePlanner()
-    before = [planner.plan(big_request(ids, request_id=i)) for i, (ids, _) in enumerate(contexts)]
-    chat = planner.conversation("c")
-    first = chat.plan(big_request((0, 1)).blocks, "Why?")
-    chat.record("Yes.")
-    history = [user(first.content), {"role": "assistant", "content": "Yes."}]
-    requests = [
-        big_request(ids, history=history, conversation_id="c") if is_later else big_request(ids)
-        for ids, is_later in contexts
-    ]
-    happens = {
-        "evict": lambda: planner.evict([plan.request_id for plan in before]),
-        "evict tokens": lambda: planner.evict_tokens(150),
-        "trim": lambda: planner.trim(0, 1),
-        "plan": lambda: planner.plan(big_request((5, 4, 3, 2, 1, 0))),
-        "turn": lambda: chat.plan(big_request((2, 3)).blocks, "And?"),
-        "end": lambda: planner.end_conversation("c"),
-        "forget tenant": lambda: planner._planning._tenants._forget_oldest(),
-    }
-    arrange = tenant_planner.arrange
-
-    def meanwhile(*args):
-        arrangement = arrange(*args)
-        for event in events:
-            if event != "forget tenant" or planner._planning._tenants._states:
-                happens[event]()
-        return arrangement
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tenant_planner, "arrange", meanwhile)
-        batch = planner.plan_batch(requests, strategy)
-    assert sorted(batch.order) == list(range(len(requests)))
-    for plan, position in zip(batch.plans, batch.order, strict=True):
-        assert plan.request is requests[position]
-        assert_keeps_the_promises(plan)
-    size = planner.statistics()
-    assert planner.evict_tokens(10**9).tokens == size.tokens
 
 
 # token counts
@@ -323,52 +157,6 @@ def test_a_noisy_tenant_does_not_push_out_counts_of_those_that_have_less_than_th
 
 
 # memory
-
-SMALL = Bounds(
-    tenants=3,
-    index_nodes=12,
-    index_blocks=30,
-    request_ids=10,
-    recent_blocks=20,
-    conversations=4,
-    shown_blocks=15,
-    logged_blocks=25,
-    token_counts=12,
-)
-
-
-def bounded(bounds=SMALL):
-    """Return a planner that remembers little."""
-    planner = ReusePlanner(token_counter=lambda text: len(text) + 20)
-    planner._planning._tenants = Tenants(None, bounds)
-    return planner
-
-
-def measured(tenants):
-    """Return the size of every part, counted anew."""
-    states = tenants._states.values()
-    return {
-        "index_nodes": sum(
-            sum(node.parent is not None for node in index.nodes())
-            for state in states
-            for index in (state.index, *state.online._trials.values())
-        ),
-        "index_blocks": sum(
-            len(node.run)
-            for state in states
-            for index in (state.index, *state.online._trials.values())
-            for node in index.nodes()
-        ),
-        "request_ids": sum(len(state.index._by_request) for state in states),
-        "recent_blocks": sum(len(one) for state in states for one in state.online.recent._requests),
-        "conversations": sum(len(state.conversations) for state in states),
-        "shown_blocks": sum(
-            len(one.shown) for state in states for one in state.conversations._records.values()
-        ),
-        "logged_blocks": sum(1 + len(prompt.ids) for state in states for _, prompt in state.log),
-        "token_counts": sum(len(state.token_counts) for state in states),
-    }
-
 
 steps = st.lists(
     st.tuples(

@@ -15,17 +15,15 @@ class Service:
 
     def send(self, tenant, letters, request_id):
         self.now += 1
-        state = self.tenants.state(tenant)
         weights = [1] * len(letters)
-        state.index.insert(state.index.root(None), keys(letters), weights, request_id, self.now)
-        state.online.recent.add(keys(letters))
-        self.tenants.enforce_bounds(state)
+        with self.tenants.holding(tenant) as state:
+            state.index.insert(state.index.root(None), keys(letters), weights, request_id, self.now)
+            state.online.recent.add(keys(letters))
 
     def learn(self, tenant, letters):
         self.now += 1
-        state = self.tenants.state(tenant)
-        state.online.learn(context(letters), None)
-        self.tenants.enforce_bounds(state)
+        with self.tenants.holding(tenant) as state:
+            state.online.learn(context(letters), None)
 
     def shapes(self, *names):
         return {name: shape(self.tenants.state(name).index) for name in names}

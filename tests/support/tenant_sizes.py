@@ -1,0 +1,51 @@
+"""Planners that remember little, and the sizes of what they remember, counted anew."""
+
+from __future__ import annotations
+
+from ctxreuse import ReusePlanner
+from ctxreuse.planning.tenants import Bounds, Tenants
+
+SMALL = Bounds(
+    tenants=3,
+    index_nodes=12,
+    index_blocks=30,
+    request_ids=10,
+    recent_blocks=20,
+    conversations=4,
+    shown_blocks=15,
+    logged_blocks=25,
+    token_counts=12,
+)
+
+
+def bounded(bounds: Bounds = SMALL) -> ReusePlanner:
+    """Return a planner that remembers little."""
+    planner = ReusePlanner(token_counter=lambda text: len(text) + 20)
+    planner._planning._tenants = Tenants(None, bounds)  # type: ignore[union-attr]
+    return planner
+
+
+def measured(tenants: Tenants) -> dict[str, int]:
+    """Return the size of every part, counted anew."""
+    states = tenants._states.values()
+    return {
+        "index_nodes": sum(
+            sum(node.parent is not None for node in index.nodes())
+            for state in states
+            for index in (state.index, *state.online._trials.values())
+        ),
+        "index_blocks": sum(
+            len(node.run)
+            for state in states
+            for index in (state.index, *state.online._trials.values())
+            for node in index.nodes()
+        ),
+        "request_ids": sum(len(state.index._by_request) for state in states),
+        "recent_blocks": sum(len(one) for state in states for one in state.online.recent._requests),
+        "conversations": sum(len(state.conversations) for state in states),
+        "shown_blocks": sum(
+            len(one.shown) for state in states for one in state.conversations._records.values()
+        ),
+        "logged_blocks": sum(1 + len(prompt.ids) for state in states for _, prompt in state.log),
+        "token_counts": sum(len(state.token_counts) for state in states),
+    }
