@@ -9,6 +9,7 @@ order in which to send them.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
-from ctxreuse.context.blocks import ContextRequest, Message, encoded
+from ctxreuse.context.blocks import ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import TenantLRUMap
@@ -36,7 +37,7 @@ _log = logging.getLogger("ctxreuse")
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """One text of a prompt: a message's content, or a text part of it.
+    """One part of a prompt: a message's content, or a part of it.
 
     Attributes:
         role: The message's role, as OpenAI names it.
@@ -45,6 +46,12 @@ class PromptPart:
 
     role: str
     text: str
+
+    @classmethod
+    def of_value(cls, role: str, value: object) -> PromptPart:
+        """Return a part for what is no text, such as a tool call: equal for equal JSON values."""
+        written = json.dumps(value, sort_keys=True, default=repr)
+        return cls(role, text_digest(written).hex())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -131,7 +129,7 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
     positions: list[_TextPosition | None] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
-        parts.append(PromptPart("system", _digest(before)))
+        parts.append(PromptPart.of_value("system", before))
         positions.append(None)
     for number, message in enumerate(messages):
         role = (
@@ -148,15 +146,10 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
                 parts.append(PromptPart(role, text))
                 positions.append(_TextPosition(number, None if is_string else part))
             else:
-                parts.append(PromptPart(role, _digest(one)))
+                parts.append(PromptPart.of_value(role, one))
                 positions.append(None)
         calls = message.tool_calls if isinstance(message, AIMessage) else []
         if calls or not content:
-            parts.append(PromptPart(role, _digest(calls) if calls else ""))
+            parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)
     return PromptTexts(tuple(messages), tuple(parts), tuple(positions))
-
-
-def _digest(value: object) -> str:
-    written = json.dumps(value, sort_keys=True, default=repr)
-    return hashlib.blake2b(written.encode(), digest_size=16).hexdigest()

@@ -231,9 +231,10 @@ class TestMessages:
     def test_other_parts_than_text_are_untouched(self) -> None:
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
-        llm.chat(question("abc"))
         image = ImageBlock(url="http://x/a.png")
         thinking = ThinkingBlock(content="hm")
+        first = ChatMessage(role="user", blocks=[thinking, TextBlock(text=context("abc"))])
+        llm.chat([question("abc")[0], first])
         message = ChatMessage(
             role="user",
             blocks=[thinking, TextBlock(text=context("cba")), image, TextBlock(text="Which?")],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
 from llama_index.core.tools import FunctionTool
@@ -195,6 +195,31 @@ class TestTools:
         for response in responses:
             [call] = llm.get_tool_calls_from_response(response)
             assert call.tool_kwargs["city"] == "Rome"
+
+    @pytest.mark.parametrize("form", ["blocks", "additional_kwargs"])
+    def test_what_an_answer_of_tool_calls_alone_followed_is_sent_again_as_it_was(
+        self, form: str
+    ) -> None:
+        def search(number: int, word: str) -> list[ChatMessage]:
+            call = ToolCallBlock(tool_call_id=str(number), tool_name="search", tool_kwargs={})
+            asked = ChatMessage(role="assistant", blocks=[call])
+            if form == "additional_kwargs":
+                asked = ChatMessage(
+                    role="assistant", blocks=[], additional_kwargs={"tool_calls": [{"id": number}]}
+                )
+            return [asked, ChatMessage(role="tool", content=context(word))]
+
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        messages = [ChatMessage(role="user", content="Which?")]
+        with request_context(conversation_id="c"):
+            for number, word in enumerate(["ab", "cba", "cba"]):
+                messages += search(number, word)
+                llm.chat(messages)
+        sent = [[message.content for message in chat] for chat in inner.chats]
+        assert sent[1][:3] == sent[0]
+        assert sent[2][:5] == sent[1]
+        assert str(sent[1][4]).startswith("[Doc_3] c says")
 
     def test_predict_and_call_runs_the_tool(self) -> None:
         tool = FunctionTool.from_defaults(lambda name, city: f"sunny in {city}", name="weather")

@@ -39,19 +39,17 @@ def message_as_openai(message: ChatMessage) -> Message:
 
 
 def prompt_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> ScopedPrompt:
-    """Return chat messages as a prompt: a part for each text block."""
-    return ScopedPrompt(
-        tuple(
-            PromptPart(openai_role(message.role), text)
-            for message in messages
-            for text in _texts(message)
-        ),
-        scope,
-    )
+    """Return chat messages as a prompt: a part for each block, and for tool calls beside them."""
+    return ScopedPrompt(tuple(part for message in messages for _, part in _parts(message)), scope)
 
 
 def messages_with(messages: Iterable[ChatMessage], texts: Iterable[str]) -> list[ChatMessage]:
-    """Return messages with the texts of their text blocks replaced; changed ones are copies."""
+    """Return messages with the texts of their text blocks replaced; changed ones are copies.
+
+    Args:
+        messages: The messages.
+        texts: One text for each part of their prompt, in order.
+    """
     remaining = iter(texts)
     return [_with_texts(message, remaining) for message in messages]
 
@@ -60,11 +58,30 @@ def _texts(message: ChatMessage) -> list[str]:
     return [block.text for block in message.blocks if isinstance(block, TextBlock)]
 
 
+def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
+    """Return a message's parts, the texts among them with the positions of their blocks.
+
+    What is no text counts, too: a message of tool calls alone is an answer like any other.
+    """
+    role = openai_role(message.role)
+    parts: list[tuple[int | None, PromptPart]] = []
+    for position, block in enumerate(message.blocks):
+        if isinstance(block, TextBlock):
+            parts.append((position, PromptPart(role, block.text)))
+        else:
+            parts.append((None, PromptPart.of_value(role, block.model_dump())))
+    calls = message.additional_kwargs.get("tool_calls")
+    if calls:
+        parts.append((None, PromptPart.of_value(role, calls)))
+    return parts or [(None, PromptPart(role, ""))]
+
+
 def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
     blocks = list(message.blocks)
-    for position, block in enumerate(blocks):
-        if isinstance(block, TextBlock) and (text := next(texts)) != block.text:
-            blocks[position] = block.model_copy(update={"text": text})
+    for position, part in _parts(message):
+        text = next(texts)
+        if position is not None and text != part.text:
+            blocks[position] = blocks[position].model_copy(update={"text": text})
     if all(new is old for new, old in zip(blocks, message.blocks, strict=True)):
         return message
     return message.model_copy(update={"blocks": blocks})
@@ -111,8 +128,10 @@ class PlannedTemplate(BasePromptTemplate):
         messages = self._parsed().format_messages(llm=llm, **kwargs)
         remaining = self._replacements
         texts: list[str] = []
-        for given in (text for message in messages for text in _texts(message)):
-            text, remaining = _replaced(given, remaining)
+        for position, part in (one for message in messages for one in _parts(message)):
+            text = part.text
+            if position is not None:
+                text, remaining = _replaced(text, remaining)
             texts.append(text)
         return messages_with(messages, texts)
 
