@@ -200,10 +200,9 @@ class PromptPlanner:
         for tenant in dict.fromkeys(draft.tenant for draft in drafts):
             of_tenant = [draft for draft in drafts if draft.tenant == tenant]
             sightings = [
-                Sighting(one.piece, one.key, number, one.part > draft.answered)
+                sighting
                 for number, draft in enumerate(of_tenant)
-                for one in draft.pieces
-                if not isinstance(one.piece, str)
+                for sighting in draft.sightings(number)
             ]
             met = [digest for draft in of_tenant for digest in draft.met]
             claimed = iter(self._registry.claim(tenant, sightings, met))
@@ -330,6 +329,13 @@ class _Draft:
                     self.pieces.append(_PlacedPiece(number, piece, key))
                     here.update(encoded(piece.text))
             before = _hash([here.hexdigest()])
+
+    def sightings(self, number: int) -> Iterator[Sighting]:
+        """Yield the contexts that were found; `number` is the prompt's own."""
+        for part, piece, key in self.pieces:
+            if not isinstance(piece, str):
+                is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
+                yield Sighting(piece, key, number, part > self.answered, is_tool_result)
 
     def texts(self) -> tuple[str, ...]:
         """Return what is sent for each part, up to the next piece."""

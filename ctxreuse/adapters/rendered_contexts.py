@@ -46,12 +46,14 @@ class Sighting(NamedTuple):
         place: Names the tenant, everything that is given before it in the prompt, and its text.
         prompt: Which of the prompts that are planned together it stands in.
         is_new: Whether no model has answered it yet, in this prompt.
+        is_tool_result: Whether it is all that the answer to a tool call says.
     """
 
     found: FoundContext
     place: bytes
     prompt: int
     is_new: bool
+    is_tool_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,19 +286,19 @@ class _Claim:
         if self._rendering.is_planned:
             return [replace(one.found, spans=()) if one.is_new else None for one in sightings]
         found: list[FoundContext | None] = [None] * len(sightings)
-        per_prompt = Counter(one.prompt for one in sightings if one.is_new)
+        known = [one.place in self._places.of(self._tenant) for one in sightings]
+        quoting = self._quoting_prompts(sightings, known)
         unknown: list[int] = []
         doubtful = old = 0
         for number, one in enumerate(sightings):
-            is_known = one.place in self._places.of(self._tenant)
-            if one.is_new and (per_prompt[one.prompt] > 1 or one.found.is_disputed):
+            if not one.is_new:
+                old += not known[number]
+            elif one.found.is_disputed or (one.prompt in quoting and not known[number]):
                 doubtful += 1
-            elif one.is_new and is_known:
+            elif known[number]:
                 found[number] = self._at_known_place(one)
-            elif one.is_new:
+            else:
                 unknown.append(number)
-            elif not is_known:
-                old += 1
         _use_up(self._unmet, self._rendering, doubtful)
         places = {sightings[number].place for number in unknown}
         variant = self._only_unmet(len(unknown) if len(places) > 1 else 1)
@@ -305,6 +307,19 @@ class _Claim:
                 found[number] = self._claimed(sightings[number], variant)
         _use_up(self._unmet, self._rendering, len(unknown) + old)
         return found
+
+    def _quoting_prompts(self, sightings: Sequence[Sighting], known: Sequence[bool]) -> set[int]:
+        """Return the prompts that show the text at several new places: one may be a quotation.
+
+        Only the application answers tool calls; several of them may have found the same.
+        """
+        new = [
+            one
+            for one, is_known in zip(sightings, known, strict=True)
+            if one.is_new and not is_known
+        ]
+        per_prompt = Counter(one.prompt for one in new)
+        return {one.prompt for one in new if per_prompt[one.prompt] > 1 and not one.is_tool_result}
 
     def _at_known_place(self, sighting: Sighting) -> FoundContext | None:
         unmet = [one for one in self._rendering.variants if one.number in self._unmet]

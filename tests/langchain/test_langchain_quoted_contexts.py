@@ -403,6 +403,24 @@ class TestHonestPrograms:
             application.model.invoke(messages)
         assert application.sent == ["abc"] * 4
 
+    def test_two_tool_calls_of_one_step_may_find_the_same(self) -> None:
+        application = Application()
+        calls = [{"name": "search", "args": {}, "id": one} for one in "12"]
+        messages: list[BaseMessage] = [HumanMessage("Which?"), AIMessage("", tool_calls=calls)]
+        messages += [ToolMessage(format_context(documents("ab")), tool_call_id=one) for one in "12"]
+        application.model.invoke(messages, configured("", thread_id="t"))
+        assert application.sent == ["ab"]
+        assert application.model.prompt_statistics.planned == 2
+
+    def test_a_loop_that_shows_its_context_again_keeps_the_beginning_that_was_sent(self) -> None:
+        application = Application()
+        application.ask(documents("ab"), "One?")
+        first = application.ask(documents("ba"), "Two?")
+        asked = f"Two?\n\nNo JSON. Again, read:\n{format_context(documents('ba'))}"
+        again = application.ask(documents("ba"), asked)
+        assert letters_in(first) == "ab"
+        assert again.startswith(first)
+
     def test_two_models_share_what_was_rendered_for_each(self) -> None:
         first, second = Application(), Application("Check this: {context} {question}")
         for letters in ("abc", "cab"):
