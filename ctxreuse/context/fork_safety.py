@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from threading import RLock, local
 from typing import Any
-from weakref import WeakMethod, WeakSet
+from weakref import WeakSet, ref
 
 _log = logging.getLogger("ctxreuse")
 
@@ -23,6 +23,26 @@ importing_late = RLock()
 
 An import that another thread has begun never ends in a child, and the child's own waits for it.
 """
+
+
+class _Method:
+    """A method that does not keep its owner alive.
+
+    (`weakref.WeakMethod` prints errors where it dies together with its owner.)
+    """
+
+    __slots__ = ("_function", "_owner")
+
+    def __init__(self, method: Any, died: Callable[[object], object] | None = None) -> None:
+        self._owner = ref(method.__self__, died)
+        self._function = method.__func__
+
+    def call(self) -> object | None:
+        """Call it if its owner lives; return the owner."""
+        owner: object | None = self._owner()
+        if owner is not None:
+            self._function(owner)
+        return owner
 
 
 class ForkSafeLock:
@@ -38,7 +58,7 @@ class ForkSafeLock:
 
     def __init__(self, forget: Callable[[], object] | None = None) -> None:
         self._lock = RLock()
-        self._forget = None if forget is None else WeakMethod(forget)  # no cycle with the owner
+        self._forget = None if forget is None else _Method(forget)
         self._is_half_changed = False
         _locks.add(self)
 
@@ -73,12 +93,11 @@ class ForkSafeLock:
             self._is_half_changed = True
 
     def _empty(self) -> None:
-        forget = None if self._forget is None else self._forget()
-        if forget is not None:
-            forget()
+        owner = None if self._forget is None else self._forget.call()
+        if owner is not None:
             _log.warning(
                 "%s was in use by another thread when this process was forked; it is empty here",
-                type(getattr(forget, "__self__", None)).__name__,
+                type(owner).__name__,
             )
 
 
@@ -90,7 +109,8 @@ def renew_after_fork(renew: Callable[[], object]) -> None:
             assigns: it takes no lock and does no I/O.
     """
     number = next(_numbers)
-    _renewals[number] = WeakMethod(renew, lambda _: _renewals.pop(number, None))
+    forget = _renewals.pop  # at the end of the process the module's names are gone
+    _renewals[number] = _Method(renew, lambda _: forget(number, None))
 
 
 def leave_to_parent(*belongings: object) -> None:
@@ -110,7 +130,7 @@ def process_name() -> str:
 
 
 _locks: WeakSet[ForkSafeLock] = WeakSet()
-_renewals: dict[int, WeakMethod[Callable[[], object]]] = {}
+_renewals: dict[int, _Method] = {}
 _numbers = count()
 _of_parent: list[object] = []
 _name = ""
@@ -130,10 +150,8 @@ def _renew_all() -> None:
     _forks = count(1)
     for lock in list(_locks):
         lock.renew()
-    for reference in list(_renewals.values()):
-        renew = reference()
-        if renew is not None:
-            renew()
+    for renewal in list(_renewals.values()):
+        renewal.call()
     if number is not None:  # a server written in C may not have announced the fork
         importing_late.release()
 

@@ -13,10 +13,10 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
+from ctxreuse.context.cached import cached_property
 from ctxreuse.errors import InvalidRequestError, describe
 
 SHORTEST_OVERLAP = 40

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from ctxreuse.context.cached import cached_property
 from ctxreuse.errors import MissingExtraError
 
 if TYPE_CHECKING:

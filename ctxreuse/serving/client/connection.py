@@ -310,14 +310,18 @@ def _openai_client(
         checked_number("timeout_s", timeout_s)
     http = DefaultAsyncHttpxClient(timeout=timeout_s) if http_client is None else http_client
     try:
-        return AsyncOpenAI(
-            api_key=api_key,
-            base_url=base_url,
-            http_client=guarded(http, max_reply_bytes),
-            timeout=timeout_s,
-            max_retries=0,
-            default_headers=headers,
-        )
+        with importing_late:
+            client = AsyncOpenAI(
+                api_key=api_key,
+                base_url=base_url,
+                http_client=guarded(http, max_reply_bytes),
+                timeout=timeout_s,
+                max_retries=0,
+                default_headers=headers,
+            )
+            # imports more, and in Python 3.11 under a lock that no fork may meet
+            _ = client.chat.completions.with_streaming_response
+        return client
     except (OpenAIError, TypeError) as error:
         raise InvalidRequestError(
             f"openai makes no client of an http_client that is {describe(http_client)} and an "

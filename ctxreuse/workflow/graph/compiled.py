@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
+from ctxreuse.context.cached import cached_property
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import RouterError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from functools import cached_property
 from itertools import combinations, product
 
+from ctxreuse.context.cached import cached_property
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.compiled import Edges, Graph
 from ctxreuse.workflow.graph.nodes import END, START
