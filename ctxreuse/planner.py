@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, Literal, TypeAlias, get_args
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, checked_blocks
@@ -14,6 +15,7 @@ from ctxreuse.context.checks import (
     checked_number,
     checked_optional_integer,
 )
+from ctxreuse.context.copies import made_with
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
@@ -38,6 +40,8 @@ class ReusePlanner:
     planner may be shared by threads and asyncio tasks: a plan waits for nothing but short steps of
     other calls for its own tenant, not for a batch and not for a token counter. A large
     `plan_batch` takes seconds; run it in a thread of its own.
+    Processes that are forked go on with what is planned already; a copy or a pickle is a new
+    planner with the same settings.
 
     Args:
         alpha: Weight of the ranks in the papers' distance (Equation 1); only for "paper".
@@ -78,6 +82,7 @@ class ReusePlanner:
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         self._mode: Mode = mode
+        self._token_counter = token_counter
         self._settings = PlannerSettings(
             alpha=checked_number("alpha", alpha),
             count_tokens=as_token_counter(token_counter),
@@ -267,10 +272,14 @@ class ReusePlanner:
 
     def sibling(self) -> ReusePlanner:
         """Return a planner with the same settings that has seen nothing yet."""
+        return copy(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
         settings = self._settings
-        return ReusePlanner(
+        return made_with(
+            ReusePlanner,
             settings.alpha,
-            settings.count_tokens if self.counts_tokens else None,
+            self._token_counter,
             settings.capacity_tokens,
             templates=settings.templates,
             deduplicate=settings.deduplicate,

@@ -180,6 +180,7 @@ class ModelGateway:
         component: str,
         registry: ContextRegistry | None = None,
     ) -> None:
+        self._made_with = planner, strategy, window_s, component, registry
         self._planner = PromptPlanner(planner, strategy, registry)
         self._fail_open = FailOpen(component, "prompts are sent as given")
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
@@ -187,6 +188,9 @@ class ModelGateway:
         self.statistics = self._planner.statistics
         self.plan = self._batcher.submit
         self.aplan = self._batcher.asubmit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModelGateway, self._made_with
 
     @property
     def faults(self) -> int:

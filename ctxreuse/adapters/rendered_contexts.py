@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ctxreuse.adapters.context_search import (
     BlockSpan,
@@ -106,6 +106,15 @@ class ContextRegistry:
         self._places: TenantLRUMap[bytes, int] = TenantLRUMap(_MAX_PLACES)
         self._indexes: dict[str, RenderingIndex] = {}
         self._latest_tenant = ""
+
+    def __copy__(self) -> ContextRegistry:
+        return self  # a model wrapper that is copied finds what was rendered before, too
+
+    def __deepcopy__(self, memo: object) -> ContextRegistry:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ContextRegistry, self._bounds
 
     def __len__(self) -> int:
         return len(self._renderings)

@@ -20,6 +20,7 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
@@ -57,7 +58,7 @@ Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
 
 
-class WorkflowEngine(AsyncClosing):
+class WorkflowEngine(OnePerProcess, AsyncClosing):
     """Runs workflows: keeps the model and the vector search busy at the same time.
 
     Every run gives what plain sequential execution gives. Searches of all runs share scans,

@@ -21,6 +21,7 @@ from ctxreuse.cache.kv_events.event_listener import EventListener
 from ctxreuse.cache.kv_events.event_stream import EventSockets
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
 from ctxreuse.errors import InvalidRequestError
@@ -67,7 +68,7 @@ class KVEventStatistics:
     faults: int = 0
 
 
-class KVEventSync:
+class KVEventSync(OnePerProcess):
     """Follows vLLM's KV-cache events, so that a planner's index holds what the engine holds.
 
     Start vLLM with::

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.checks import checked_kind, reported_count
+from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
-class EngineClient(AsyncClosing):
+class EngineClient(OnePerProcess, AsyncClosing):
     """Sends plans to an OpenAI-compatible engine and measures each request.
 
     Answers are streamed inside, to see the first token. Broken connections, 429 and 5xx are tried

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from ctxreuse.adapters.engine_options import is_cache_salt
 from ctxreuse.cache.simulator import CacheUsage
+from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.client.completion import ToolCall
@@ -52,7 +53,7 @@ _DETAILS = (True, False, "if cached")
 _NO_PROMPT = "messages must be a list of objects, or prompt a string"
 
 
-class EmulatedEngine:
+class EmulatedEngine(OnePerProcess):
     r"""Answers chat completions with the usage that vLLM would report.
 
     Serves `/v1/models`, `/v1/chat/completions` and `/v1/completions` (whole and streamed),

@@ -10,6 +10,7 @@ from typing import Any
 
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import checked_integer, checked_number
+from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -31,7 +32,7 @@ _PATIENCE_S = 600.0
 """How long a request without a time limit waits for busy engines."""
 
 
-class EnginePool(AsyncClosing):
+class EnginePool(OnePerProcess, AsyncClosing):
     """Sends each request to the engine that is expected to serve it first.
 
     Each engine has its own planner, whose index is what its cache holds. A request goes to the

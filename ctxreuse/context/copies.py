@@ -1,0 +1,41 @@
+"""What copies and pickles of stateful objects are: new ones with the same settings, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from ctxreuse.errors import InvalidRequestError
+
+_Made = TypeVar("_Made")
+
+
+def made_with(make: Callable[..., _Made], *args: Any, **options: Any) -> tuple[Any, ...]:
+    """Return what `__reduce__` returns for an object whose copies are made by the same call.
+
+    What an object has learned is about what its own process sent, so a copy begins without it.
+    """
+    return _make, (make, args, options)
+
+
+def _make(make: Callable[..., _Made], args: tuple[Any, ...], options: dict[str, Any]) -> _Made:
+    return make(*args, **options)
+
+
+class OnePerProcess:
+    """Holds connections or threads, so it is neither copied nor pickled.
+
+    A process that is forked may go on using it.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        name = type(self).__name__
+        raise InvalidRequestError(
+            f"{name} cannot be copied or pickled, because it holds connections or threads; "
+            "make one in each process, or share this one between threads"
+        )

@@ -1,0 +1,118 @@
+"""Copying, deep-copying and pickling what applications hold."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.retrievers import BaseRetriever
+from llama_index.core.llms import MockLLM
+
+from ctxreuse import ContextRequest, ReusePlanner, Templates
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.cache import CapacityTracker, KVEventSync
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
+from ctxreuse.workflow.engine import WorkflowEngine
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda one: pickle.loads(pickle.dumps(one)),
+}
+REQUEST = ContextRequest(["one text", "another text"], "Which?")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+class Fixed(BaseRetriever):
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document("one text")]
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("mode", ["active", "shadow"])
+def test_a_copied_planner_has_the_same_settings_and_has_seen_nothing(again: Any, mode: Any) -> None:
+    templates = Templates(label="<{ordinal}>")
+    planner = ReusePlanner(0.5, words, 1_000, templates=templates, annotate=False, mode=mode)
+    planner.plan(REQUEST)
+    copied = again(planner)
+    assert copied.statistics().requests == 0
+    assert copied._settings.alpha == 0.5
+    assert copied._settings.capacity_tokens == 1_000
+    assert copied.count_tokens("three words here") == 3
+    assert copied.templates == templates
+    assert copied.plan(REQUEST).request_id == "request-0"
+    assert planner.statistics().requests == 1
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ReuseChatModel(inner=FakeListChatModel(responses=["Yes."])),
+        lambda: ReuseChatModel(
+            inner=FakeListChatModel(responses=["Yes."]), registry=ContextRegistry()
+        ),
+    ],
+    ids=["shared registry", "own registry"],
+)
+def test_a_copied_langchain_model_answers_and_has_a_planner(again: Any, make: Any) -> None:
+    model = make()
+    model.invoke("Sure?")
+    copied = again(model)
+    assert copied.invoke(f"{format_context([Document('a text')])}\n\nSure?").text == "Yes."
+    assert copied.faults == 0
+    assert (copied.planner is model.planner) == (again is copy.copy)
+    assert copied._gateway._planner._planner is copied.planner
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ReuseLLM(inner=MockLLM()),
+        ReusePostprocessor,
+        lambda: ReuseRetriever(retriever=Fixed()),
+        lambda: ReusePlanner().conversation("c"),
+        ContextRegistry,
+        lambda: CapacityTracker(ReusePlanner(), 100),
+    ],
+    ids=["ReuseLLM", "ReusePostprocessor", "ReuseRetriever", "Conversation", "registry", "tracker"],
+)
+def test_wrappers_and_what_they_hold_can_be_copied(again: Any, make: Any) -> None:
+    one = make()
+    assert type(again(one)) is type(one)
+
+
+def test_a_copied_registry_finds_what_was_rendered_and_an_unpickled_one_is_empty() -> None:
+    registry = ContextRegistry()
+    registry.render(REQUEST.blocks)
+    assert copy.deepcopy(registry) is copy.copy(registry) is registry
+    assert len(pickle.loads(pickle.dumps(registry))) == 0
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize(
+    "one",
+    [
+        EngineClient("http://a", "m"),
+        EnginePool("http://a", "m"),
+        EmulatedEngine(),
+        KVEventSync(ReusePlanner(), "tcp://127.0.0.1:1"),
+        WorkflowEngine(),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_holds_connections_or_threads_says_that_each_process_makes_its_own(
+    again: Any, one: Any
+) -> None:
+    message = f"{type(one).__name__} cannot be copied or pickled, .*; make one in each process"
+    with pytest.raises(InvalidRequestError, match=message):
+        again(one)
