@@ -309,7 +309,9 @@ def test_what_ran_before_or_beside_a_node_was_foreseen(run):
         ran = {name for name in run.graph.nodes if step.state.visits(name)}
         for name in step.wavefront:
             assert ran <= flow.before(name)
-        assert {frozenset(pair) for pair in combinations(step.wavefront, 2)} <= flow.side_by_side
+        for one, other in combinations(step.wavefront, 2):
+            assert one in flow.beside(other)
+            assert other in flow.beside(one)
 
 
 @given(runs)
@@ -339,12 +341,15 @@ def plain_graphs(draw):
 def test_nothing_is_foreseen_that_does_not_happen_where_nothing_is_left_to_choose(builder):
     run = run_of(builder)
     flow = Flow(run.graph)
-    beside, before = set(), {name: set() for name in run.graph.nodes}
+    beside = {name: set() for name in run.graph.nodes}
+    before = {name: set() for name in run.graph.nodes}
     for step in run.steps:
-        beside |= {frozenset(pair) for pair in combinations(step.wavefront, 2)}
+        for one, other in combinations(step.wavefront, 2):
+            beside[one].add(other)
+            beside[other].add(one)
         for name in step.wavefront:
             before[name] |= {other for other in run.graph.nodes if step.state.visits(other)}
-    assert flow.side_by_side == beside
+    assert {name: flow.beside(name) for name in beside} == beside
     assert {name: flow.before(name) for name in before} == before
 
 
@@ -371,3 +376,22 @@ def test_a_node_to_go_to_that_is_no_name_is_refused(otherwise):
     graph.add_edge(START, "answer").add_edge("answer", "again").add_edge("again", END)
     with pytest.raises(GraphError):
         graph.compile()
+
+
+def test_a_graph_has_a_thousand_nodes_at_most():
+    graph = WorkflowGraph(name="wide")
+    for number in range(1_000):
+        graph.add_function(f"n{number}", len).add_edge(START, f"n{number}")
+        graph.add_edge(f"n{number}", END)
+    assert len(graph.compile().nodes) == 1_000
+    with pytest.raises(GraphError, match="'wide' has 1,000 nodes already, the most that there can"):
+        graph.add_function("another", len)
+
+
+def test_a_chain_of_visit_limits_is_followed_to_its_end_once():
+    graph = WorkflowGraph()
+    for number in range(500):
+        graph.add_function(f"n{number}", len, max_visits=1, otherwise=f"n{number + 1}")
+        graph.add_edge(f"n{number}", "n0")
+    graph.add_function("n500", len).add_edge("n500", END).add_edge(START, "n0")
+    assert graph.compile().answer == "n500"

@@ -16,11 +16,15 @@ from ctxreuse.workflow.graph.validation import check_flow, check_names
 from ctxreuse.workflow.models.language_model import LanguageModel
 
 
+MOST_NODES = 1_000
+"""Nodes of a graph: what checks and runs it takes up to the square of their number in steps."""
+
+
 class WorkflowGraph:
     """A workflow in the making: stages as nodes, joined by edges.
 
     Every method that adds something returns the graph, and refuses wrong arguments at once. Errors
-    that only the whole graph shows are raised by `compile`.
+    that only the whole graph shows are raised by `compile`. A graph has at most 1,000 nodes.
 
     Args:
         inputs: The keys of a run's inputs; a bare text is the value of the first.
@@ -63,7 +67,8 @@ class WorkflowGraph:
         self._defaults = _checked_defaults(defaults)
         self._answer = answer
         self._nodes: dict[str, Node] = {}
-        self._edges: dict[str, Edges] = {START: Edges()}
+        self._static: dict[str, dict[str, None]] = {START: {}}
+        self._routers: dict[str, list[Router]] = {}
         self._compiled: Graph | None = None
 
     def add_generation(
@@ -198,7 +203,6 @@ class WorkflowGraph:
             raise GraphError(f"an edge comes from a node's name or START, not {describe(source)}")
         if source == END:
             raise GraphError("an edge cannot come from END, where runs end; give its source")
-        edges = self._edges.get(source, Edges())
         if isinstance(target, str):
             if targets is not None:
                 raise GraphError(
@@ -206,16 +210,16 @@ class WorkflowGraph:
                     "only a router has; leave it out"
                 )
             _check_not_start(source, target)
-            edges = Edges(tuple(dict.fromkeys((*edges.static, target))), edges.routers)
+            self._static.setdefault(source, {})[target] = None
         elif callable(target):
             router = Router(target, _checked_targets(source, targets))
-            edges = Edges(edges.static, (*edges.routers, router))
+            self._static.setdefault(source, {})
+            self._routers.setdefault(source, []).append(router)
         else:
             raise GraphError(
                 f"the edge from {quoted([source])} leads to {describe(target)}; "
                 "give a node's name, END, or a function that returns one"
             )
-        self._edges[source] = edges
         self._compiled = None
         return self
 
@@ -242,16 +246,21 @@ class WorkflowGraph:
     def _add(self, node: Node) -> WorkflowGraph:
         if node.name in self._nodes:
             raise GraphError(f"node {quoted([node.name])} is there already; give it another name")
+        if len(self._nodes) == MOST_NODES:
+            raise GraphError(
+                f"workflow {quoted([self._name])} has {MOST_NODES:,} nodes already, the most that "
+                "there can be; let one function do what several of them do"
+            )
         self._nodes[node.name] = node
         self._compiled = None
         return self
 
     def _assembled(self) -> Graph:
-        edges = {name: self._edges.get(name, Edges()) for name in (START, *self._nodes)}
+        sources = dict.fromkeys((START, *self._nodes, *self._static))
         graph = Graph(
             name=self._name,
             nodes=MappingProxyType(dict(self._nodes)),
-            edges=MappingProxyType({**edges, **self._edges}),
+            edges=MappingProxyType({source: self._edges_of(source) for source in sources}),
             inputs=self._inputs,
             defaults=MappingProxyType(self._defaults),
             answer=self._answer_key(),
@@ -277,9 +286,12 @@ class WorkflowGraph:
             return generations[-1].output
         return outputs[-1] if outputs else ""  # a graph without nodes is refused
 
+    def _edges_of(self, source: str) -> Edges:
+        return Edges(tuple(self._static.get(source, ())), tuple(self._routers.get(source, ())))
+
     def _leads_to_end(self, name: str) -> bool:
-        edges = self._edges.get(name, Edges())
-        return END in edges.static or any(END in (one.targets or ()) for one in edges.routers)
+        routers = self._routers.get(name, ())
+        return END in self._static.get(name, ()) or any(END in (one.targets or ()) for one in routers)
 
 
 def _check_key(what: str, key: object) -> None:

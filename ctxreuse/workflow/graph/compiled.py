@@ -92,8 +92,16 @@ class Graph:
     @property
     def first(self) -> tuple[str, ...]:
         """The nodes with which every run begins; routers at START may add to them."""
-        static = self.edges[START].static
-        return tuple(name for name in self.nodes if name in static)
+        return self._in_order(self.edges[START].static)
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.nodes)}
+
+    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those names that are nodes, in the order of `nodes`."""
+        position = self._position
+        return tuple(sorted([name for name in names if name in position], key=position.__getitem__))
 
     def initial_state(self, inputs: Mapping[str, Any]) -> State:
         """Return the state in which a run begins; defaults are copied for it.
@@ -132,15 +140,20 @@ class Graph:
                 "return a node's name, END, or a list of them",
                 source,
             )
-        allowed = (*self.nodes, END) if router.targets is None else router.targets
         for name in names:
-            if name not in allowed:
+            if not self._may_lead_to(router, name):
+                allowed = (*self.nodes, END) if router.targets is None else router.targets
                 raise RouterError(
                     f"the router behind {quoted([source])} returned {describe(name)}; "
                     f"it may lead to {quoted(allowed)}",
                     source,
                 )
         return tuple(names)
+
+    def _may_lead_to(self, router: Router, name: object) -> bool:
+        if router.targets is not None:
+            return name in router.targets
+        return name == END or (isinstance(name, str) and name in self.nodes)
 
     def wavefront(self, targets: Iterable[str], state: State) -> tuple[str, ...]:
         """Return the nodes that run next, in the order of `nodes`; an empty result ends the run.
@@ -156,9 +169,7 @@ class Graph:
         """
         reached = {self._within_limit(target, state) for target in targets}
         writer_of: dict[str, str] = {}
-        for name in self.nodes:
-            if name not in reached:
-                continue
+        for name in self._in_order(reached):
             output = self.nodes[name].output
             if output in writer_of:
                 raise RouterError(

@@ -7,14 +7,18 @@ then). A variable may still be missing at run time: if only some paths write it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import combinations, product
+from functools import reduce
+from itertools import accumulate, pairwise
+from operator import or_
 
 from ctxreuse.context.cached import cached_property
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.compiled import Edges, Graph
 from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.graph.state import Template
 
 
 def check_names(graph: Graph) -> None:
@@ -37,8 +41,7 @@ def check_names(graph: Graph) -> None:
     for name, node in graph.nodes.items():
         if node.otherwise is not None:
             _check_known(graph, [node.otherwise], f"otherwise= of node {quoted([name])} is")
-    for name in graph.nodes:
-        _check_otherwise_ends(graph, name)
+    _check_otherwise_ends(graph)
     if graph.edges[START] == Edges():
         raise GraphError(
             f"no edge leads from START; add_edge(START, {quoted(list(graph.nodes)[:1])})"
@@ -54,18 +57,16 @@ def check_flow(graph: Graph) -> None:
             is an input.
     """
     flow = Flow(graph)
-    for name in graph.nodes:
-        if name not in flow.after(START):
-            raise GraphError(
-                f"node {quoted([name])} is not reached from START; add an edge that leads to it, "
-                "or leave it out"
-            )
-    for name in graph.nodes:
-        if END not in flow.after(name):
-            raise GraphError(
-                f"END cannot be reached from node {quoted([name])}; "
-                f"add_edge({quoted([name])}, END), or an edge to a node that leads there"
-            )
+    for name in flow.unreached():
+        raise GraphError(
+            f"node {quoted([name])} is not reached from START; add an edge that leads to it, "
+            "or leave it out"
+        )
+    for name in flow.without_end():
+        raise GraphError(
+            f"END cannot be reached from node {quoted([name])}; "
+            f"add_edge({quoted([name])}, END), or an edge to a node that leads there"
+        )
     _check_cycles(graph, flow)
     _check_outputs(graph, flow)
     _check_variables(graph, flow)
@@ -80,17 +81,20 @@ def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
             )
 
 
-def _check_otherwise_ends(graph: Graph, name: str) -> None:
-    passed: list[str] = []
-    target: str | None = name
-    while target is not None and target != END:
-        if target in passed:
-            raise GraphError(
-                f"otherwise= of nodes {quoted([*passed, target])} leads back to where it came "
-                "from; let it end at END or at a node without max_visits="
-            )
-        passed.append(target)
-        target = graph.nodes[target].otherwise
+def _check_otherwise_ends(graph: Graph) -> None:
+    ending: set[str] = {END}
+    for name in graph.nodes:
+        passed: dict[str, None] = {}
+        target: str | None = name
+        while target is not None and target not in ending:
+            if target in passed:
+                raise GraphError(
+                    f"otherwise= of nodes {quoted([*passed, target])} leads back to where it came "
+                    "from; let it end at END or at a node without max_visits="
+                )
+            passed[target] = None
+            target = graph.nodes[target].otherwise
+        ending.update(passed)
 
 
 def _check_cycles(graph: Graph, flow: Flow) -> None:
@@ -116,30 +120,33 @@ def _check_outputs(graph: Graph, flow: Flow) -> None:
                 f"node {quoted([name])} writes {quoted([node.output])}, which is an input; "
                 "give it another output="
             )
-    for pair in combinations(nodes, 2):
-        one, other = (nodes[name] for name in pair)
-        if one.output == other.output and frozenset(pair) in flow.side_by_side:
-            raise GraphError(
-                f"nodes {quoted(pair)} can run side by side and both write {quoted([one.output])}; "
-                "give them different output=, an edge between them, or targets=[...] to the "
-                "routers before them"
-            )
+    for pair in flow.clashes():
+        written = nodes[pair[0]].output
+        raise GraphError(
+            f"nodes {quoted(pair)} can run side by side and both write {quoted([written])}; "
+            "give them different output=, an edge between them, or targets=[...] to the "
+            "routers before them"
+        )
 
 
 def _check_variables(graph: Graph, flow: Flow) -> None:
+    given = {*graph.inputs, *graph.defaults}
     for name, node in graph.nodes.items():
-        read = [(template, key) for template in node.templates for key in template.variables]
-        if not read:
-            continue
-        written = [graph.nodes[other].output for other in graph.nodes if other in flow.before(name)]
-        known = list(dict.fromkeys([*graph.inputs, *graph.defaults, *written]))
-        for template, key in read:
-            if key not in known:
-                raise GraphError(
-                    f"{template.where} reads {{{key}}}, {_why_unknown(graph, key)}; before it "
-                    f"there can be {quoted(known)}{_suggestion(key, known)}. Correct the name, "
-                    "or give the key a value with inputs= or defaults="
-                )
+        for template in node.templates:
+            for key in template.variables:
+                if key not in given and not flow.may_read(name, key):
+                    raise _unknown(graph, flow, name, template, key)
+
+
+def _unknown(graph: Graph, flow: Flow, name: str, template: Template, key: str) -> GraphError:
+    before = flow.before(name)
+    written = [node.output for other, node in graph.nodes.items() if other in before]
+    known = list(dict.fromkeys([*graph.inputs, *graph.defaults, *written]))
+    return GraphError(
+        f"{template.where} reads {{{key}}}, {_why_unknown(graph, key)}; before it "
+        f"there can be {quoted(known)}{_suggestion(key, known)}. Correct the name, "
+        "or give the key a value with inputs= or defaults="
+    )
 
 
 def _why_unknown(graph: Graph, key: str) -> str:
@@ -161,29 +168,49 @@ class Flow:
     follows which nodes can run before, behind or beside each other, over single nodes and pairs of
     them. Whole wavefronts, of which there are exponentially many, are never enumerated.
 
+    Nodes are numbered in their order, END last, and a set of nodes is an integer with a bit for
+    each. So the work is at most the number of nodes times that of edges, in operations on such
+    sets, and for most graphs one operation for each edge; `MOST_NODES` bounds both.
+
     Args:
         graph: The graph, whose names are known to be right.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._after: dict[str, frozenset[str]] = {}
-        self.successors: dict[str, frozenset[str]] = {
-            source: frozenset[str]().union(*self._edges_from(source)) for source in graph.edges
-        }
-        """What each node, and START, can lead to: nodes and END."""
+        self._names = (*graph.nodes, END)
+        self._number = {name: number for number, name in enumerate(self._names)}
+        self._nodes = list(graph.nodes.values())
+        self._end = 1 << len(self._nodes)
+        self._all = 2 * self._end - 1
+        self._landings = self._all_landings()
+        self._first = self._edges_from(graph.edges[START], with_limits=False)
+        self._edges = [self._edges_from(graph.edges[name]) for name in graph.nodes]
+        self._successors = [_union(edges) for edges in self._edges]
+        self._reached = self._reach(_union(self._first), self._successors)
 
-    def after(self, source: str) -> frozenset[str]:
-        """Return what can be reached from a node, or START, over at least one edge."""
-        if source not in self._after:
-            seen: set[str] = set()
-            ahead = [source]
-            while ahead:
-                new = self.successors.get(ahead.pop(), frozenset()) - seen
-                seen |= new
-                ahead += new
-            self._after[source] = frozenset(seen)
-        return self._after[source]
+    def unreached(self) -> Iterator[str]:
+        """Yield the nodes that START does not lead to."""
+        yield from self._named(self._all & ~self._end & ~self._reached)
+
+    def without_end(self) -> Iterator[str]:
+        """Yield the nodes that do not lead to END."""
+        before = [0] * len(self._names)
+        for number, following in enumerate(self._successors):
+            for other in _numbers(following):
+                before[other] |= 1 << number
+        leading = self._reach(self._end, before)
+        yield from self._named(self._all & ~leading)
+
+    def clashes(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of nodes that can be on one wavefront and write the same key."""
+        for number, node in enumerate(self._nodes):
+            later = self._all & -(2 << number)
+            for other in self._named(self._writers[node.output] & self._beside[number] & later):
+                yield node.name, other
+
+    def may_read(self, name: str, key: str) -> bool:
+        """Return whether a node that writes a key can have run before another node does."""
+        return bool(self._writers.get(key, 0) & self._before[self._number[name]])
 
     def before(self, name: str) -> frozenset[str]:
         """Return the nodes that can have run before a node does, itself on an earlier visit too.
@@ -191,70 +218,177 @@ class Flow:
         Every wavefront before the node's holds a node that leads to it; so the result is those,
         and the nodes that can run beside them.
         """
-        leading = {node for node in self._graph.nodes if name in self.after(node)}
-        beside = {two for pair in self.side_by_side if pair & leading for two in pair}
-        return frozenset(leading | beside)
+        return frozenset(self._named(self._before[self._number[name]]))
 
-    @cached_property
-    def side_by_side(self) -> frozenset[frozenset[str]]:
-        """The pairs of nodes that can be on one wavefront, if each router chooses one target."""
-        pairs = {
-            pair
-            for source in self.successors
-            if source == START or source in self.after(START)
-            for one, other in combinations(self._edges_from(source), 2)
-            for pair in _pairs(one, other)
-        }
-        ahead = list(pairs)
-        while ahead:
-            one, other = ahead.pop()
-            new = set(_pairs(self.successors[one], self.successors[other])) - pairs
-            pairs |= new
-            ahead += new
-        return frozenset(pairs)
+    def beside(self, name: str) -> frozenset[str]:
+        """Return the nodes that can be on a node's wavefront, if each router chooses one target."""
+        return frozenset(self._named(self._beside[self._number[name]]))
 
     def endless_cycle(self) -> list[str] | None:
         """Return the nodes of a cycle on which no node has a visit limit, if there is one."""
-        unlimited = [name for name, node in self._graph.nodes.items() if node.max_visits is None]
-        finished: set[str] = set()
-        for start in unlimited:
-            path = [start]
-            branches = [self._unlimited_successors(start)]
+        unlimited = sum(
+            1 << number for number, node in enumerate(self._nodes) if node.max_visits is None
+        )
+        unfinished = unlimited
+        while unfinished:
+            path = [_lowest(unfinished)]
+            on_path = 1 << path[0]
             while path:
-                following = next(branches[-1], None)
-                if following is None:
-                    finished.add(path.pop())
-                    branches.pop()
-                elif following in path:
-                    return path[path.index(following) :]
-                elif following not in finished:
-                    path.append(following)
-                    branches.append(self._unlimited_successors(following))
+                ahead = self._successors[path[-1]] & unfinished
+                if not ahead:
+                    done = 1 << path.pop()
+                    unfinished, on_path = unfinished & ~done, on_path & ~done
+                    continue
+                following = _lowest(ahead)
+                if on_path >> following & 1:
+                    return [self._names[one] for one in path[path.index(following) :]]
+                path.append(following)
+                on_path |= 1 << following
         return None
 
-    def _unlimited_successors(self, name: str) -> Iterator[str]:
-        nodes = self._graph.nodes
-        follows = self.successors[name]
-        return (other for other in nodes if other in follows and nodes[other].max_visits is None)
+    @cached_property
+    def _writers(self) -> dict[str, int]:
+        """The nodes that write each key."""
+        writers: dict[str, int] = {}
+        for number, node in enumerate(self._nodes):
+            writers[node.output] = writers.get(node.output, 0) | 1 << number
+        return writers
 
-    def _edges_from(self, source: str) -> list[frozenset[str]]:
+    @cached_property
+    def _before(self) -> list[int]:
+        """What `before` returns, of each node."""
+        before = [0] * len(self._names)
+        queue = deque(range(len(self._nodes)))
+        while queue:
+            number = queue.popleft()
+            known = before[number] | self._beside[number] | 1 << number
+            for following in _numbers(self._successors[number]):
+                if known & ~before[following]:
+                    before[following] |= known
+                    if following < len(self._nodes):
+                        queue.append(following)
+        return before
+
+    @cached_property
+    def _beside(self) -> list[int]:
+        """What `beside` returns, of each node.
+
+        A pair leads to the pairs of what its two nodes lead to. The first node steps on, then the
+        second: what the second can lead to is looked up once for each node that the first steps on.
+        """
+        pairs = _Pairs(len(self._nodes))
+        for edges in (self._first, *(self._edges[one] for one in _numbers(self._reached_nodes))):
+            for targets, others in _with_others(edges).items():
+                for number in _numbers(targets & ~self._end):
+                    pairs.add(number, others & ~self._end)
+        stepped = [0] * len(self._nodes)
+        while pairs.queue:
+            one, others = pairs.take()
+            for following in _numbers(self._successors[one] & ~self._end):
+                new = others & ~stepped[following]
+                if new:
+                    stepped[following] |= new
+                    ahead = _union([self._successors[other] for other in _numbers(new)])
+                    pairs.add(following, ahead & ~self._end)
+        return pairs.beside
+
+    @property
+    def _reached_nodes(self) -> int:
+        return self._reached & ~self._end
+
+    def _reach(self, start: int, following: Sequence[int]) -> int:
+        """Return what some nodes and END lead to, themselves included."""
+        reached, ahead = start, start
+        while ahead:
+            number = _lowest(ahead)
+            ahead &= ahead - 1
+            new = following[number] & ~reached if number < len(following) else 0
+            reached |= new
+            ahead |= new
+        return reached
+
+    def _all_landings(self) -> list[int]:
+        """Return for each target itself and where visit limits can send an edge to it instead."""
+        landings = [1 << number for number in range(len(self._names))]
+        is_done = [False] * len(self._nodes) + [True]
+        for start in range(len(self._nodes)):
+            path = [start]
+            while not is_done[path[-1]]:
+                otherwise = self._nodes[path[-1]].otherwise
+                if otherwise is None:
+                    break
+                path.append(self._number[otherwise])
+            for number, then in pairwise(reversed(path)):
+                landings[then] |= landings[number]
+                is_done[then] = True
+            is_done[path[-1]] = True
+        return landings
+
+    def _edges_from(self, edges: Edges, *, with_limits: bool = True) -> list[int]:
         """Return, for each edge, where it can lead; the first wavefront meets no visit limit."""
-        edges = self._graph.edges[source]
-        anywhere = (*self._graph.nodes, END)
-        targets: list[tuple[str, ...]] = [(target,) for target in edges.static]
-        targets += [anywhere if one.targets is None else one.targets for one in edges.routers]
-        if source == START:
-            return [frozenset(names) for names in targets]
-        return [
-            frozenset(end for name in names for end in self._landings(name)) for names in targets
-        ]
+        lands = self._landings if with_limits else [1 << n for n in range(len(self._names))]
+        found = [lands[self._number[target]] for target in edges.static]
+        for router in edges.routers:
+            if router.targets is None:
+                found.append(self._all)
+            else:
+                found.append(_union([lands[self._number[target]] for target in router.targets]))
+        return found
 
-    def _landings(self, target: str | None) -> Iterator[str]:
-        """Yield a target and where visit limits can send an edge to it instead."""
-        while target is not None:
-            yield target
-            target = None if target == END else self._graph.nodes[target].otherwise
+    def _named(self, nodes: int) -> Iterator[str]:
+        return (self._names[number] for number in _numbers(nodes))
 
 
-def _pairs(one: frozenset[str], other: frozenset[str]) -> Iterator[frozenset[str]]:
-    return (frozenset(pair) for pair in product(one - {END}, other - {END}) if pair[0] != pair[1])
+class _Pairs:
+    """Pairs of nodes, and those of them that have not been taken yet.
+
+    Attributes:
+        beside: For each node the others that it makes a pair with.
+        queue: The nodes with new pairs.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.beside = [0] * size
+        self.queue: deque[int] = deque()
+        self._new = [0] * size
+
+    def add(self, number: int, others: int) -> None:
+        """Add the pairs of a node with others; with itself it makes none."""
+        new = others & ~self.beside[number] & ~(1 << number)
+        if new:
+            if not self._new[number]:
+                self.queue.append(number)
+            self.beside[number] |= new
+            self._new[number] |= new
+
+    def take(self) -> tuple[int, int]:
+        """Return a node and its new partners."""
+        number = self.queue.popleft()
+        new, self._new[number] = self._new[number], 0
+        return number, new
+
+
+def _with_others(edges: Sequence[int]) -> dict[int, int]:
+    """Return for each edge the nodes that the others can lead to; equal edges come together."""
+    before = list(accumulate(edges, or_, initial=0))
+    behind = list(accumulate(reversed(edges), or_, initial=0))[::-1]
+    others: dict[int, int] = {}
+    for number, targets in enumerate(edges):
+        others[targets] = others.get(targets, 0) | before[number] | behind[number + 1]
+    return others
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
+
+
+def _lowest(nodes: int) -> int:
+    """Return the lowest number in a set that is not empty."""
+    return (nodes & -nodes).bit_length() - 1
+
+
+def _numbers(nodes: int) -> Iterator[int]:
+    """Yield the numbers in a set, in order."""
+    while nodes:
+        yield _lowest(nodes)
+        nodes &= nodes - 1
