@@ -272,6 +272,58 @@ def pieces_of_one_agent(size: int) -> Prepared:
     return Prepared(lambda: segments_of(pieces, [0] * size, ones, size * 9, 1, one_each=False))
 
 
+def unbroken_document(size: int) -> Prepared:
+    """Cut a document of `size` characters without a blank into pieces of a third."""
+    from chain_of_agents.segments import pieces_of
+
+    document = _block("a" * size)
+    return Prepared(lambda: pieces_of(document, size // 3, len))
+
+
+def left_out_again(size: int) -> Prepared:
+    """Look in an agent's history of `size` messages for what each left out; none is shown."""
+    from langchain_core.messages import ToolMessage
+
+    from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+    from langchain_ctxreuse.agents.planned_messages import made_whole
+
+    def message(number: int) -> ToolMessage:
+        label = f"[Doc_{number}]"
+        left_out = {"label": label, "id": number, "text": f"text {number}", "start": 0}
+        return ToolMessage(
+            DEFAULT_TEMPLATES.location_annotation(label),
+            tool_call_id=f"{number}",
+            additional_kwargs={"ctxreuse": {"labels": {}, "left_out": [left_out], "part": None}},
+        )
+
+    messages = [message(number) for number in range(size)]
+    return Prepared(lambda: made_whole(messages, DEFAULT_TEMPLATES, ContextRegistry()))
+
+
+def workflow_chain(size: int) -> Prepared:
+    """Compile a workflow of `size` nodes, each of which reads what the one before wrote."""
+    from ctxreuse.workflow import END, START, WorkflowGraph
+
+    graph = WorkflowGraph(inputs=["n0"])
+    names = [START, *(f"n{number + 1}" for number in range(size)), END]
+    for number, name in enumerate(names[1:-1]):
+        graph.add_generation(name, prompt=f"{{n{number}}}")
+    for source, target in itertools.pairwise(names):
+        graph.add_edge(source, target)
+    return Prepared(graph.compile)
+
+
+def workflow_side_by_side(size: int) -> Prepared:
+    """Compile a workflow of `size` nodes that run side by side."""
+    from ctxreuse.workflow import END, START, WorkflowGraph
+
+    graph = WorkflowGraph()
+    for number in range(size):
+        graph.add_function(f"n{number}", len)
+        graph.add_edge(START, f"n{number}").add_edge(f"n{number}", END)
+    return Prepared(graph.compile)
+
+
 def recorded_prompts(size: int) -> Prepared:
     """Record a prompt of `size` messages, half of them system messages."""
     from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
@@ -302,6 +354,25 @@ def growing_cache_chain(size: int) -> Prepared:
 
     blocks = EngineBlocks()
     return Prepared(lambda: [blocks.stored([n + 1], n, [n], 1) for n in range(size)])
+
+
+def full_cache_mirror(size: int) -> Prepared:
+    """Follow an engine that stores `size` cache blocks more than the `size` that are remembered."""
+    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+
+    blocks = EngineBlocks(max_blocks=size)
+    blocks.stored(range(size), None, range(size), 1)
+    return Prepared(lambda: [blocks.stored([n], None, [n], 1) for n in range(size, 2 * size)])
+
+
+def cache_blocks_of_all_sizes(size: int) -> Prepared:
+    """Look a prompt of `size` tokens up where the engine has stored blocks of as many sizes."""
+    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+
+    blocks, tokens = EngineBlocks(), list(range(size))
+    for number in range(1, size):
+        blocks.stored([number], None, tokens[:number], number)
+    return Prepared(lambda: blocks.held_tokens([0, *tokens]))
 
 
 def template_of_braces(size: int) -> Prepared:
@@ -342,9 +413,15 @@ CASES: dict[str, tuple[Case, int]] = {
     "documents_of_one_plan": (documents_of_one_plan, 50),
     "repeated_documents": (repeated_documents, 50),
     "pieces_of_one_agent": (pieces_of_one_agent, 1_000),
+    "unbroken_document": (unbroken_document, 5_000),
+    "left_out_again": (left_out_again, 50),
+    "workflow_chain": (workflow_chain, 15),
+    "workflow_side_by_side": (workflow_side_by_side, 15),
     "recorded_prompts": (recorded_prompts, 100),
     "dropped_cache_blocks": (dropped_cache_blocks, 200),
     "growing_cache_chain": (growing_cache_chain, 500),
+    "full_cache_mirror": (full_cache_mirror, 1_000),
+    "cache_blocks_of_all_sizes": (cache_blocks_of_all_sizes, 50),
     "template_of_braces": (template_of_braces, 10_000),
     "blank_subquestion": (blank_subquestion, 1_000),
 }

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.tokens import joined_up_to
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
 Packing: TypeAlias = Literal["auto", "single", "packed"]
@@ -80,7 +81,7 @@ def pieces_of(
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
     if tokens <= budget_tokens or not block.text:
         return [block]
-    splitter = RecursiveCharacterTextSplitter(
+    splitter = _Splitter(
         separators=_SEPARATORS,
         keep_separator="end",
         strip_whitespace=False,
@@ -95,6 +96,13 @@ def pieces_of(
         ContextBlock(id=f"{block.id} ({number}/{len(texts)})", text=text)
         for number, text in enumerate(texts, 1)
     ]
+
+
+class _Splitter(RecursiveCharacterTextSplitter):
+    """Joins what it has split in one pass: the library's takes the square of a piece's length."""
+
+    def _merge_splits(self, splits: Iterable[str], separator: str) -> list[str]:
+        return joined_up_to(splits, self._chunk_size, self._length_function)
 
 
 def segments_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -75,3 +75,27 @@ def _checked(count: Any) -> int:
             f"token_counter returned {describe(count)}; it must return an integer from 0"
         )
     return int(count)
+
+
+def joined_up_to(pieces: Iterable[str], most: int, length: Callable[[str], int]) -> list[str]:
+    """Join pieces of a text to longer ones, as many as fit each time.
+
+    Args:
+        pieces: The pieces, in order.
+        most: The longest that they are joined to; a piece that is longer stays alone.
+        length: Returns the length of a piece.
+
+    Returns:
+        Texts that are the pieces' text together.
+    """
+    joined: list[str] = []
+    together: list[str] = []
+    total = 0
+    for piece in pieces:
+        added = length(piece)
+        if together and total + added > most:
+            joined.append("".join(together))
+            together, total = [], 0
+        together.append(piece)
+        total += added
+    return [*joined, "".join(together)] if together else joined

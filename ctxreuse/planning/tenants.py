@@ -93,7 +93,7 @@ class TenantState:
         self.online = OnlineOrder(Cooccurrence())
         self.conversations = Conversations()
         self.log = PromptLog()
-        self.token_counts: dict[BlockKey, int] = {}
+        self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
         self.request_numbers: Iterator[int] = count()
 
 
@@ -159,7 +159,7 @@ _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
     "conversations": lambda state: state.conversations.forget_oldest(),
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),
-    "token_counts": lambda state: state.token_counts.pop(next(iter(state.token_counts))),
+    "token_counts": lambda state: state.token_counts.popitem(last=False),
 }
 """How the oldest entry of each part of `Bounds` goes, the number of tenants apart."""
 

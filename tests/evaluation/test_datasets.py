@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_text_splitters import RecursiveCharacterTextSplitter
 from planning_helpers import write_jsonl
 
 from ctxreuse.context.tokens import estimate_tokens
@@ -165,6 +166,18 @@ def test_a_quote_is_held_by_all_chunks_that_have_a_part_of_it():
     assert document.holding("one two") == {"a#0", "a#3"}
     assert document.holding("seven") == frozenset()
     assert document.holding(" ") == frozenset()
+
+
+@given(st.text(alphabet="ab .\n\u00e9", max_size=300), st.integers(1, 12))
+def test_a_text_is_cut_where_the_library_cuts_it(text, tokens):
+    splitter = RecursiveCharacterTextSplitter(
+        separators=["\n\n", "\n", ". ", " ", ""],
+        keep_separator="end",
+        chunk_size=4 * tokens,
+        chunk_overlap=0,
+        length_function=lambda part: len(part.encode()),
+    )
+    assert split_text(text, tokens) == splitter.split_text(text.strip())
 
 
 def test_cutting_without_the_library_names_the_extra(monkeypatch):

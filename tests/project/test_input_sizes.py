@@ -29,9 +29,13 @@ SIZES = {
     "trimmed_repetitions": 100,
     "repeated_documents": 40,
     "pieces_of_one_agent": 500,
+    "left_out_again": 100,
+    "workflow_chain": 60,
+    "workflow_side_by_side": 60,
     "recorded_prompts": 200,
     "dropped_cache_blocks": 200,
     "growing_cache_chain": 200,
+    "cache_blocks_of_all_sizes": 100,
     "template_of_braces": 1_000,
 }
 
@@ -56,7 +60,12 @@ def seconds(call):
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("labels_of_metrics", 3_000), ("blank_subquestion", 3_000), ("edited_document", 50_000)],
+    [
+        ("labels_of_metrics", 3_000),
+        ("blank_subquestion", 3_000),
+        ("edited_document", 50_000),
+        ("unbroken_document", 20_000),
+    ],
 )
 def test_what_libraries_do_at_once_grows_no_faster_than_the_input(name, size):
     prepare, _ = CASES[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, NewType, TypeAlias
 
@@ -22,6 +23,7 @@ Link = NewType("Link", bytes)
 _ROOT = None
 _UNKNOWN_PARENTS = 1_000
 _STEPS_UP = 4_096
+_MOST_PLACES = 64
 
 
 class _Implied:
@@ -103,11 +105,11 @@ class BlockTree:
         self.sizes: list[int] = []
         self.lowered: dict[Name, int] = {}
         self._max_blocks = max_blocks
-        self._blocks: dict[_Key, _Block] = {}
+        self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._children: dict[_Key | None, dict[Link, _Key]] = {}
         self._ends: dict[Name, _Key | None] = {}
         self._implied: dict[_Implied, None] = {}
-        self._unknown_parents: dict[_Key, None] = {}
+        self._unknown_parents: OrderedDict[_Key, None] = OrderedDict()
         self._epoch = 0  # how often these were forgotten
         self._is_late = False
 
@@ -325,24 +327,31 @@ class BlockTree:
             self._unknown_parents.pop(key, None)
             self._unknown_parents[key] = None
             if len(self._unknown_parents) > _UNKNOWN_PARENTS:
-                del self._unknown_parents[next(iter(self._unknown_parents))]
+                self._unknown_parents.popitem(last=False)
 
     def _imply(self, prompt: PromptBlocks, path: Sequence[_PathStep]) -> bool:
         """Find the unknown block on which a prompt's end is built; imply what is before it.
 
         Only if the prompt goes on from there to its last full block, and if there is one such place
-        only: a few equal tokens in the middle stand in other prompts, too.
+        only: a few equal tokens in the middle stand in other prompts, too. The prompt is walked
+        from 64 places at most; of more nothing is inferred.
 
         Returns:
             Whether anything was implied.
         """
         held = self._end_of(path)
-        places = [
+        possible = [
             (unknown, start, size)
             for size in self.sizes
             for unknown, start in self._unknown_before(prompt, max(held, 1), size)
             if (start - held) % size == 0
-            and len(prompt) - self._end_of(self._walk(prompt, unknown, start)) < size
+        ]
+        if len(possible) > _MOST_PLACES:
+            return False
+        places = [
+            (unknown, start, size)
+            for unknown, start, size in possible
+            if len(prompt) - self._end_of(self._walk(prompt, unknown, start)) < size
         ]
         if len(places) != 1:
             return False

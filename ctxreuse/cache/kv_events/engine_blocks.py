@@ -27,6 +27,7 @@ from ctxreuse.context.checks import checked_integer
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
+_MOST_SIZES = 8
 
 
 class EngineBlocks:
@@ -94,7 +95,8 @@ class EngineBlocks:
             whole_prompts: Whether the group is known to store all blocks of a prompt.
 
         Returns:
-            Whether they could be used: blocks without all their tokens cannot.
+            Whether they could be used: blocks without all their tokens cannot, nor those of a ninth
+            size in their group, since each block of a prompt is looked up in every size.
         """
         count = len(block_hashes)
         extras = [None] * count if extra_keys is None else extra_keys
@@ -106,6 +108,9 @@ class EngineBlocks:
             if len(self._trees) == _MOST_GROUPS:
                 return False
             self._trees[group] = BlockTree(self._max_blocks)
+        sizes = self._trees[group].sizes
+        if block_size not in sizes and len(sizes) == _MOST_SIZES:
+            return False
         tokens = token_array(token_ids)
         links = [
             block_link(tokens[number * block_size : (number + 1) * block_size], extra)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import accumulate
 
-from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.context.tokens import estimate_tokens, joined_up_to
 from ctxreuse.errors import MissingExtraError
 
 
@@ -157,7 +157,14 @@ def split_text(text: str, chunk_tokens: int) -> list[str]:
         library = import_module("langchain_text_splitters")
     except ImportError as error:
         raise MissingExtraError("chunking", "bench") from error
-    splitter = library.RecursiveCharacterTextSplitter(
+
+    class Splitter(library.RecursiveCharacterTextSplitter):  # type: ignore[misc,name-defined]
+        # the library's takes the square of a chunk's length
+        def _merge_splits(self, splits: Iterable[str], separator: str) -> list[str]:
+            joined = joined_up_to(splits, self._chunk_size, self._length_function)
+            return [chunk for one in joined if (chunk := one.strip())]
+
+    splitter = Splitter(
         separators=_SEPARATORS,
         keep_separator="end",
         chunk_size=chunk_tokens * _BYTES_PER_TOKEN,

@@ -15,7 +15,6 @@ from ctxreuse.workflow.graph.state import State, Template
 from ctxreuse.workflow.graph.validation import check_flow, check_names
 from ctxreuse.workflow.models.language_model import LanguageModel
 
-
 MOST_NODES = 1_000
 """Nodes of a graph: what checks and runs it takes up to the square of their number in steps."""
 
@@ -291,7 +290,9 @@ class WorkflowGraph:
 
     def _leads_to_end(self, name: str) -> bool:
         routers = self._routers.get(name, ())
-        return END in self._static.get(name, ()) or any(END in (one.targets or ()) for one in routers)
+        return END in self._static.get(name, ()) or any(
+            END in (one.targets or ()) for one in routers
+        )
 
 
 def _check_key(what: str, key: object) -> None:

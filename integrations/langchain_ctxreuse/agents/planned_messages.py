@@ -15,8 +15,10 @@ registry remembers these texts as planned, so that a `ReuseChatModel` does not p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
@@ -26,6 +28,11 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, render_block, render_turn
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.messages import TextPart, text_parts, with_text
+
+_log = logging.getLogger("ctxreuse")
+_LEAST_WORK = 1 << 20
+_WORK_A_CHARACTER = 16
+_BEGINNING = 32
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -157,38 +164,91 @@ def made_whole(
     Returns:
         The messages, or None if nothing is missing.
     """
-    if not any(_left_out(message) for message in messages):
+    labels = {one["label"] for message in messages for one in _left_out(message)}
+    if not labels:
         return None
     whole: list[AnyMessage] = []
-    shown: list[str] = []
+    shown = _ShownBlocks(labels, templates)
     for message in messages:
         one = _made_whole(message, shown, templates)
         if one is not message:
             part = message.additional_kwargs[METADATA_KEY]["part"]
             registry.remember_planned(_part_text(one, part), tenant or "")
         whole.append(one)
-        shown += [text for text, _ in text_parts(one)]
+        for text, _ in text_parts(one):
+            shown.add(text)
+    if shown.is_cut_short:
+        _log.info("a history repeats labels too often to be searched; blocks are shown again")
     changed = any(new is not old for new, old in zip(whole, messages, strict=True))
     return whole if changed else None
 
 
-def _made_whole(message: AnyMessage, shown: Sequence[str], templates: Templates) -> AnyMessage:
+def _made_whole(message: AnyMessage, shown: _ShownBlocks, templates: Templates) -> AnyMessage:
     left_out = _left_out(message)
     if not left_out:
         return message
     part = message.additional_kwargs[METADATA_KEY]["part"]
     old = _part_text(message, part)
-    new = old
-    for one in reversed(left_out):  # from the end, so that the text before keeps its position
+    pieces: list[str] = []
+    end = 0
+    for one in sorted(left_out, key=itemgetter("start")):
         label, text, start = one["label"], one["text"], one["start"]
         words = templates.location_annotation(label)
-        stands = any(templates.before_text(label) + text in earlier for earlier in shown)
-        if new.startswith(words, start) and not stands:
-            block = render_block(label, text, templates)
-            new = new[:start] + block + new[start + len(words) :]
-    if new == old:
+        is_there = start >= end and old.startswith(words, start)
+        if is_there and not shown.has(label, text):
+            pieces += [old[end:start], render_block(label, text, templates)]
+            end = start + len(words)
+    if not pieces:
         return message
-    return with_text(message, TextPart(new, part))
+    return with_text(message, TextPart("".join([*pieces, old[end:]]), part))
+
+
+class _ShownBlocks:
+    """Looks for blocks under their labels in the texts of earlier messages.
+
+    The work is bounded, because a hostile text may repeat a label and a block's beginning thousands
+    of times: 16 characters compared for each one of the texts, and a million more; a place that is
+    looked at counts as 16. What is not found by then counts as not shown, so it is sent again.
+
+    Args:
+        labels: The labels of all blocks that are looked for.
+        templates: The words around blocks.
+    """
+
+    def __init__(self, labels: Iterable[str], templates: Templates) -> None:
+        self._templates = templates
+        self._places: dict[str, list[tuple[str, int]]] = {label: [] for label in labels}
+        self._looked: dict[tuple[str, str], tuple[int, bool]] = {}
+        self._label_at = len(templates.block.partition("{label}")[0])
+        self._work = _LEAST_WORK
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the bound was reached."""
+        return self._work < 0
+
+    def add(self, text: str) -> None:
+        """Add a text that is shown behind all others."""
+        self._work += _WORK_A_CHARACTER * len(text)
+        for found in self._templates.label_pattern.finditer(text):
+            start = found.start() - self._label_at
+            if start >= 0 and found[0] in self._places:
+                self._places[found[0]].append((text, start))
+
+    def has(self, label: str, text: str) -> bool:
+        """Return whether a block stands in one of the texts under a label."""
+        places, block = self._places[label], self._templates.before_text(label) + text
+        beginning = block[:_BEGINNING]
+        done, stands = self._looked.get((label, text), (0, False))  # no place is looked at twice
+        while not stands and done < len(places) and not self.is_cut_short:
+            shown, start = places[done]
+            done += 1
+            self._work -= _WORK_A_CHARACTER
+            if shown.startswith(beginning, start):
+                self._work -= len(block)
+                stands = shown.startswith(block, start)
+        self._looked[label, text] = done, stands
+        return stands
 
 
 def _part_text(message: AnyMessage, part: int | None) -> str:
