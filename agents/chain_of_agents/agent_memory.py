@@ -8,10 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 
 MANAGER = -1
 """The manager's number among the agents."""
+
+_ENTRY_CHARACTERS = 100
+"""What a message, a document or a conversation takes besides its text."""
 
 
 class ConversationKey(NamedTuple):
@@ -44,40 +47,89 @@ class AgentTurn:
     shown: tuple[BlockKey, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _AgentHistories:
-    histories: dict[int, _Messages] = field(default_factory=dict)
-    shown_to: dict[BlockKey, int] = field(default_factory=dict)
+    """A conversation: each agent's history, and which agent has been shown a document."""
+
+    histories: Mapping[int, _Messages] = field(default_factory=dict)
+    shown_to: Mapping[BlockKey, int] = field(default_factory=dict)
+
+    @property
+    def characters(self) -> int:
+        """How many characters it takes, about."""
+        messages = [one for history in self.histories.values() for one in history]
+        entries = 1 + len(messages) + len(self.shown_to)
+        return entries * _ENTRY_CHARACTERS + sum(len(one["content"]) for one in messages)
+
+    def after(self, turn: AgentTurn) -> _AgentHistories:
+        """Return it with one turn more; itself if the agent's history has gone on since."""
+        now = self.histories.get(turn.agent, ())
+        if turn.before not in (now, ()):
+            return self
+        began_anew = bool(now) and not turn.before
+        shown_to = {
+            key: agent
+            for key, agent in self.shown_to.items()
+            if not (began_anew and agent == turn.agent)
+        }
+        history = (
+            *turn.before,
+            {"role": "user", "content": turn.prompt},
+            {"role": "assistant", "content": turn.answer},
+        )
+        return _AgentHistories(
+            {**self.histories, turn.agent: history},
+            shown_to | dict.fromkeys(turn.shown, turn.agent),
+        )
+
+
+class _Remembered(NamedTuple):
+    """A conversation with its size, which is asked more often than it changes."""
+
+    conversation: _AgentHistories
+    characters: int
 
 
 class AgentMemory:
-    """The agents' histories in each conversation; the least recently used are forgotten.
+    """The agents' histories in each conversation; the tenant that holds most loses its oldest.
 
     Forgetting one costs reuse, never content: documents are then sent again.
 
     Args:
-        max_conversations: How many are remembered.
+        max_conversations: How many are remembered, of all tenants together.
+        max_characters: How many characters they may have together; each message and each document
+            that was shown counts 100 more.
     """
 
-    def __init__(self, max_conversations: int = 1_000) -> None:
-        self._max_conversations = max_conversations
+    def __init__(self, max_conversations: int = 1_000, max_characters: int = 64_000_000) -> None:
+        self._bounds = max_conversations, max_characters
         self._lock = ForkSafeLock(self._forget_all)
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self._conversations = LRUMap[ConversationKey, _AgentHistories](self._max_conversations)
+        max_conversations, max_characters = self._bounds
+        self._conversations: TenantLRUMap[ConversationKey, _Remembered] = TenantLRUMap(
+            max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
+        )
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        with self._lock:
+            return {
+                "conversations": self._conversations.size,
+                "conversation_characters": self._conversations.weight_size,
+            }
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""
         with self._lock:
-            conversation = None if key is None else self._conversations.peek(key)
-            return () if conversation is None else conversation.histories.get(agent, ())
+            return self._conversation(key).histories.get(agent, ())
 
     def shown(self, key: ConversationKey | None) -> dict[BlockKey, int]:
         """Return which documents of a conversation stand in which agent's history."""
         with self._lock:
-            conversation = None if key is None else self._conversations.peek(key)
-            return {} if conversation is None else dict(conversation.shown_to)
+            return dict(self._conversation(key).shown_to)
 
     def record(self, key: ConversationKey | None, turns: Iterable[AgentTurn]) -> None:
         """Append answered turns to the histories of their agents.
@@ -89,22 +141,20 @@ class AgentMemory:
         if key is None:
             return
         with self._lock:
-            conversation = self._conversations.get_or_make(key, _AgentHistories)
+            conversation = self._conversation(key)
             for turn in turns:
-                now = conversation.histories.get(turn.agent, ())
-                if turn.before not in (now, ()):
-                    continue
-                if now and not turn.before:  # the agent began anew
-                    for shown in [k for k, a in conversation.shown_to.items() if a == turn.agent]:
-                        del conversation.shown_to[shown]
-                conversation.histories[turn.agent] = (
-                    *turn.before,
-                    {"role": "user", "content": turn.prompt},
-                    {"role": "assistant", "content": turn.answer},
-                )
-                conversation.shown_to.update(dict.fromkeys(turn.shown, turn.agent))
+                conversation = conversation.after(turn)
+            size = conversation.characters + len(str(key.id))
+            self._conversations.put(key.tenant, key, _Remembered(conversation, size))
+            if self._conversations.weight_size.is_exceeded:  # by this one, which is the last left
+                self._conversations.pop(key.tenant, key)
 
     def forget(self, key: ConversationKey) -> bool:
         """Forget a conversation; return whether it was known."""
         with self._lock:
-            return self._conversations.pop(key) is not None
+            return self._conversations.pop(key.tenant, key) is not None
+
+    def _conversation(self, key: ConversationKey | None) -> _AgentHistories:
+        """Return what is remembered of a conversation, nothing at first; the lock is held."""
+        known = None if key is None else self._conversations.of(key.tenant).peek(key)
+        return _AgentHistories() if known is None else known.conversation

@@ -9,11 +9,12 @@ from typing import Protocol
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.errors import EngineError
-from ctxreuse.serving.pool.placement import Document, rendezvous_order
+from ctxreuse.serving.pool.placement import Document, DocumentAffinity, rendezvous_order
 
 _MAX_TENANTS = 1_000
+_MAX_DOCUMENTS = 200_000
 
 
 class Engines(Protocol):
@@ -57,6 +58,10 @@ class Assigner(Protocol):
 class AgentPlacement:
     """Assigns documents to agents, and agents to engines. May be shared by threads.
 
+    An assigner is kept for each of the 1,000 tenants that have asked last. `DocumentAffinity`
+    remembers 200,000 documents of all tenants together: the tenant that has most loses its oldest.
+    Another assigner has bounds of its own.
+
     Args:
         agents: The number of agents.
         engines: The engines that they live on.
@@ -75,6 +80,13 @@ class AgentPlacement:
         self._lives_on: dict[int, str] = {}
         self._cache_epochs: dict[str, int] = {}
         self._assigners = LRUMap[str, Assigner](_MAX_TENANTS)
+        self._documents = TenantShares(_MAX_DOCUMENTS)
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        with self._lock:
+            return {"tenants": self._assigners.size, "documents": self._documents.size}
 
     def engine_of(self, agent: int) -> str:
         """Return the engine that an agent lives on."""
@@ -104,12 +116,37 @@ class AgentPlacement:
             new = [one for one, new in zip(documents, is_new, strict=True) if new]
             assigned: Iterator[int | str] = iter(())
             if new:
-                assigner = self._assigners.get_or_make(tenant, self._assignment)
+                assigner = self._assigner(tenant)
                 assigned = iter(assigner.assign(new, agents, self._lives_on))
+                self._keep_bound(tenant)
             return [
                 int(next(assigned)) if new else shown[one.key]
                 for one, new in zip(documents, is_new, strict=True)
             ]
+
+    def _assigner(self, tenant: str) -> Assigner:
+        """Return the assigner of a tenant, a new one if there is none; the lock is held."""
+        assigner = self._assigners.get(tenant)
+        if assigner is None:
+            assigner = self._assignment()
+            for gone, _ in self._assigners.put(tenant, assigner):
+                self._documents.note(gone, 0)
+        return assigner
+
+    def _keep_bound(self, tenant: str) -> None:
+        """Forget documents until there is room for those that a tenant's assigner has noted."""
+        self._note_documents(tenant)
+        while self._documents.is_exceeded:
+            largest = self._documents.largest()
+            assigner = self._assigners.peek(largest)
+            assert isinstance(assigner, DocumentAffinity), "no other one has documents"
+            assigner.forget_oldest()
+            self._note_documents(largest)
+
+    def _note_documents(self, tenant: str) -> None:
+        assigner = self._assigners.peek(tenant)
+        if isinstance(assigner, DocumentAffinity):
+            self._documents.note(tenant, assigner.parts["documents"].entries)
 
     def _look_at_engines(self) -> None:
         """Place agents whose engine is gone; forget what agents had read on emptied engines."""
@@ -125,6 +162,8 @@ class AgentPlacement:
                     if lives_on == engine:
                         for assigner in self._assigners.values():
                             assigner.forget_agent(agent)
+                for tenant in self._assigners:
+                    self._note_documents(tenant)
 
 
 def placed(

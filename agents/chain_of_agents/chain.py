@@ -21,6 +21,7 @@ from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer
 from ctxreuse.context.checks import checked_kind, checked_number
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -147,7 +148,7 @@ class ChainOfAgents(
         self._model = as_model(llm, planner, concurrency, params or {}, client)
         assignment = assignment or partial(DocumentAffinity, checked_number("the bound", bound, 1))
         placement = AgentPlacement(workers, self._model.engines, assignment)
-        self._memory = AgentMemory()
+        self._memory, self._placement = AgentMemory(), placement
         self._new_run = partial(ChainRun, settings, self._model, planner, placement, self._memory)
         self._shares_event_loop = self._model.keeps_connections
 
@@ -155,6 +156,14 @@ class ChainOfAgents(
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
         """The output's type, for schemas: a string."""
         return str
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered of conversations and of which agent has read what, and may be.
+
+        All tenants count together; the one that holds most loses its oldest.
+        """
+        return self._memory.parts | self._placement.parts
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget the agents' memory of a conversation; return whether it was known."""

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, encoded, text_digest, text_hash
+from ctxreuse.context.blocks import (
+    BlockId,
+    ContextBlock,
+    encoded,
+    ids_size,
+    text_digest,
+    text_hash,
+)
 
 _HEAD = 64
 _ENDING = 64
@@ -127,9 +134,9 @@ class Rendering:
         )
 
     @property
-    def span_count(self) -> int:
-        """How many spans its variants have together."""
-        return sum(len(one.spans) for one in self.variants)
+    def size(self) -> int:
+        """How many spans its variants have together; one with a long id counts as several."""
+        return sum(ids_size([span.id for span in one.spans]) for one in self.variants)
 
     def is_whole(self, text: str, end: int) -> bool:
         """Return whether neither one more block nor the rest of a word follows it in a text."""

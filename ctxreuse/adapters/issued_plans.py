@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.blocks import ContextRequest, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.context.scope import RequestScope
 
 _log = logging.getLogger("ctxreuse")
@@ -61,7 +61,7 @@ class IssuedPlan:
     Attributes:
         turn: The turn that it was made for.
         number: Counts the plans of the process.
-        size: How many items it may have.
+        size: How many items it may have; a long conversation id counts as further ones.
         items: Digests of what its items carry.
     """
 
@@ -105,12 +105,12 @@ class IssuedPlans:
 
     def _forget_all(self) -> None:
         self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
-        self._size = 0
+        self._shares = TenantShares(self._max_items)
 
     @property
-    def size(self) -> int:
-        """How many items are remembered."""
-        return self._size
+    def parts(self) -> dict[str, PartSize]:
+        """How many items are remembered, and how many may be; all tenants together."""
+        return {"planned_documents": self._shares.size}
 
     @property
     def ignored(self) -> int:
@@ -125,6 +125,7 @@ class IssuedPlans:
             turn: The turn that it was made for.
             size: How many items it may have.
         """
+        size += id_size(turn.conversation_id or "") - 1
         issued = IssuedPlan(turn, next(self._numbers), size)
         digest = digest_of(plan)
         if digest is None:
@@ -133,15 +134,13 @@ class IssuedPlans:
             plans = self._of.setdefault(turn.tenant, LRUMap(weight_of=_size))
             others: list[IssuedPlan] = []
             for alike in plans.peek(digest) or ():  # planners that are new all make a first plan
-                if alike.turn == turn:
-                    issued = replace(issued, items=alike.items)
-                else:
+                if alike.turn != turn:
                     others.append(alike)
-            before = plans.weight
+                elif len(alike.items) <= size:  # else they were retrieved in many orders
+                    issued = replace(issued, items=alike.items)
             plans.put(digest, (issued, *others[: _ALIKE - 1]))
-            self._size += plans.weight - before
-            if self._size > self._max_items:
-                self._forget_oldest(digest)
+            self._shares.note(turn.tenant, plans.weight)
+            self._forget_oldest(digest)
         return issued
 
     def find(self, digest: bytes, turn: Turn) -> list[IssuedPlan]:
@@ -170,15 +169,16 @@ class IssuedPlans:
 
     def _forget_oldest(self, newest: bytes) -> None:
         """Forget the older half of the tenant with the most items, until the bound is kept."""
-        while self._size > self._max_items:
-            tenant, plans = max(self._of.items(), key=lambda one: one[1].weight)
+        while self._shares.is_exceeded:
+            tenant = self._shares.largest()
+            plans = self._of[tenant]
             before = plans.weight
             for digest in list(plans)[: (len(plans) + 1) // 2]:
                 if digest != newest:
                     plans.pop(digest)
             if plans.weight == before:
                 return
-            self._size -= before - plans.weight
+            self._shares.note(tenant, plans.weight)
             if not len(plans):
                 del self._of[tenant]
 

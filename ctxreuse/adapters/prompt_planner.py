@@ -12,8 +12,8 @@ import hashlib
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, conte
 from ctxreuse.context.blocks import ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import TenantLRUMap
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.ordering.batch import prefix_order
@@ -96,6 +96,8 @@ class PromptStatistics:
         too_long: Texts and prompts sent as given because they take too much work to plan.
         sent_texts: Contexts as they were sent that are remembered for later turns.
         sent_characters: How long these are together.
+        parts: How much of what is bounded is remembered: `sent_characters`, where each context
+            counts 100 characters more than it has.
     """
 
     planned: int = 0
@@ -104,6 +106,7 @@ class PromptStatistics:
     too_long: int = 0
     sent_texts: int = 0
     sent_characters: int = 0
+    parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
 
 class PromptPlanner:
@@ -154,6 +157,7 @@ class PromptPlanner:
                 **self._counts,
                 sent_texts=sent_texts,
                 sent_characters=self._sent_texts.weight - sent_texts * _ENTRY_CHARACTERS,
+                parts={"sent_characters": self._sent_texts.weight_size},
             )
 
     def plan(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:

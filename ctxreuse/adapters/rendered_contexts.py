@@ -9,8 +9,8 @@ rendered and how often, and where prompts have shown it since.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from ctxreuse.adapters.context_search import (
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import TenantLRUMap
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -63,14 +63,16 @@ class RegistryStatistics:
     Attributes:
         tenants: Tenants with renderings.
         renderings: Remembered texts.
-        spans: Positions of blocks in them.
+        spans: Positions of blocks in them; one with a long id counts once for every 64 characters.
         places: Where prompts have shown them.
+        parts: The last three with their bounds, by these names.
     """
 
     tenants: int
     renderings: int
     spans: int
     places: int
+    parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
 
 class ContextRegistry:
@@ -87,7 +89,8 @@ class ContextRegistry:
 
     Args:
         max_renderings: How many are remembered, all tenants together. A rendering takes about 1 KB.
-        max_spans: How many blocks they may have together, each about 200 bytes and its id.
+        max_spans: How many blocks they may have together, each about 200 bytes; one with a long id
+            counts once for every 64 characters.
 
     At most 100,000 places are remembered, each about 250 bytes.
     """
@@ -101,7 +104,7 @@ class ContextRegistry:
     def _forget_all(self) -> None:
         max_renderings, max_spans = self._bounds
         self._renderings: TenantLRUMap[bytes, Rendering] = TenantLRUMap(
-            max_renderings, max_weight=max_spans, weight_of=lambda one: one.span_count
+            max_renderings, max_weight=max_spans, weight_of=lambda one: one.size
         )
         self._places: TenantLRUMap[bytes, int] = TenantLRUMap(_MAX_PLACES)
         self._indexes: dict[str, RenderingIndex] = {}
@@ -127,6 +130,11 @@ class ContextRegistry:
                 renderings=len(self._renderings),
                 spans=self._renderings.weight,
                 places=len(self._places),
+                parts={
+                    "renderings": self._renderings.size,
+                    "spans": self._renderings.weight_size,
+                    "places": self._places.size,
+                },
             )
 
     def render(

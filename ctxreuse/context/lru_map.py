@@ -1,4 +1,8 @@
-"""Maps of bounded size that forget the least recently used entries."""
+"""Maps of bounded size that forget the least recently used entries, and bounds that tenants share.
+
+Where tenants share a bound, whoever holds most gives up its oldest: `TenantShares` knows who that
+is. Where a user reads how much is held, it is a `PartSize`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,28 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+class PartSize(NamedTuple):
+    """How large a part of what is remembered is.
+
+    Attributes:
+        entries: What it holds, in the unit of its name; of ids and names, a long one counts once
+            for every 64 characters.
+        bound: How much it holds at most.
+    """
+
+    entries: int
+    bound: int
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether it holds more."""
+        return self.entries > self.bound
 
 
 class LRUMap(Generic[Key, Value]):
@@ -49,6 +71,11 @@ class LRUMap(Generic[Key, Value]):
     def values(self) -> Iterator[Value]:
         """Yield the values, the least recently used first."""
         return iter(self._entries.values())
+
+    @property
+    def size(self) -> PartSize:
+        """How many entries there are, and how many there may be."""
+        return PartSize(len(self._entries), int(self._max_entries))
 
     def get(self, key: Key) -> Value | None:
         """Return a key's value and count that as a use; None if it is not there."""
@@ -101,6 +128,69 @@ class LRUMap(Generic[Key, Value]):
         return value
 
 
+class TenantShares:
+    """How much of a bound each tenant holds; not locked, its owner does that.
+
+    Args:
+        bound: How much all tenants may hold together; their holder sees to it.
+
+    Attributes:
+        bound: The bound.
+        total: How much all tenants hold together.
+    """
+
+    __slots__ = ("_held", "_largest", "bound", "total")
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+        self.total = 0
+        self._held: dict[str, int] = {}
+        # a heap of negative sizes, made when first asked for; those of tenants that hold less now,
+        # or more, are out of date
+        self._largest: list[tuple[int, str]] = []
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether all tenants together hold more than the bound."""
+        return self.total > self.bound
+
+    @property
+    def size(self) -> PartSize:
+        """How much all tenants hold together, and may hold."""
+        return PartSize(self.total, int(self.bound))
+
+    def note(self, tenant: str, held: int) -> None:
+        """Take note of how much a tenant holds now."""
+        before = self._held.get(tenant, 0)
+        self.total += held - before
+        if not held:
+            self._held.pop(tenant, None)
+        elif held != before:
+            self._held[tenant] = held
+            if held > before and self._largest:
+                heapq.heappush(self._largest, (-held, tenant))
+                if len(self._largest) > 2 * len(self._held) + 64:
+                    self._largest = []
+
+    def largest(self) -> str:
+        """Return the tenant that holds most; one must hold something.
+
+        Takes O(log tenants) for each change since it was asked last.
+        """
+        if not self._largest:
+            self._largest = [(-held, tenant) for tenant, held in self._held.items()]
+            heapq.heapify(self._largest)
+        while True:
+            negative, tenant = self._largest[0]
+            held = self._held.get(tenant, 0)
+            if held == -negative:
+                return tenant
+            if 0 < held < -negative:
+                heapq.heapreplace(self._largest, (-held, tenant))
+            else:  # it holds nothing, or more, for which there is a later entry
+                heapq.heappop(self._largest)
+
+
 class TenantLRUMap(Generic[Key, Value]):
     """The entries of several tenants within common bounds; the tenant that holds most loses first.
 
@@ -120,21 +210,33 @@ class TenantLRUMap(Generic[Key, Value]):
         max_weight: float = math.inf,
         weight_of: Callable[[Value], int] = lambda value: 1,
     ) -> None:
-        self._max_entries = max_entries
-        self._max_weight = max_weight
         self._weight_of = weight_of
         self._maps: dict[str, LRUMap[Key, Value]] = {}
-        self._shares: list[tuple[float, str]] = []  # a heap, negative; some are out of date
-        self._entries = 0
-        self.weight = 0
+        self._entries = TenantShares(max_entries)
+        self._weights = TenantShares(max_weight)
 
     def __len__(self) -> int:
-        return self._entries
+        return self._entries.total
 
     @property
     def tenants(self) -> int:
         """How many tenants have entries."""
         return len(self._maps)
+
+    @property
+    def weight(self) -> int:
+        """How much all entries weigh together."""
+        return self._weights.total
+
+    @property
+    def size(self) -> PartSize:
+        """How many entries there are, and how many there may be, where that is bounded."""
+        return self._entries.size
+
+    @property
+    def weight_size(self) -> PartSize:
+        """How much they weigh together, and how much they may, where that is bounded."""
+        return self._weights.size
 
     def of(self, tenant: str) -> LRUMap[Key, Value]:
         """Return a tenant's entries, for reading; empty if there are none."""
@@ -157,38 +259,26 @@ class TenantLRUMap(Generic[Key, Value]):
         if entries is None:
             entries = self._maps[tenant] = LRUMap(weight_of=self._weight_of)
         gone = [(tenant, *one) for one in entries.put(key, value)]
-        self._entries += 1 - len(gone)
-        self.weight += self._weight_of(value) - sum(self._weight_of(one[2]) for one in gone)
-        self._note_share(tenant)
-        while self._entries > 1 and (
-            self._entries > self._max_entries or self.weight > self._max_weight
-        ):
-            gone.append(self._pop_of_largest())
+        self._note(tenant)
+        for shares in (self._entries, self._weights):
+            while shares.is_exceeded and len(self) > 1:
+                largest = shares.largest()
+                gone.append((largest, *self._maps[largest].pop_oldest()))
+                self._note(largest)
         return gone
 
-    def _pop_of_largest(self) -> tuple[str, Key, Value]:
-        share, tenant = self._shares[0]
-        while share != -self._share(tenant):
-            heapq.heappop(self._shares)
-            share, tenant = self._shares[0]
-        key, value = self._maps[tenant].pop_oldest()
-        self._entries -= 1
-        self.weight -= self._weight_of(value)
-        if not self._maps[tenant]:
-            del self._maps[tenant]
-        self._note_share(tenant)
-        return tenant, key, value
-
-    def _share(self, tenant: str) -> float:
-        """Return which part of a bound a tenant holds; below 0 without entries."""
+    def pop(self, tenant: str, key: Key) -> Value | None:
+        """Forget a tenant's key; return its value, or None if it is not there."""
         entries = self._maps.get(tenant)
-        if entries is None:
-            return -1.0
-        return max(len(entries) / self._max_entries, entries.weight / self._max_weight)
+        value = None if entries is None else entries.pop(key)
+        if value is not None:
+            self._note(tenant)
+        return value
 
-    def _note_share(self, tenant: str) -> None:
-        if tenant in self._maps:
-            heapq.heappush(self._shares, (-self._share(tenant), tenant))
-        if len(self._shares) > 2 * len(self._maps) + 64:
-            self._shares = [(-self._share(name), name) for name in self._maps]
-            heapq.heapify(self._shares)
+    def _note(self, tenant: str) -> None:
+        """Take note of how much a tenant holds now."""
+        entries = self._maps[tenant]
+        self._entries.note(tenant, len(entries))
+        self._weights.note(tenant, entries.weight)
+        if not entries:
+            del self._maps[tenant]

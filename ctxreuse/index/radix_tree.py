@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.context.lru_map import PartSize
 
 _REQUESTS_A_NODE = 4
 
@@ -93,18 +93,6 @@ class Evicted:
     requests: int = 0
     tokens: int = 0
     unknown: tuple[str | int, ...] = ()
-
-
-class PartSize(NamedTuple):
-    """How large a part of a planner's state is.
-
-    Attributes:
-        entries: What it holds; a long id counts once for every 64 characters.
-        bound: How much it holds at most.
-    """
-
-    entries: int
-    bound: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.index.radix_tree import Evicted, IndexStatistics, PartSize
+from ctxreuse.context.lru_map import PartSize
+from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.explain import PromptLog
-from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics, PartSize
+from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import Conversations
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 

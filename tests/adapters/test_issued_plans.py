@@ -23,6 +23,7 @@ from ctxreuse.adapters.plan_metadata import (
     retrievers_order,
 )
 from ctxreuse.context.blocks import text_digest
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.planning.plan import Plan
@@ -236,14 +237,25 @@ def test_memory_is_bounded_and_the_tenant_with_the_most_pays():
     kept = issued.issue({"plan": "kept"}, Turn("quiet", None, None), 10)
     for number in range(200):
         issued.issue({"plan": number}, Turn("loud", None, None), 7)
-        assert issued.size <= 100
+        assert issued.parts["planned_documents"].entries <= 100
     assert issued.find(digest_of({"plan": "kept"}) or b"", Turn("quiet", None, None)) == [kept]
     assert issued.find(digest_of({"plan": 0}) or b"", Turn("loud", None, None)) == []
     assert len(issued.find(digest_of({"plan": 199}) or b"", Turn("loud", None, None))) == 1
     large = issued.issue({"plan": "large"}, Turn("loud", None, None), 1000)
     assert issued.find(digest_of({"plan": "large"}) or b"", Turn("", None, None)) == [large]
     issued.issue({"plan": "next"}, Turn("new", None, None), 1)
-    assert issued.size <= 100
+    assert issued.parts == {"planned_documents": PartSize(11, 100)}
+
+
+def test_what_is_retrieved_in_many_orders_or_has_a_long_name_counts_by_what_it_takes():
+    issued = IssuedPlans(max_items=100)
+    turn = Turn("loud", "c" * 64 * 20, None)
+    for number in range(200):
+        plan = issued.issue({"plan": "same"}, turn, 4)
+        for rank in range(4):
+            plan.add({"rank": (rank + number) % 50}, rank)
+        assert len(plan.items) <= 2 * plan.size
+    assert issued.parts == {"planned_documents": PartSize(24, 100)}
 
 
 JSON = st.recursive(

@@ -15,6 +15,7 @@ from ctxreuse.adapters.rendered_contexts import (
     context_registry,
 )
 from ctxreuse.context.blocks import text_digest
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Templates
 
 
@@ -180,6 +181,22 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     assert len(index) == len(index.unmet) == index._openings.total() == 3
     assert sum(len(same.lengths) for same in index._by_head.values()) == 3
     assert registry.statistics() == RegistryStatistics(tenants=1, renderings=3, spans=6, places=0)
+
+
+def test_what_is_remembered_stands_beside_its_bounds_and_a_long_id_counts_by_its_length() -> None:
+    registry = ContextRegistry(max_renderings=3, max_spans=10)
+    registry.render([ContextBlock(id="x" * 64 * 3, text="text")])
+    assert registry.statistics().parts == {
+        "renderings": PartSize(1, 3),
+        "spans": PartSize(4, 10),
+        "places": PartSize(0, 100_000),
+    }
+    for number in range(20):
+        registry.render([ContextBlock(id=f"{number}" * 64 * 3, text="other")], tenant="loud")
+        assert registry.statistics().spans <= 10
+    assert len(contexts_in(registry.render(blocks("kept"), tenant="quiet"), registry, "quiet")) == 1
+    registry.render([ContextBlock(id="y" * 64 * 9, text="other")], tenant="loud")
+    assert registry._renderings.of("quiet"), "who has no more than a share loses nothing"
 
 
 def test_rendering_the_same_again_counts_once() -> None:

@@ -13,13 +13,14 @@ from langchain_core.documents import Document as LangChainDocument
 from llama_index.core.schema import Document as LlamaIndexDocument
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace
+from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace, agent_placement
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, placed
 from chain_of_agents.requests import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
 from chain_of_agents.trace.steps import failure_of, outcome_of
 from ctxreuse import ContextBlock, Templates
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity
 
@@ -321,6 +322,29 @@ class TestPlacement:
         busy.assign(some(*"abcdefgh"), "other", {})
         assert busy.assign(some("x", "y"), "t", {}) == quiet.assign(some("x", "y"), "t", {})
 
+    def test_a_tenants_many_documents_take_no_other_tenants_away(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(agent_placement, "_MAX_DOCUMENTS", 20)
+        monkeypatch.setattr(agent_placement, "_MAX_TENANTS", 3)
+        engines = Engines("a", "b")
+        placement = AgentPlacement(5, engines, DocumentAffinity)
+        read = some(*"klmnop")
+        placement.assign(read, "quiet", {})
+        kept = placement._assigners.peek("quiet")
+        assert isinstance(kept, DocumentAffinity)
+        for number in range(100):
+            placement.assign(some(*(f"{number} {n}" for n in range(number % 9))), "loud", {})
+            assert all(size.entries <= size.bound for size in placement.parts.values())
+            assert len(kept._readers) == 6
+        assert placement.parts == {"tenants": PartSize(2, 3), "documents": PartSize(20, 20)}
+        for number in range(5):
+            placement.assign(some("x"), f"tenant {number}", {})
+        assert placement.parts == {"tenants": PartSize(3, 3), "documents": PartSize(3, 20)}
+        engines.cache_epochs = {"a": 1, "b": 1}
+        placement.assign([], "", {})
+        assert placement.parts["documents"] == PartSize(0, 20)
+
     def test_agents_are_spread_evenly_and_move_only_if_they_must(self) -> None:
         before = placed(range(15), ["a", "b", "c"], {})
         assert sorted(before.values()) == ["a"] * 5 + ["b"] * 5 + ["c"] * 5
@@ -378,6 +402,26 @@ class TestHistories:
             memory.record(key, [AgentTurn(0, (), "p", "a", (A,))])
         assert memory.history(second, 0) == ()
         assert [memory.forget(key) for key in (first, second, third)] == [True, False, True]
+
+    def test_a_tenants_many_or_long_conversations_take_no_other_tenants_away(self) -> None:
+        memory = AgentMemory(max_conversations=20, max_characters=100_000)
+        quiet = ConversationKey("quiet", str, "c")
+        memory.record(quiet, [AgentTurn(0, (), "p", "a", (A,))])
+        for number in range(200):
+            prompt = "x" * (number % 9 * 2_000)
+            loud = ConversationKey("loud", str, f"{number % 50}" * (number % 40))
+            memory.record(loud, [AgentTurn(1, memory.history(loud, 1), prompt, "", (A, B))])
+            assert all(size.entries <= size.bound for size in memory.parts.values())
+        assert memory.parts["conversation_characters"].entries > 50_000
+        assert memory.history(quiet, 0) == turn("p", "a")
+        assert memory.shown(quiet) == {A: 0}
+
+    def test_one_conversation_alone_keeps_to_the_bound(self) -> None:
+        memory = AgentMemory(max_characters=10_000)
+        for _ in range(30):
+            memory.record(KEY, [AgentTurn(0, memory.history(KEY, 0), "x" * 700, "a")])
+            assert memory.parts["conversation_characters"].entries <= 10_000
+        assert memory.history(KEY, 0), "it began anew"
 
 
 class TestAnswersAndErrors:

@@ -3,7 +3,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.lru_map import LRUMap, TenantLRUMap
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap, TenantShares
 
 
 def test_the_least_recently_used_goes_first():
@@ -69,6 +69,7 @@ def test_the_tenant_that_holds_most_forgets_first():
     assert shared.put("little", "y", 1) == [("much", "b", 1)]
     assert shared.put("much", "d", 1) == [("much", "c", 1)]
     assert (len(shared), shared.tenants, shared.weight) == (4, 2, 4)
+    assert shared.size == PartSize(4, 4)
     assert list(shared.of("much")) == ["a", "d"]
     assert list(shared.of("nobody")) == []
 
@@ -77,7 +78,7 @@ def test_what_alone_is_more_than_all_may_weigh_takes_nothing_from_others():
     shared = TenantLRUMap[str, str](max_weight=10, weight_of=len)
     shared.put("small", "a", "123")
     assert shared.put("large", "b", "1" * 11) == [("large", "b", "1" * 11)]
-    assert (len(shared), shared.tenants, shared.weight) == (1, 1, 3)
+    assert (len(shared), shared.tenants, shared.weight_size) == (1, 1, PartSize(3, 10))
     assert shared.put("small", "c", "1" * 11) == [("small", "a", "123")]
     assert shared.weight == 11, "the newest stays where there is nobody else"
 
@@ -100,3 +101,37 @@ def test_a_tenant_within_its_share_loses_nothing(steps):
         assert len(shared) == len(own) + len(others) <= 10
         assert shared.weight == sum(own.values()) + sum(others)
         assert shared.weight <= 20 or len(shared) == 1
+
+
+def test_what_is_taken_out_makes_room():
+    shared = TenantLRUMap[str, str](max_weight=5, weight_of=len)
+    shared.put("a", "x", "12")
+    shared.put("b", "y", "123")
+    assert shared.pop("a", "x") == "12"
+    assert (shared.pop("a", "x"), shared.pop("nobody", "x")) == (None, None)
+    assert (shared.tenants, shared.weight) == (1, 3)
+    assert shared.put("a", "z", "12") == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.booleans())))
+def test_the_largest_share_is_known_at_any_time(steps):
+    shares = TenantShares(20)
+    held: dict[str, int] = {}
+    for tenant, size, asks in steps:
+        shares.note(tenant, size)
+        held[tenant] = size
+        assert shares.size == PartSize(sum(held.values()), 20)
+        assert shares.is_exceeded == (shares.total > 20)
+        if asks and any(held.values()):
+            assert held[shares.largest()] == max(held.values())
+
+
+def test_shares_keep_nothing_of_changes_or_of_tenants_that_are_gone():
+    shares = TenantShares(1)
+    for number in range(5_000):
+        shares.note("stays", 1 + number % 7)
+        shares.note(f"{number}", 3)
+        assert shares.largest()
+        shares.note(f"{number}", 0)
+    assert len(shares._held) == 1
+    assert len(shares._largest) < 100

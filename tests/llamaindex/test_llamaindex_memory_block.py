@@ -36,6 +36,8 @@ from llamaindex_ctxreuse import (
     ReusePostprocessor,
     ReuseRetriever,
 )
+from llamaindex_ctxreuse.llm.planned_prompts import message_text
+from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
 
 
@@ -336,6 +338,24 @@ class TestReuseMemoryBlock:
         assert planner.evict(["request-1"]).unknown == (), "the other's is as it was"
         with request_context(**other):
             assert await block.atruncate(content, 150) == labelled("a")
+
+    async def test_a_tenants_many_or_long_contents_take_no_other_tenants_away(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(memory_block, "_REMEMBERED_CHARACTERS", 60_000)
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=ReusePlanner())
+        with request_context(tenant="quiet"):
+            content = await block.aget([user("abc")])
+        for number in range(400):
+            said = [user("x" * (number % 7 * 3_000))] if number % 2 else []
+            history = [{"role": "user", "content": message_text(one)} for one in said]
+            with request_context(tenant="loud", conversation_id=number, history=history):
+                await block.aget([*said, user("abcdef")])
+            assert all(size.entries <= size.bound for size in block.parts.values())
+        assert block.parts["contents"].bound == 256
+        assert block.parts["content_characters"].entries > 30_000
+        with request_context(tenant="quiet"):
+            assert await block.atruncate(content, 50) == labelled("ab")
 
     async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self) -> None:
         planner = ReusePlanner()

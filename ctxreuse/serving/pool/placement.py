@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.checks import checked_integer, checked_number
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
 
 Agent: TypeAlias = str | int
@@ -236,6 +237,16 @@ class DocumentAffinity:
             self._note(document, agent)
         return assigned
 
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many documents are remembered, and how many may be."""
+        return {"documents": PartSize(len(self._readers), self._max_documents)}
+
+    def forget_oldest(self) -> None:
+        """Forget the least recently assigned document, if there is one."""
+        if self._readers:
+            self._readers.popitem(last=False)
+
     def forget_agent(self, agent: Agent) -> None:
         """Forget what an agent has read, because its engine has lost its cache."""
         self._loads.pop(agent, None)
@@ -252,7 +263,7 @@ class DocumentAffinity:
             del readers[next(iter(readers))]
         self._readers.move_to_end(document.key)
         if len(self._readers) > self._max_documents:
-            self._readers.popitem(last=False)
+            self.forget_oldest()
         fading = math.exp(-document.tokens / self._window_tokens)
         for one in self._loads:
             self._loads[one] *= fading

@@ -33,8 +33,8 @@ from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.context.rendering import render_turn
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
+from ctxreuse.context.rendering import message_texts, render_turn
 from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError
@@ -44,15 +44,34 @@ from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block, retrieved_nodes
 
 _REMEMBERED_CONTENTS = 256
+_REMEMBERED_CHARACTERS = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A text that the block returned; `left_out` says where memories stand that it lacks."""
+    """A text that the block returned.
+
+    Attributes:
+        text: The text.
+        request: What was planned.
+        request_id: The plan's.
+        left_out: Where memories stand that the text lacks.
+        characters: How many characters all this has.
+    """
 
     text: str
-    plan: Plan
+    request: ContextRequest
+    request_id: str | int
     left_out: tuple[str, ...]
+    characters: int
+
+    @classmethod
+    def of(cls, plan: Plan, left_out: tuple[str, ...]) -> _Content:
+        """Return the content that shows a plan."""
+        text, request = _rendered(plan, left_out), plan.request
+        said = (part for message in request.history or () for part in message_texts(message))
+        texts = [text, *(block.text for block in request.blocks), *said, *left_out]
+        return cls(text, request, plan.request_id, left_out, sum(map(len, texts)))
 
 
 class ReuseMemoryBlock(BaseMemoryBlock[str]):
@@ -66,6 +85,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     A planning fault lets memories through as found, and a memory that cannot be reached leaves the
     conversation without memories; both are logged once and counted in `faults`.
+
+    The latest contents are remembered, because they may have to be truncated: 256, of 16,000,000
+    characters together with the memories and the history. The tenant that holds most loses first.
 
     Args:
         memory: Mem0 (`Memory`, `AsyncMemory`, a hosted client, or anything with their `search`), a
@@ -100,7 +122,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _planner: ReusePlanner = PrivateAttr()
-    _contents: LRUMap[tuple[str, str | int | None, str], _Content] = PrivateAttr()
+    _contents: TenantLRUMap[tuple[str | int | None, str], _Content] = PrivateAttr()
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
@@ -110,7 +132,11 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """Build what holds the state of a run."""
         super().model_post_init(context)
         self._planner = planner_or_new(self.planner)
-        self._contents = LRUMap(_REMEMBERED_CONTENTS)
+        self._contents = TenantLRUMap(
+            _REMEMBERED_CONTENTS,
+            max_weight=_REMEMBERED_CHARACTERS,
+            weight_of=lambda content: content.characters,
+        )
         self._source = _memory_source(self)
         name = type(self).__name__
         self._planning = FailOpen(name, "memories go through as found")
@@ -121,6 +147,15 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     def faults(self) -> int:
         """How often planning, searching or storing has failed."""
         return self._planning.faults + self._searching.faults + self._storing.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered to truncate contents, and how much may be; of all tenants."""
+        with self._lock:
+            return {
+                "contents": self._contents.size,
+                "content_characters": self._contents.weight_size,
+            }
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
         asked = [one for one in messages or () if one.role == MessageRole.USER]
@@ -171,7 +206,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """
         scope = current_scope()
         with self._lock:
-            made = self._contents.get((self._tenant(scope), scope.conversation_id, content))
+            made = self._contents.get(self._tenant(scope), (scope.conversation_id, content))
         if made is None:
             return None
         return self._planning.attempt(
@@ -180,21 +215,20 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
-        plan = self._planner.plan(request)
-        text = _rendered(plan, left_out)
+        made = _Content.of(self._planner.plan(request), left_out)
         # two tenants, or two conversations, may have got the same text
-        key = (request.tenant, request.conversation_id, text)
+        key = (request.conversation_id, made.text)
         with self._lock:
-            self._contents.put(key, _Content(text, plan, left_out))
-        return text
+            self._contents.put(request.tenant, key, made)
+        return made.text
 
     def _truncated(self, content: _Content, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one.
 
         Previews tell how many blocks fit, so that only one plan is made.
         """
-        request = content.plan.request
-        self._planner.evict([content.plan.request_id], request.tenant)
+        request = content.request
+        self._planner.evict([content.request_id], request.tenant)
         target = estimate_tokens(content.text) - tokens
 
         def is_too_long(kept: int) -> bool:
