@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -14,11 +15,16 @@ from langchain_core.tracers.context import register_configure_hook
 
 from ctxreuse.adapters.plan_metadata import documents_shown
 from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from langchain_ctxreuse.documents.document_plans import planned_document
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
+_MOST_OPEN = 10_000
+"""Retrievers and chains under way that are remembered: the end of one that was cancelled is told
+nobody."""
+_MOST_CHARACTERS = 16_000_000
 
 
 class TraceCallbackHandler(BaseCallbackHandler):
@@ -37,8 +43,10 @@ class TraceCallbackHandler(BaseCallbackHandler):
     def __init__(self, recorder: TraceRecorder) -> None:
         self._recorder = recorder
         self._lock = ForkSafeLock()
-        self._asked: dict[UUID, tuple[str, RequestScope]] = {}
-        self._inside: set[UUID] = set()
+        self._asked: LRUMap[UUID, tuple[str, RequestScope]] = LRUMap(
+            _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked[0])
+        )
+        self._inside: LRUMap[UUID, bool] = LRUMap(_MOST_OPEN)
         self._has_ended = False
 
     @property
@@ -65,7 +73,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         """Keep the query until the result comes."""
         if not self._note_inside(run_id, parent_run_id):
             with self._lock:
-                self._asked[run_id] = (query, _scope(metadata or {}))
+                self._asked.put(run_id, (query, _scope(metadata or {})))
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
@@ -109,21 +117,22 @@ class TraceCallbackHandler(BaseCallbackHandler):
         with self._lock:
             is_inside = parent_run_id in self._asked or parent_run_id in self._inside
             if is_inside:
-                self._inside.add(run_id)
+                self._inside.put(run_id, True)
             return is_inside
 
     def _forget(self, run_id: UUID) -> tuple[str, RequestScope] | None:
         """Return what a retriever was asked, if that is to be recorded."""
         with self._lock:
-            self._inside.discard(run_id)
-            return self._asked.pop(run_id, None)
+            self._inside.pop(run_id)
+            return self._asked.pop(run_id)
 
 
 def _scope(metadata: Mapping[str, Any]) -> RequestScope:
     named = (metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None)
     conversation = next(named, None)
     is_id = conversation is None or isinstance(conversation, int)
-    return current_scope().inside(conversation_id=conversation if is_id else str(conversation))
+    scope = current_scope().inside(conversation_id=conversation if is_id else str(conversation))
+    return replace(scope, history=None)  # nothing of it is recorded
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from planning_helpers import odd_contexts, queries
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.traces import recording
 from ctxreuse.evaluation.traces.recording import TraceRecorder, paragraphs
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 
@@ -121,6 +122,95 @@ def test_threads_write_whole_lines(tmp_path):
     for number in range(4):
         turns = [one.turn for one in trace if one.conversation_id == number]
         assert turns == list(range(50))
+
+
+def test_nobody_waits_for_a_slow_counter(tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def count(text):
+        if text == "slow":
+            begun.set()
+            assert go_on.wait(60)
+        return 1
+
+    with TraceRecorder(tmp_path, token_counter=count) as recorder:
+        slow = threading.Thread(target=recorder.record, args=(["slow", "both"], "first?"))
+        slow.start()
+        assert begun.wait(60)
+        recorder.record(["quick", "both"], "second?")
+        assert recorder.parts["blocks"].entries == 2
+        go_on.set()
+        slow.join()
+    corpus, trace = recorded(tmp_path)
+    assert [one.query for one in trace] == ["second?", "first?"]
+    assert sorted(block.text for block in corpus.values()) == ["both", "quick", "slow"]
+
+
+calls = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 5), max_size=4)))
+
+
+def counted_for(tenant, calls, folder):
+    """Return which texts are counted while a tenant's requests are recorded."""
+    asked, counted = [], []
+    with TraceRecorder(folder, token_counter=lambda text: asked.append(text) or 1) as recorder:
+        for caller, numbers in calls:
+            asked.clear()
+            recorder.record([f"text {n}" for n in numbers], tenant=caller)
+            if caller == tenant:
+                counted.append(list(asked))
+    assert recorder.faults == 0
+    return counted
+
+
+@given(calls)
+def test_what_is_counted_for_a_tenant_does_not_depend_on_the_others(tmp_path_factory, calls):
+    folder = tmp_path_factory.mktemp("recording")
+    alone = [one for one in calls if one[0] == "a"]
+    assert counted_for("a", calls, folder / "all") == counted_for("a", alone, folder / "alone")
+
+
+texts = st.sampled_from(["one", "two", "three"])
+named = st.builds(
+    ContextBlock, id=st.integers(0, 5) | st.sampled_from(["x", "y" * 200]), text=texts
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(named, max_size=4)), max_size=30))
+def test_what_is_forgotten_is_written_again_and_the_recording_stays_right(
+    tmp_path_factory, requests
+):
+    folder = tmp_path_factory.mktemp("recording")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "_BLOCKS", 6)
+        with TraceRecorder(folder) as recorder:
+            for tenant, blocks in requests:
+                recorder.record(blocks, tenant=tenant)
+                assert not recorder.parts["blocks"].is_exceeded or len(recorder._names) == 1
+                assert set(recorder._written) == {
+                    name for tenant in "ab" for name in recorder._names.of(tenant).values()
+                }
+    assert recorder.faults == 0
+    _, trace = recorded(folder)
+    for (_, blocks), written in zip(requests, trace, strict=True):
+        unique = {block.key: block.text for block in blocks}
+        assert [block.text for block in written.blocks] == list(unique.values())
+
+
+def test_a_tenants_many_blocks_and_conversations_take_no_other_tenants_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_BLOCKS", 20)
+    monkeypatch.setattr(recording, "_CONVERSATIONS", 5)
+    with TraceRecorder(tmp_path) as recorder:
+        for number in range(100):
+            if number % 50 == 0:
+                recorder.record(["kept"], tenant="quiet", conversation_id="c")
+            blocks = [ContextBlock(id=f"{number}" * (number % 90), text=f"{number}"), "common"]
+            recorder.record(blocks, tenant="loud", conversation_id=number)
+            assert not any(part.is_exceeded for part in recorder.parts.values())
+    written = Path(tmp_path, "corpus.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["text"] == "kept" for line in written) == 1
+    _, trace = recorded(tmp_path)
+    assert [one.turn for one in trace if one.tenant == "quiet"] == [0, 1]
+    assert {one.turn for one in trace if one.tenant == "loud"} == {0}
 
 
 def test_lines_that_lack_a_text_must_have_tokens(tmp_path):

@@ -24,6 +24,7 @@ from ctxreuse.evaluation.traces.recording import TraceRecorder, record_client
 from ctxreuse.evaluation.traces.recording import recording as recording_openai
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseRetriever
+from langchain_ctxreuse import recording as langchain_recording
 from langchain_ctxreuse.recording import TraceCallbackHandler
 from langchain_ctxreuse.recording import recording as recording_langchain
 from llamaindex_ctxreuse.recording import recording as recording_llamaindex
@@ -69,6 +70,31 @@ def test_the_outermost_retriever_counts(tmp_path):
     assert asked(recorded(tmp_path)[1]) == [("why", ["b", "r"]), ("how", ["b", "r"])]
     assert not handler._asked
     assert not handler._inside
+
+
+class Endless(Fixed):
+    async def _aget_relevant_documents(self, query, *, run_manager):
+        await asyncio.Event().wait()
+
+
+def test_retrievals_that_are_cancelled_are_forgotten(tmp_path, monkeypatch):
+    """LangChain tells nobody that they have ended."""
+    monkeypatch.setattr(langchain_recording, "_MOST_OPEN", 5)
+    monkeypatch.setattr(langchain_recording, "_MOST_CHARACTERS", 1_000)
+    with TraceRecorder(tmp_path) as recorder:
+        config = {"callbacks": [handler := TraceCallbackHandler(recorder)]}
+
+        async def cancelled(query):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await Endless().ainvoke(query, config)
+
+        for number in range(40):
+            asyncio.run(cancelled("why " * (number % 7 * 50)))
+            assert len(handler._asked) <= 5
+            assert handler._asked.weight <= max(1_000, 4 * 50 * (number % 7))
+        Fixed().invoke("how", config)
+    assert [one.query for one in recorded(tmp_path)[1]] == ["how"]
 
 
 def test_the_thread_is_the_conversation(tmp_path):

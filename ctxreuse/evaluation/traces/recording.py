@@ -12,17 +12,25 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, text_digest
+from ctxreuse.context.blocks import (
+    BlockId,
+    BlockKey,
+    ContextBlock,
+    ContextRequest,
+    id_size,
+    text_digest,
+)
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
@@ -31,7 +39,26 @@ CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
 
 _CONVERSATIONS = 10_000
-"""Conversations that are remembered; the least recently used is forgotten first."""
+"""Conversations that are remembered."""
+
+_BLOCKS = 500_000
+"""Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
+every 64 characters."""
+
+
+class _Measured(NamedTuple):
+    """What is known of a block before it is written: its tokens, and the digest of its text."""
+
+    tokens: int
+    digest: bytes
+
+
+@dataclass(slots=True)
+class _Written:
+    """What the corpus has under a name, and how many tenants' blocks it is remembered for."""
+
+    digest: bytes
+    tenants: int = 0
 
 
 class TraceRecorder:
@@ -40,13 +67,17 @@ class TraceRecorder:
     Nothing is changed on its way, and an error here never fails a request: it is logged once and
     counted in `faults`.
 
+    It remembers 500,000 blocks that it has written, and the turns of 10,000 conversations; the
+    tenant that has most loses its oldest. A block that was forgotten is written again, behind its
+    id the digest of its text, and so are all new ones from then on.
+
     Args:
         folder: Where to write `corpus.jsonl` and `trace.jsonl`; made if it is not there. Only its
             owner may read the files. A process that is forked later writes files of its own, in
             `forked-1`, `forked-2`, ... in there, from its first request on.
         hash_only: Whether to store no text: no document, no question, no system message, and no
             name of a block, a conversation or a tenant.
-        token_counter: As for `ReusePlanner`.
+        token_counter: As for `ReusePlanner`; a text is counted once for each tenant.
 
     Raises:
         InputFileError: The folder cannot be written, or holds a recording already.
@@ -79,8 +110,12 @@ class TraceRecorder:
     def _start_anew(self) -> None:
         """Have written nothing; a child leaves the files to the parent."""
         self.requests = 0
-        self._digests: dict[BlockId, bytes] = {}
-        self._turns = LRUMap[tuple[str, str | int], int](_CONVERSATIONS)
+        self._names: TenantLRUMap[BlockKey, BlockId] = TenantLRUMap(
+            max_weight=_BLOCKS, weight_of=id_size
+        )
+        self._written: dict[BlockId, _Written] = {}  # by the names that the tenants' blocks have
+        self._has_forgotten = False
+        self._turns = TenantLRUMap[bytes, int](_CONVERSATIONS)
         self._paths: list[Path] = []
         self._files: list[IO[bytes]] = []
 
@@ -100,6 +135,12 @@ class TraceRecorder:
     def faults(self) -> int:
         """The number of requests that could not be written."""
         return self._failing.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        with self._lock:
+            return {"blocks": self._names.weight_size, "conversations": self._turns.size}
 
     def record(
         self,
@@ -155,37 +196,83 @@ class TraceRecorder:
         self.close()
 
     def _write(self, request: ContextRequest) -> None:
-        with self._lock:
-            if not self._files and not self._is_closed:
-                self._open()
-            corpus, trace = self._files
-            ids = [self._written(block, corpus) for block in request.unique_blocks.values()]
-            line: dict[str, Any] = {"request_id": self.requests + 1}
-            if not self._hash_only:
-                line["query"] = request.query
-            if request.system is not None:
-                line["system"] = self._name(request.system)
-            if request.tenant:
-                line["tenant"] = self._name(request.tenant)
-            if request.conversation_id is not None:
-                line["conversation_id"] = self._name(request.conversation_id)
-                line["turn"] = self._next_turn(request.tenant, request.conversation_id)
-            _append(trace, line | {"blocks": ids})
-            self.requests += 1
+        """Write a request; texts are hashed and counted before, because that may take its time.
 
-    def _written(self, block: ContextBlock, corpus: IO[bytes]) -> BlockId:
+        All that the tenant has not recorded itself is counted: how long that takes must not tell
+        what other tenants have.
+        """
+        blocks = request.unique_blocks
+        measured: dict[BlockKey, _Measured] = {}
+        while True:
+            with self._lock:
+                known = {key: self._names.get(request.tenant, key) for key in blocks}
+                new = [key for key, name in known.items() if name is None and key not in measured]
+                if not new:
+                    self._append_request(request, known, measured)
+                    return
+            measured |= {key: self._measured(blocks[key]) for key in new}
+
+    def _measured(self, block: ContextBlock) -> _Measured:
+        tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
+        return _Measured(tokens, self._digest(block.text))
+
+    def _append_request(
+        self,
+        request: ContextRequest,
+        known: Mapping[BlockKey, BlockId | None],
+        measured: Mapping[BlockKey, _Measured],
+    ) -> None:
+        """Append a request, and before it the blocks that the corpus lacks; the lock is held.
+
+        Args:
+            request: The request.
+            known: The names of its blocks, as far as they are remembered for its tenant.
+            measured: What is known of the others.
+        """
+        if not self._files and not self._is_closed:
+            self._open()
+        corpus, trace = self._files
+        ids = [
+            self._named(block, measured[key], request.tenant, corpus)
+            if (name := known[key]) is None
+            else name
+            for key, block in request.unique_blocks.items()
+        ]
+        line: dict[str, Any] = {"request_id": self.requests + 1}
+        if not self._hash_only:
+            line["query"] = request.query
+        if request.system is not None:
+            line["system"] = self._name(request.system)
+        if request.tenant:
+            line["tenant"] = self._name(request.tenant)
+        if request.conversation_id is not None:
+            line["conversation_id"] = self._name(request.conversation_id)
+            line["turn"] = self._next_turn(request.tenant, request.conversation_id)
+        _append(trace, line | {"blocks": ids})
+        self.requests += 1
+
+    def _named(
+        self, block: ContextBlock, measured: _Measured, tenant: str, corpus: IO[bytes]
+    ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
-        digest = self._digest(block.text)
+        digest = measured.digest
         name: BlockId = digest.hex() if self._hash_only else block.id
-        while self._digests.get(name, digest) != digest:  # the same id with another text
+        if self._has_forgotten and not self._hash_only and name not in self._written:
+            name = f"{name}~{digest.hex()}"  # the id may have had another text
+        while name in self._written and self._written[name].digest != digest:
             name = f"{name}~{digest.hex()}"
-        if name not in self._digests:
-            tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
-            line: dict[str, Any] = {"id": name, "tokens": tokens}
+        if name not in self._written:
+            line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
                 line["text"] = block.text
             _append(corpus, line)
-            self._digests[name] = digest
+            self._written[name] = _Written(digest)
+        self._written[name].tenants += 1
+        for _, _, gone in self._names.put(tenant, block.key, name):
+            self._written[gone].tenants -= 1
+            if not self._written[gone].tenants:
+                del self._written[gone]
+                self._has_forgotten = True
         return name
 
     def _name(self, name: str | int) -> str | int:
@@ -196,9 +283,9 @@ class TraceRecorder:
         return blake2b(encoded, digest_size=16, key=self._salt).digest()
 
     def _next_turn(self, tenant: str, conversation_id: str | int) -> int:
-        key = (tenant, conversation_id)
-        turn = self._turns.peek(key) or 0
-        self._turns.put(key, turn + 1)
+        key = text_digest(repr(conversation_id))  # ids may be long, and 1 is not "1"
+        turn = self._turns.of(tenant).peek(key) or 0
+        self._turns.put(tenant, key, turn + 1)
         return turn
 
 
