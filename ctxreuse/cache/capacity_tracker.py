@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 _MOST_REQUESTS = 4_096
 """The most answers that a measurement looks back on, however little each of them stored."""
+_MOST_BLOCKS = 500_000
+"""The most blocks that these answers may have together, about 250 bytes each."""
+
+_Block: TypeAlias = tuple[str, BlockKey]
+"""A block of a tenant. That of another one is not the same, whether or not the engine, which may
+separate tenants by a salt, has computed it twice: the index holds it twice."""
 
 
 class _Measured(NamedTuple):
@@ -24,11 +31,11 @@ class _Measured(NamedTuple):
 
     Attributes:
         tokens: All tokens that it stored.
-        blocks: Key and tokens of each block, and whether it was found.
+        blocks: Each block with its tokens, and whether it was found.
     """
 
     tokens: int
-    blocks: tuple[tuple[BlockKey, int, bool], ...]
+    blocks: tuple[tuple[_Block, int, bool], ...]
 
 
 @dataclass(slots=True)
@@ -53,6 +60,7 @@ class CapacityTracker:
     these requests found in the cache is there for certain, however long ago it was stored, so it
     counts in full, and the ratio for the rest. The index is cut to that share of the capacity,
     least recently used first over all tenants, because the engine has one cache and does the same.
+    Whether tenants send the same blocks makes no difference: each one's count on their own.
 
     For an engine that publishes its evictions use `KVEventSync` instead. Requests that were planned
     count as sent; `forget` takes out those that failed. Threads may share it.
@@ -87,7 +95,8 @@ class CapacityTracker:
 
     def _forget_answers(self) -> None:
         self._recent: deque[_Measured] = deque()
-        self._uses: dict[BlockKey, _Use] = {}
+        self._recent_blocks = 0
+        self._uses: dict[_Block, _Use] = {}
         self._tokens = 0
         self._found = self._stored_and_found = self._only_stored = 0  # block tokens
 
@@ -121,6 +130,15 @@ class CapacityTracker:
     def faults(self) -> int:
         """How many answers came with a count that cannot be right, and was not used."""
         return self._fail_open.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many answers a measurement looks back on, of how many blocks, and the bounds."""
+        with self._lock:
+            return {
+                "measured_answers": PartSize(len(self._recent), _MOST_REQUESTS),
+                "measured_blocks": PartSize(self._recent_blocks, _MOST_BLOCKS),
+            }
 
     @property
     def block_share(self) -> float:
@@ -172,11 +190,12 @@ class CapacityTracker:
         expected = plan.expected_cached_tokens
         cached = min(prompt, expected if cached is None else cached)
         found_tokens = min(expected, cached)  # what was expected and is gone was stored anew
-        blocks, end = [], 0
-        for block in plan.blocks:
-            tokens = self.planner.block_tokens([block], plan.request.tenant)
+        blocks: list[tuple[_Block, int, bool]] = []
+        tenant, end = plan.request.tenant, 0
+        for block in plan.blocks[:_MOST_BLOCKS]:
+            tokens = self.planner.block_tokens([block], tenant)
             end += tokens
-            blocks.append((block.key, tokens, end <= found_tokens))
+            blocks.append(((tenant, block.key), tokens, end <= found_tokens))
         return _Measured(prompt - cached + completion, tuple(blocks))
 
     def _add(self, measured: _Measured) -> None:
@@ -184,21 +203,24 @@ class CapacityTracker:
         self._count(measured, 1)
         capacity = max(1, self.capacity_tokens)
         while (
-            self._tokens - self._recent[0].tokens >= capacity or len(self._recent) > _MOST_REQUESTS
+            self._tokens - self._recent[0].tokens >= capacity
+            or len(self._recent) > _MOST_REQUESTS
+            or self._recent_blocks > _MOST_BLOCKS
         ):
             self._count(self._recent.popleft(), -1)
 
     def _count(self, measured: _Measured, times: int) -> None:
         """Count a measurement in (1) or out (-1)."""
         self._tokens += times * measured.tokens
-        for key, tokens, was_found in measured.blocks:
-            use = self._uses.setdefault(key, _Use(tokens))
+        self._recent_blocks += times * len(measured.blocks)
+        for block, tokens, was_found in measured.blocks:
+            use = self._uses.setdefault(block, _Use(tokens))
             self._sum_up(use, -1)
             use.found += times * was_found
             use.stored += times * (not was_found)
             self._sum_up(use, 1)
             if not (use.found or use.stored):
-                del self._uses[key]
+                del self._uses[block]
 
     def _sum_up(self, use: _Use, times: int) -> None:
         stored = times * use.tokens * use.stored

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.cache import CapacityTracker, PrefixCacheMetrics, PrefixCacheSimulator
+from ctxreuse.cache import (
+    CapacityTracker,
+    PrefixCacheMetrics,
+    PrefixCacheSimulator,
+    capacity_tracker,
+)
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import IndexStatistics
 
@@ -124,6 +129,40 @@ def test_the_index_never_holds_more_than_the_engine_can(answers, capacity):
         shadow.observe(plan_of(planner, ids), prompt, cached, completion)
         assert 0 <= shadow.block_share <= 1
         assert planner.statistics().tokens <= capacity * shadow.block_share
+
+
+def shares_and_expectations(answers, first_of_b):
+    """Return after each answer what was expected, and the share; B's blocks count from a number."""
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=1_500)
+    seen = []
+    for tenant, (ids, prompt, cached, completion) in answers:
+        first = first_of_b if tenant == "b" else 0
+        plan = plan_of(planner, [first + number for number in ids], tenant=tenant)
+        shadow.observe(plan, prompt, cached, completion)
+        seen.append((plan.expected_cached_tokens, shadow.block_share, planner.statistics().tokens))
+    return seen
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), answers), max_size=15))
+def test_whether_a_tenant_has_the_same_blocks_as_another_changes_nothing(answers):
+    assert shares_and_expectations(answers, 0) == shares_and_expectations(answers, 100)
+
+
+@pytest.mark.parametrize("salted", [False, True])
+def test_what_several_tenants_find_stays_in_each_ones_index(salted):
+    """Salted, the engine holds it once for each tenant; else once, and each of them finds it."""
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=2_000)
+    held = set()
+    for number in range(60):
+        tenant = "abc"[number % 3]
+        plan = plan_of(planner, [1], tokens=200, tenant=tenant)
+        cached = 200 if (tenant if salted else "") in held else 0
+        held.add(tenant if salted else "")
+        shadow.observe(plan, prompt_tokens=240, cached_tokens=cached, completion_tokens=10)
+    assert [planner.cached_tokens(plan.request)] == [200]
+    assert planner.statistics().tokens == 600, "every tenant's"
 
 
 def test_threads_share_it():
@@ -265,3 +304,16 @@ def test_what_it_looks_back_on_is_bounded_however_little_is_stored():
         shadow.observe(plan, prompt_tokens=100, cached_tokens=100)
     assert len(shadow._recent) <= 4_096
     assert len(shadow._uses) == 1
+
+
+def test_the_blocks_that_it_looks_back_on_are_bounded_and_told(monkeypatch):
+    monkeypatch.setattr(capacity_tracker, "_MOST_BLOCKS", 20)
+    planner = ReusePlanner()
+    shadow = CapacityTracker(planner, capacity_tokens=10**9)
+    for number in range(30):
+        plan = plan_of(planner, range(number, 2 * number + 1), tokens=1, tenant="abc"[number % 3])
+        shadow.observe(plan, prompt_tokens=200, cached_tokens=0)
+        parts = shadow.parts
+        assert not any(part.is_exceeded for part in parts.values())
+        assert parts["measured_blocks"].entries == sum(len(one.blocks) for one in shadow._recent)
+        assert len(shadow._uses) <= 20
