@@ -293,6 +293,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             searches=searches,
             speculation=replace(services.speculation),
             planning_failures=services.generations.planning.faults,
+            parts=services.parts,
         )
 
     async def aclose(self) -> None:

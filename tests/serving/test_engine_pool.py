@@ -19,8 +19,11 @@ from pool_helpers import (
 )
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, UnknownStrategyError
+from ctxreuse.planning.tenants import Bounds
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpec, ReplicaStatus
+from ctxreuse.serving.pool import routing
 
 
 def engines(names="ab", **options):
@@ -532,6 +535,29 @@ async def test_a_pool_closes_its_own_connections_only():
 
 
 # Statistics and wrong arguments
+
+
+async def test_a_tenants_many_conversations_take_no_other_tenants_away(monkeypatch):
+    monkeypatch.setattr(routing, "_REMEMBERED_CONVERSATIONS", 8)
+    async with pool_on(engines("abcd")) as pool:
+        first = await pool.complete(asking("x", conversation_id="c", tenant="quiet"), replica="d")
+        for number in range(30):
+            name = f"{number}" * (number % 3 * 1_000)
+            await pool.complete(asking("y", conversation_id=name, tenant="loud"), replica="a")
+            assert not pool.parts["conversations"].is_exceeded
+        assert pool.parts == {"conversations": PartSize(8, 8)}
+        history = [*first.plan.messages(), {"role": "assistant", "content": "Because."}]
+        later = asking("y", "And?", history=history, conversation_id="c", tenant="quiet")
+        assert pool.route(later) == "d"
+
+
+async def test_each_replicas_status_says_what_is_remembered_of_it():
+    async with pool_on(engines()) as pool:
+        await pool.complete(asking("x"), replica="b")
+        parts = {one.name: one.parts for one in pool.statistics()}
+        assert parts["b"]["index_blocks"] == PartSize(1, Bounds().index_blocks)
+        assert parts["a"]["index_blocks"].entries == parts["a"]["unconfirmed_plans"].entries == 0
+        assert set(parts["b"]) > set(planner_of(pool, "b").statistics().parts)
 
 
 async def test_statistics_tell_how_each_replica_is():

@@ -38,7 +38,7 @@ from ctxreuse.workflow.errors import (
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.retrievers import CallableRetriever
-from ctxreuse.workflow.runtime import workflow_run
+from ctxreuse.workflow.runtime import services, workflow_run
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     NodeFinished,
@@ -427,7 +427,7 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
         options = WorkflowOptions(speculative_retrieval=False)
         async with engine_over(options=options) as engine:
             await engine.run(rag(), "Why is it", session="s")
-            first = engine._services.sessions.get(("", "s", "default"))
+            first = engine._services.last_search("", "s", "default")
             assert first is not None
             assert [f"d{number}" for number in first.ids[:3]] == [
                 block.id for block in plain_search("Why is it", 3)
@@ -451,6 +451,50 @@ def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     in_virtual_time(main())
 
 
+def test_a_tenants_many_sessions_take_no_other_tenants_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "_MOST_SESSIONS", 6)
+    monkeypatch.setattr(services, "_MOST_SESSION_BYTES", 5_000)
+
+    async def main() -> None:
+        async with engine_over() as engine:
+            await engine.run(rag(), "Why is it", session="s", tenant="quiet")
+            for number in range(20):
+                session = f"{number % 15}" * 100
+                await engine.run(rag(), "Why is it", session=session, tenant="loud")
+                parts = engine.metrics().parts
+                assert not any(part.is_exceeded for part in parts.values())
+            assert parts["sessions"].entries > 2
+            assert parts["session_bytes"].entries > 1_000
+            assert parts["timeline"].entries
+            assert engine._services.last_search("quiet", "s", "default") is not None
+
+    in_virtual_time(main())
+
+
+def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same() -> None:
+    """Neither vectors nor results are kept by text, so times and counters cannot tell, either."""
+
+    async def work_of_b(query_of_a: str) -> tuple[list[list[str]], int, int, int]:
+        options = WorkflowOptions(speculation="always", workers=1)
+        async with engine_over(options=options) as engine:
+            await engine.run(rag(), query_of_a, session="s", tenant="a")
+            embedded = engine._services.executors["default"].retriever._embedder.batches  # type: ignore[attr-defined]
+            embedded.clear()
+            before = engine.metrics()
+            await engine.run(rag(), "Why is it", session="s", tenant="b")
+            after = engine.metrics()
+        searches = after.searches.pairs - before.searches.pairs
+        clusters = after.searches.clusters - before.searches.clusters
+        launched = after.speculation.launched - before.speculation.launched
+        return embedded, searches, clusters, launched
+
+    same, other = (in_virtual_time(work_of_b(query)) for query in ("Why is it", "Where was she"))
+    assert same == other
+    assert same[0] == [["Why is it"]]
+
+
 def test_a_search_right_behind_another_one_knows_what_that_has_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -472,7 +516,7 @@ def test_a_search_right_behind_another_one_knows_what_that_has_found(
     async def main() -> None:
         async with engine_over() as engine:
             await engine.run(graph, "Why", session="s")
-            kept = engine._services.sessions.get(("", "s", "default"))
+            kept = engine._services.last_search("", "s", "default")
             assert kept is not None
             assert kept.vectors is not None
             for record, query in ((records[1], "Why first"), (kept.ids[:3], "Why second")):

@@ -11,6 +11,7 @@ from typing import Any
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import checked_integer, checked_number
 from ctxreuse.context.copies import OnePerProcess
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -148,6 +149,14 @@ class EnginePool(OnePerProcess, AsyncClosing):
     def faults(self) -> int:
         """How often bookkeeping or planning has failed; no request has."""
         return sum(replica.faults for replica in self._replicas.values())
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much the pool itself remembers, and how much it may; all tenants together.
+
+        What each replica's planner and bookkeeping remember is in the `parts` of its status.
+        """
+        return self._router.parts
 
     def statistics(self) -> tuple[ReplicaStatus, ...]:
         """Return the status of each replica."""

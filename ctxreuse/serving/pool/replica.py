@@ -6,9 +6,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -94,6 +95,8 @@ class ReplicaStatus:
         failed: Requests that it did not answer.
         cache_epoch: How often it has been found with an empty cache.
         busy: How often it has answered that it has too much to do.
+        parts: How much of each part of what is remembered of it there is, and may be: the parts of
+            its planner, and those of the bookkeeping of its cache.
     """
 
     name: str
@@ -105,6 +108,7 @@ class ReplicaStatus:
     failed: int
     cache_epoch: int
     busy: int = 0
+    parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
     @property
     def generation(self) -> int:
@@ -235,6 +239,7 @@ class Replica:
         """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
+            capacity, unconfirmed = self._capacity, len(self._unconfirmed)
         return ReplicaStatus(
             name=self.name,
             state="draining" if self.is_draining else _STATES[circuit],
@@ -245,6 +250,11 @@ class Replica:
             failed=self._failed,
             cache_epoch=self.cache_epoch,
             busy=self._busy,
+            parts={
+                **self.planner.statistics().parts,
+                **(capacity.parts if capacity is not None else {}),
+                "unconfirmed_plans": PartSize(unconfirmed, _MOST_UNCONFIRMED),
+            },
         )
 
     def client(self) -> Client:

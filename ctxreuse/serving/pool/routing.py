@@ -8,7 +8,7 @@ from weakref import ref
 
 from ctxreuse.context.blocks import ContextRequest, text_digest
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
@@ -24,13 +24,15 @@ _TOKENS_PER_S = 10_000
 """What a second of waiting for a busy engine costs, in prompt tokens that another could compute."""
 _REMEMBERED_CONVERSATIONS = 10_000
 
-_Conversation: TypeAlias = tuple[str, type, str | int | None]
 _ServedBy: TypeAlias = tuple[ref[Replica], int]
 """Which replica has served a conversation last, and the epoch of its cache then."""
 
 
 class RequestRouter:
     """Chooses among replicas by what they are expected to have cached, and by their queues.
+
+    The replicas that have served the latest 10,000 conversations are remembered, each in about 400
+    bytes; the tenant that has most of them loses its oldest.
 
     Args:
         queue_weight: As in `EnginePool`.
@@ -47,7 +49,13 @@ class RequestRouter:
 
     def _forget(self) -> None:
         """Forget which replicas have served which conversations."""
-        self._served_by: LRUMap[_Conversation, _ServedBy] = LRUMap(_REMEMBERED_CONVERSATIONS)
+        self._served_by: TenantLRUMap[bytes, _ServedBy] = TenantLRUMap(_REMEMBERED_CONVERSATIONS)
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        with self._lock:
+            return {"conversations": self._served_by.size}
 
     def choose(
         self,
@@ -103,13 +111,13 @@ class RequestRouter:
         if request.conversation_id is not None:
             with self._lock:
                 served_by = ref(replica), replica.cache_epoch
-                self._served_by.put(_conversation(request), served_by)
+                self._served_by.put(request.tenant, _conversation(request), served_by)
 
     def _cached_tokens(self, replica: Replica, prompt: Plannable) -> int:
         request = request_of(prompt)
         if request.history:
             with self._lock:
-                served_by = self._served_by.peek(_conversation(request))
+                served_by = self._served_by.of(request.tenant).peek(_conversation(request))
             is_cached = served_by == (ref(replica), replica.cache_epoch)
             return _history_tokens(request) if is_cached else 0
         if isinstance(prompt, Plan):
@@ -145,5 +153,6 @@ def _history_tokens(request: ContextRequest) -> int:
     return sum(estimate_tokens(text) for message in messages for text in message_texts(message))
 
 
-def _conversation(request: ContextRequest) -> _Conversation:
-    return request.tenant, type(request.conversation_id), request.conversation_id
+def _conversation(request: ContextRequest) -> bytes:
+    """Return what stands for a conversation: ids may be long, and 1 is not "1"."""
+    return text_digest(repr(request.conversation_id))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.files import written_file
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
@@ -57,6 +59,8 @@ class WorkflowMetrics:
         speculation: Counts of speculation.
         planning_failures: Prompts that were sent with the documents as retrieved, because planning
             failed.
+        parts: How much of each part of what is remembered there is, and may be; all tenants
+            together.
     """
 
     runs: int
@@ -69,6 +73,7 @@ class WorkflowMetrics:
     searches: SearchCounters
     speculation: SpeculationCounters
     planning_failures: int
+    parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
     @property
     def planning_faults(self) -> int:

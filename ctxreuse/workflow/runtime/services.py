@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import Execute, Threads
@@ -115,6 +116,8 @@ NodeKey: TypeAlias = tuple[str, str]
 
 _MOST_NODES = 10_000
 _MOST_SESSIONS = 10_000
+_MOST_SESSION_BYTES = 256 * 2**20
+_MOST_SPANS = 20_000
 _OTHER_THREADS = 2
 """For work that is not a search: looking up vectors, filling the hot tier."""
 
@@ -190,6 +193,10 @@ class PreviewStability:
 class Services:
     """What the runs of a workflow engine share.
 
+    Of what a tenant has asked or found, other tenants get nothing: a session's last searches are
+    its tenant's, and no vector, result or answer is kept by its text. Common are averages, which
+    say how long a node takes and how soon its searches are final, not what was asked.
+
     Args:
         llm: As for `WorkflowEngine`, and so are the others; the retrievers by name.
 
@@ -197,7 +204,6 @@ class Services:
         generations: The model.
         executors: The step-wise retrievers, by name.
         retrievers: The atomic ones.
-        sessions: The last searches of sessions, by tenant, session and retriever.
         generation_statistics: Averages of generations, by node.
         preview_stability: When the previews of a retrieval are final, with or without a last
             search.
@@ -218,7 +224,11 @@ class Services:
         self.options = options
         self.clock = clock
         self.generations = Generations(llm, planner)
-        self.sessions: LRUMap[Hashable, SearchRecord] = LRUMap(_MOST_SESSIONS)
+        self._sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
+            _MOST_SESSIONS,
+            max_weight=_MOST_SESSION_BYTES,
+            weight_of=lambda record: record.size_bytes,
+        )
         self.generation_statistics: LRUMap[NodeKey, GenerationStatistics] = LRUMap(_MOST_NODES)
         self.preview_stability: LRUMap[tuple[NodeKey, bool], PreviewStability]
         self.preview_stability = LRUMap(_MOST_NODES)
@@ -226,7 +236,7 @@ class Services:
         self.speculating = FailOpen(
             "WorkflowEngine", "stages begin when they are due", work="speculation, or its history,"
         )
-        self.timeline = Timeline(maxlen=20_000)
+        self.timeline = Timeline(maxlen=_MOST_SPANS)
         self._threads = Threads(_OTHER_THREADS)
         workers = options.workers or default_workers()
         self.retrievers: dict[str, Retriever] = {}
@@ -245,11 +255,40 @@ class Services:
             else:
                 self.retrievers[name] = retriever
 
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        return {
+            "sessions": self._sessions.size,
+            "session_bytes": self._sessions.weight_size,
+            "generation_statistics": self.generation_statistics.size,
+            "preview_stability": self.preview_stability.size,
+            "timeline": PartSize(len(self.timeline), _MOST_SPANS),
+        }
+
+    def last_search(self, tenant: str, session: str | int, retriever: str) -> SearchRecord | None:
+        """Return the last search of a tenant's session, if it is remembered."""
+        return self._sessions.get(tenant, _session_key(session, retriever))
+
+    def keep_search(
+        self, tenant: str, session: str | int, retriever: str, record: SearchRecord
+    ) -> None:
+        """Remember the last search of a tenant's session.
+
+        The tenant that has most sessions, or whose take most bytes, loses the oldest.
+        """
+        self._sessions.put(tenant, _session_key(session, retriever), record)
+
     async def close(self) -> None:
         """Wait for the searches, and end the threads."""
         for executor in self.executors.values():
             await executor.close()
         self._threads.close()
+
+
+def _session_key(session: str | int, retriever: str) -> bytes:
+    """Return what stands for a session at a retriever: ids may be long, and 1 is not "1"."""
+    return text_digest(repr((session, retriever)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ class SearchRecord:
     found_in: Ids
     vectors: Vectors | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it takes; no array is a part of a larger one."""
+        arrays = (self.vector, self.clusters, self.ids, self.found_in, self.vectors)
+        return sum(array.nbytes for array in arrays if array is not None)
+
     def reordered(self, clusters: Ids) -> Ids:
         """Return a new query's clusters in the order in which to scan them.
 
@@ -143,7 +149,12 @@ class SearchHandle:
         """Return what the next search may learn from; None before the first scan."""
         if best is None or not self.scanned:
             return None
-        return SearchRecord(self.vector, self.clusters, best.ids[:KEPT], best.found_in[:KEPT])
+        return SearchRecord(
+            self.vector.copy(),  # else all of its batch's vectors would be kept
+            self.clusters.copy(),
+            best.ids[:KEPT].copy(),
+            best.found_in[:KEPT].copy(),
+        )
 
     def schedule_previews(self, previews: PreviewSchedule | None) -> None:
         """Have batches end where the owner gets a preview."""
