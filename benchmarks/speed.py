@@ -1,39 +1,54 @@
-"""How long planning takes: online, as a batch, and where nothing can be gained.
+"""How long planning takes: online, as a batch, and where nothing can be gained; and its memory.
 
-Run with `make bench`; `python benchmarks/speed.py --small` leaves out the rows that take minutes.
+Run with `make bench`; `python benchmarks/speed.py --small` leaves out the rows that take minutes,
+and `--only memory` all tables but one.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import resource
 import time
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from generate import requests_of, topic_contexts
 from rich.console import Console
 from shared import new_table
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 
 MEASURED = 2_000
 K = 15
+TENANTS = 10
+TURN_BLOCKS = 10
+MB = 1e6
 
 
 def main() -> None:
     """Print all tables."""
+    console = Console(width=130)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="leave out the 100,000-context rows")
+    tables: dict[str, Callable[[bool], None]] = {
+        "online": lambda small: online(console, [2_000] if small else [2_000, 100_000]),
+        "batches": lambda small: batches(console, [12_000] if small else [12_000, 100_000]),
+        "special": lambda small: special_batches(console),
+        "no-overlap": lambda small: no_overlap(console),
+        "memory": lambda small: memory(console, 50_000 if small else 500_000),
+    }
+    parser.add_argument("--only", choices=tables, help="print one table")
     arguments = parser.parse_args()
-    console = Console(width=130)
-    online(console, [2_000] if arguments.small else [2_000, 100_000])
-    batches(console, [12_000] if arguments.small else [12_000, 100_000])
-    special_batches(console)
-    no_overlap(console)
+    for name in [arguments.only] if arguments.only else tables:
+        tables[name](arguments.small)
 
 
 def online(console: Console, sizes: list[int]) -> None:
@@ -126,6 +141,71 @@ def no_overlap(console: Console, size: int = 5_000) -> None:
     seconds, _ = _timed_batch(requests)
     table.add_row("batch, reuse", f"{seconds / size * 1000:.4f}")
     console.print(table)
+
+
+def memory(console: Console, blocks: int) -> None:
+    """Print what a planner holds of blocks in conversations, and what stays of it.
+
+    What objects take is measured in one process, and what the process takes in another one: Python
+    keeps most of what it frees, and uses it again.
+    """
+    columns = ("MB of objects", "MB of the process", "in conversations", "in index and trials")
+    title = f"memory: {blocks:,} blocks in conversations of {TENANTS} tenants"
+    table = new_table(title, ("then",), columns)
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=spawning, max_tasks_per_child=1) as processes:
+        of_objects = processes.submit(_held, blocks, is_traced=True).result()
+        of_process = processes.submit(_held, blocks, is_traced=False).result()
+    for (state, objects, shown, indexed), (_, process, *_) in zip(
+        of_objects, of_process, strict=True
+    ):
+        sizes = f"{objects:.0f}", f"{process:.0f}", f"{shown:,} blocks", f"{indexed:,} blocks"
+        table.add_row(state, *sizes)
+    console.print(table)
+
+
+def _held(blocks: int, *, is_traced: bool) -> list[tuple[str, float, int, int]]:
+    """Return the MB held in each state, and how many blocks are in conversations and the index."""
+    planner, rows = ReusePlanner(), []
+    if is_traced:
+        tracemalloc.start()
+    before = _process_bytes()
+
+    def note(state: str) -> None:
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] if is_traced else _process_bytes() - before
+        parts = planner.statistics().parts
+        sizes = parts["shown_blocks"].entries, parts["index_blocks"].entries
+        rows.append((state, held / MB, *sizes))
+
+    conversations = range(blocks // TURN_BLOCKS)
+    _fill(planner, conversations)
+    note("all were sent")
+    planner.evict_tokens(planner.statistics().tokens)
+    note("all are evicted")
+    _fill(planner, conversations)
+    note("all were sent again")
+    planner.evict_tokens(planner.statistics().tokens)
+    for number in conversations:
+        planner.end_conversation(number, f"tenant {number % TENANTS}")
+    note("all are evicted and ended")
+    return rows
+
+
+def _fill(planner: ReusePlanner, conversations: range) -> None:
+    for number in conversations:
+        blocks = [
+            ContextBlock(id=f"{number} {turn}", text=f"text {number} {turn}", tokens=100)
+            for turn in range(TURN_BLOCKS)
+        ]
+        tenant = f"tenant {number % TENANTS}"
+        planner.plan(ContextRequest(blocks, tenant=tenant, conversation_id=number, history=[]))
+
+
+def _process_bytes() -> int:
+    """Return what the process holds of the machine's memory; 0 where Linux does not tell."""
+    told = Path("/proc/self/statm")
+    return int(told.read_text().split()[1]) * resource.getpagesize() if told.exists() else 0
 
 
 def _timed_batch(requests: list[ContextRequest]) -> tuple[float, tuple[Plan, ...]]:
