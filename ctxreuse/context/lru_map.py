@@ -242,6 +242,11 @@ class TenantLRUMap(Generic[Key, Value]):
         """Return a tenant's entries, for reading; empty if there are none."""
         return self._maps.get(tenant) or LRUMap()
 
+    def values(self) -> Iterator[Value]:
+        """Yield the values, tenant by tenant, each one's least recently used first."""
+        for entries in self._maps.values():
+            yield from entries.values()
+
     def get(self, tenant: str, key: Key) -> Value | None:
         """Return the value of a tenant's key and count that as a use; None if it is not there."""
         entries = self._maps.get(tenant)

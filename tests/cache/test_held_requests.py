@@ -2,6 +2,7 @@ from array import array
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import EngineBlocks
+from ctxreuse.cache.kv_events import engine_blocks
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, SentRequest
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheCleared
 from ctxreuse.index.radix_tree import IndexStatistics
@@ -119,6 +120,29 @@ def test_a_cleared_cache_empties_the_index_and_nothing_is_followed():
     assert followed.planner.statistics() == NOTHING
     assert (followed.requests.unsettled, followed.requests.followed) == (0, 0)
     assert followed.blocks.take_lowered() == {}
+
+
+def test_a_tenants_many_or_long_requests_take_no_other_tenants_out_of_the_index(monkeypatch):
+    monkeypatch.setattr(engine_blocks, "_MOST_TOKENS", 100)
+    followed = Followed(max_requests=6)
+    followed.answer(followed.plan(1, 2, tenant="quiet"), told=False)
+    quiet = ContextRequest(
+        [ContextBlock(id=number, text=f"{number}", tokens=4) for number in (1, 2)], tenant="quiet"
+    )
+    for number in range(40):
+        ids = range(10 * number, 10 * number + number % 9)
+        followed.answer(followed.plan(*ids, tenant="loud"), told=False)
+        assert followed.requests.unsettled <= 6
+        assert followed.requests._new.weight <= 100
+    assert followed.planner.cached_tokens(quiet) == 8
+    followed.store([10, 11, 12, 13, 20, 21, 22, 23])
+    followed.requests.settle(0.0)
+    for number in range(100, 140):
+        followed.answer(followed.plan(number, tenant="loud"))
+        followed.requests.settle(0.0)
+        assert followed.requests.followed <= 6
+    assert followed.planner.cached_tokens(quiet) == 8
+    assert followed.planner.statistics().requests <= 6 + followed.requests.unsettled
 
 
 def test_the_oldest_of_too_many_requests_leave_the_index_judged_or_not():

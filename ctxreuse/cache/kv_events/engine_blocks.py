@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ctxreuse.cache.kv_events.block_tree import (
     BlockHash,
@@ -24,10 +23,13 @@ from ctxreuse.cache.kv_events.block_tree import (
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
 _MOST_SIZES = 8
+_MOST_TOKENS = 8_000_000
+"""Tokens of prompts that have not been judged, 8 bytes each."""
 
 
 class EngineBlocks:
@@ -272,8 +274,9 @@ class HeldRequests:
     Args:
         planner: Whose index is trimmed.
         blocks: The engine's blocks.
-        max_requests: How many requests are followed; the oldest are then taken out of the index,
-            because their eviction would go unnoticed.
+        max_requests: How many requests are followed. Beyond that, or 8,000,000 tokens of prompts
+            that have not been judged, the tenant that has most loses its oldest: it is taken out of
+            the index, because its eviction would go unnoticed.
         settle_s: Seconds after which a request's events must have come.
     """
 
@@ -282,10 +285,11 @@ class HeldRequests:
     ) -> None:
         self._planner = planner
         self._blocks = blocks
-        self._max_requests = max_requests
         self._settle_s = settle_s
-        self._new: OrderedDict[Name, SentRequest] = OrderedDict()
-        self._held: OrderedDict[Name, _Held] = OrderedDict()
+        self._new: TenantLRUMap[str | int, SentRequest] = TenantLRUMap(
+            max_requests, max_weight=_MOST_TOKENS, weight_of=lambda prompt: len(prompt.token_ids)
+        )
+        self._held: TenantLRUMap[str | int, _Held] = TenantLRUMap(max_requests)
 
     @property
     def unsettled(self) -> int:
@@ -300,10 +304,8 @@ class HeldRequests:
     def add(self, prompt: SentRequest) -> None:
         """Follow a request; an earlier one of the same tenant and id is replaced."""
         self._forget(prompt.name)
-        self._new[prompt.name] = prompt
-        if len(self._new) > self._max_requests:
-            _, oldest = self._new.popitem(last=False)
-            self._planner.evict([oldest.request_id], oldest.tenant)
+        for tenant, request_id, _ in self._new.put(prompt.tenant, prompt.request_id, prompt):
+            self._planner.evict([request_id], tenant)
 
     def apply(self, event: CacheEvent) -> bool:
         """Apply an event; return whether it could be used."""
@@ -325,7 +327,8 @@ class HeldRequests:
 
     def clear(self) -> None:
         """Empty the index: the engine holds nothing any more, or it is unknown what."""
-        for name in [*self._new, *self._held]:
+        new, held = self._new.values(), self._held.values()
+        for name in [*(one.name for one in new), *(one.name for one in held)]:
             self._forget(name)
         self._blocks.cleared()
         self._planner.evict_tokens(self._planner.statistics().tokens)
@@ -337,7 +340,8 @@ class HeldRequests:
             now: Seconds, on the clock of `SentRequest.since`.
         """
         for name, tokens in self._blocks.take_lowered().items():
-            held = self._held.get(name)
+            tenant, request_id = cast("_RequestName", name)  # as they are followed by
+            held = self._held.of(tenant).peek(request_id)
             if held is not None:
                 self._trim(held, held.within(tokens))
         for prompt in list(self._new.values()):
@@ -347,15 +351,14 @@ class HeldRequests:
             size = self._blocks.block_size
             is_whole = tokens > 0 and len(prompt.token_ids) - tokens < size
             if is_whole or now - prompt.since >= self._settle_s:
-                del self._new[prompt.name]
+                self._new.pop(*prompt.name)
                 ends = [end // size * size if size else end for end in prompt.block_ends]
-                held = self._held[prompt.name] = _Held(prompt.name, ends, len(ends))
+                held = _Held(prompt.name, ends, len(ends))
+                gone = self._held.put(*held.name, held)
                 self._trim(held, held.within(tokens))
-        while len(self._held) > self._max_requests:
-            _, held = self._held.popitem(last=False)
-            self._forget(held.name)
-            tenant, request_id = held.name
-            self._planner.evict([request_id], tenant)
+                for tenant, request_id, _ in gone:
+                    self._forget((tenant, request_id))
+                    self._planner.evict([request_id], tenant)
 
     def _trim(self, held: _Held, blocks: int) -> None:
         if blocks >= held.blocks:
@@ -366,7 +369,7 @@ class HeldRequests:
         if not blocks:
             self._forget(held.name)
 
-    def _forget(self, name: Name) -> None:
-        self._new.pop(name, None)
-        self._held.pop(name, None)
+    def _forget(self, name: _RequestName) -> None:
+        self._new.pop(*name)
+        self._held.pop(*name)
         self._blocks.unfollow(name)
