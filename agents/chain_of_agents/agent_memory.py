@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 
@@ -105,6 +106,9 @@ class AgentMemory:
         self._bounds = max_conversations, max_characters
         self._lock = ForkSafeLock(self._forget_all)
         self._forget_all()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_with(AgentMemory, *self._bounds)
 
     def _forget_all(self) -> None:
         max_conversations, max_characters = self._bounds

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.errors import EngineError
@@ -74,6 +75,9 @@ class AgentPlacement:
         self._assignment = assignment
         self._lock = ForkSafeLock(self._start_anew)
         self._start_anew()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_with(AgentPlacement, len(self._agents), self._engines, self._assignment)
 
     def _start_anew(self) -> None:
         """Forget what agents live on and have read."""

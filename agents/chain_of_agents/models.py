@@ -14,6 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from chain_of_agents.agent_placement import Engines
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import reported_count
+from ctxreuse.context.copies import made_with
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -201,7 +202,11 @@ class SingleEngineModel:
     def __init__(self, model: Any, planner: ReusePlanner, concurrency: int) -> None:
         self._model = model
         self._planner = planner
+        self._concurrency = concurrency
         self._queue = AdmissionQueue(planner, concurrency)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_with(type(self), self._model, self._planner, self._concurrency)
 
     @property
     def engines(self) -> Self:

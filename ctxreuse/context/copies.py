@@ -23,7 +23,7 @@ def _make(make: Callable[..., _Made], args: tuple[Any, ...], options: dict[str, 
 
 
 class OnePerProcess:
-    """Holds connections or threads, so it is neither copied nor pickled.
+    """Holds connections, threads or open files, so it is neither copied nor pickled.
 
     A process that is forked may go on using it.
     """
@@ -36,6 +36,6 @@ class OnePerProcess:
         """
         name = type(self).__name__
         raise InvalidRequestError(
-            f"{name} cannot be copied or pickled, because it holds connections or threads; "
-            "make one in each process, or share this one between threads"
+            f"{name} cannot be copied or pickled, because it holds connections, threads or open "
+            "files; make one in each process, or share this one between threads"
         )

@@ -34,6 +34,10 @@ class PartSize(NamedTuple):
         return self.entries > self.bound
 
 
+def _count_one(value: object) -> int:
+    return 1
+
+
 class LRUMap(Generic[Key, Value]):
     """Keys and values, the least recently used first; not locked, its owner does that.
 
@@ -51,7 +55,7 @@ class LRUMap(Generic[Key, Value]):
         max_entries: float = math.inf,
         *,
         max_weight: float = math.inf,
-        weight_of: Callable[[Value], int] = lambda value: 1,
+        weight_of: Callable[[Value], int] = _count_one,
     ) -> None:
         self._entries: OrderedDict[Key, Value] = OrderedDict()
         self._max_entries = max_entries
@@ -208,7 +212,7 @@ class TenantLRUMap(Generic[Key, Value]):
         max_entries: float = math.inf,
         *,
         max_weight: float = math.inf,
-        weight_of: Callable[[Value], int] = lambda value: 1,
+        weight_of: Callable[[Value], int] = _count_one,
     ) -> None:
         self._weight_of = weight_of
         self._maps: dict[str, LRUMap[Key, Value]] = {}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -408,8 +409,7 @@ class TestTheInnerModel:
 
 def test_a_model_in_another_process_has_a_planner_of_its_own() -> None:
     llm = ReuseLLM(inner=MockLLM(), window_s=0.25, registry=ContextRegistry())
-    again = ReuseLLM.__new__(ReuseLLM)
-    again.__setstate__(llm.__getstate__())
+    again = pickle.loads(pickle.dumps(llm))
     assert again.window_s == 0.25
     assert isinstance(llm.planner, ReusePlanner), "the original keeps its own"
     assert again.planner is not llm.planner

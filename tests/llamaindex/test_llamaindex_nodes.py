@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from threading import Thread, current_thread
 from typing import Any
@@ -190,8 +191,7 @@ class TestPlannedNodes:
 
     def test_a_copy_in_another_process_has_a_planner_of_its_own(self) -> None:
         postprocessor = ReusePostprocessor(annotation="metadata")
-        again = ReusePostprocessor.__new__(ReusePostprocessor)
-        again.__setstate__(postprocessor.__getstate__())
+        again = pickle.loads(pickle.dumps(postprocessor))
         assert isinstance(postprocessor.planner, ReusePlanner), "the original keeps its own"
         assert again.planner is not postprocessor.planner
         assert again.annotation == "metadata"

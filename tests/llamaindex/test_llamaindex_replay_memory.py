@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from typing import Any
 
 import httpx
@@ -319,3 +321,16 @@ class TestInsideLlamaIndexsOwn:
             "bc two?",
             "answer 2",
         ]
+
+
+@pytest.mark.parametrize("again", [copy, deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+async def test_a_copied_memory_replays_what_was_sent_and_goes_on_by_itself(again: Any) -> None:
+    memory = plain_memory(ReuseMemoryBlock(memory=LetterRetriever()))
+    await memory.aput(user("ab one?"))
+    sent = as_prompt(await memory.aget())
+    copied = again(memory)
+    assert as_prompt(await copied.aget()) == sent
+    await copied.aput(user("bc two?"))
+    prompt = as_prompt(await copied.aget())
+    assert prompt.startswith(sent)
+    assert letter_text("c") in prompt

@@ -27,6 +27,7 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
+from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
@@ -61,7 +62,7 @@ class _Written:
     tenants: int = 0
 
 
-class TraceRecorder:
+class TraceRecorder(OnePerProcess):
     """Writes requests into a folder as they come; safe for the threads of one process.
 
     Nothing is changed on its way, and an error here never fails a request: it is logged once and

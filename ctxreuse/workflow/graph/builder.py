@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
 
 from ctxreuse.errors import describe
@@ -69,6 +68,16 @@ class WorkflowGraph:
         self._static: dict[str, dict[str, None]] = {START: {}}
         self._routers: dict[str, list[Router]] = {}
         self._compiled: Graph | None = None
+
+    def __copy__(self) -> WorkflowGraph:
+        copied = object.__new__(type(self))  # a graph on its own: nodes added to one are not both's
+        vars(copied).update(
+            vars(self),
+            _nodes=dict(self._nodes),
+            _static={source: dict(targets) for source, targets in self._static.items()},
+            _routers={source: list(routers) for source, routers in self._routers.items()},
+        )
+        return copied
 
     def add_generation(
         self,
@@ -258,10 +267,10 @@ class WorkflowGraph:
         sources = dict.fromkeys((START, *self._nodes, *self._static))
         graph = Graph(
             name=self._name,
-            nodes=MappingProxyType(dict(self._nodes)),
-            edges=MappingProxyType({source: self._edges_of(source) for source in sources}),
+            nodes=dict(self._nodes),
+            edges={source: self._edges_of(source) for source in sources},
             inputs=self._inputs,
-            defaults=MappingProxyType(self._defaults),
+            defaults=self._defaults,
             answer=self._answer_key(),
         )
         check_names(graph)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ctxreuse.context.cached import cached_property
+from ctxreuse.context.copies import made_with
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import RouterError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
@@ -67,6 +69,15 @@ class Graph:
     inputs: tuple[str, ...]
     defaults: Mapping[str, Any]
     answer: str
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "edges", "defaults"):
+            object.__setattr__(self, name, MappingProxyType(getattr(self, name)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        maps = {name: dict(given[name]) for name in ("nodes", "edges", "defaults")}
+        return made_with(Graph, **given | maps)
 
     @cached_property
     def searches_again(self) -> bool:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.copies import made_with
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.workflow.errors import GraphError, quoted
@@ -107,6 +108,10 @@ class Generation(Stage):
         except InvalidRequestError as error:
             raise self.error(f"its {error}") from error
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return made_with(Generation, **given | {"params": dict(self.params)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from ctxreuse.adapters.prompt_planner import (
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
     BatchInput,
@@ -194,6 +195,21 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         if isinstance(call.inner, RequestCarrier):
             call.inner = call.inner._carrying(config)
         return call
+
+    def configurable_fields(self, **fields: Any) -> Any:
+        """Return a model whose fields a config can set, as LangChain's models do.
+
+        Raises:
+            InvalidRequestError: a field of the inner model.
+            ValueError: a field of neither.
+        """
+        inside = fields.keys() & type(self.inner).model_fields.keys() - type(self).model_fields
+        for name in sorted(inside):
+            raise InvalidRequestError(
+                f"{name} is a field of the inner {type(self.inner).__name__}; make the whole model "
+                f"configurable, with inner=..., or set it for a call with .bind({name}=...)"
+            )
+        return super().configurable_fields(**fields)
 
     # Batches are planned together, and sent in the planned order.
 

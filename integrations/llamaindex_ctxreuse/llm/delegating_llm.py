@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -16,6 +18,7 @@ from llama_index.core.tools import BaseTool
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError
 
+_log = logging.getLogger("ctxreuse")
 _DELEGATED = frozenset(
     (
         "callback_manager",
@@ -81,8 +84,8 @@ class DelegatingLLM(FunctionCallingLLM):
         setattr(self.inner, name, value)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state of a copy in another process; see `state_without`."""
-        return state_without(self, {"planner", "registry", *_DELEGATED})
+        """Return the state of a copy in another process; see `pickled_state`."""
+        return pickled_state(self, {"registry", *_DELEGATED})
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -120,20 +123,29 @@ class DelegatingLLM(FunctionCallingLLM):
         return self.inner
 
 
-def state_without(component: BaseComponent, names: Set[str]) -> dict[Any, Any]:
-    """Return the state of a component's copy in another process: its fields but some.
+def pickled_state(component: BaseComponent, left_out: Set[str] = frozenset()) -> dict[Any, Any]:
+    """Return the state of a component's copy in another process: its fields, with a new planner.
 
-    The copy makes its own planner, because a planner knows what one process has sent. LlamaIndex
-    would remove what cannot be copied from the component itself.
+    LlamaIndex would remove what cannot be pickled from the component itself.
 
     Args:
         component: The component.
-        names: The fields that its copy sets up by itself.
+        left_out: The fields that its copy sets up by itself.
     """
-    fields = {name: value for name, value in vars(component).items() if name not in names}
+    state = {name: value for name, value in vars(component).items() if name not in left_out}
+    try:
+        pickle.dumps(state.get("planner"))
+    except Exception as error:  # a tokenizer of any kind, whose pickling may raise anything
+        del state["planner"]
+        _log.warning(
+            "the planner of %s cannot be pickled (%s), so the copy makes one with default "
+            "settings; give it a token_counter that is a module's function",
+            type(component).__name__,
+            type(error).__name__,
+        )
     return {
-        "__dict__": fields,
+        "__dict__": state,
         "__pydantic_extra__": None,
-        "__pydantic_fields_set__": component.model_fields_set - names,
+        "__pydantic_fields_set__": component.model_fields_set & state.keys(),
         "__pydantic_private__": None,
     }

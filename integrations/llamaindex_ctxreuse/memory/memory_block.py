@@ -9,8 +9,9 @@ import asyncio
 import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -31,6 +32,7 @@ from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
+from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
@@ -142,6 +144,15 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self._planning = FailOpen(name, "memories go through as found")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_with(type(self), **self._settings())
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return type(self)(**deepcopy(self._settings(), memo))
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
 
     @property
     def faults(self) -> int:

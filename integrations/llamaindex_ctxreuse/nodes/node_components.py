@@ -14,7 +14,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.planner import ReusePlanner
-from llamaindex_ctxreuse.llm.delegating_llm import state_without
+from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
 from llamaindex_ctxreuse.nodes.node_plans import (
     NodePlanner,
     checked_metadata_mode,
@@ -78,8 +78,8 @@ class ReusePostprocessor(BaseNodePostprocessor):
         return "ReusePostprocessor"
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state of a copy in another process; see `state_without`."""
-        return state_without(self, {"planner"})
+        """Return the state of a copy in another process; see `pickled_state`."""
+        return pickled_state(self)
 
     @property
     def faults(self) -> int:
