@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,6 +22,7 @@ from llama_index.core.llms import MockLLM
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.fork_safety import process_name
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, dispatch
@@ -30,6 +32,7 @@ from llamaindex_ctxreuse import ReuseLLM
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
+PROMPT = [{"role": "user", "content": "Which?"}]
 BLOCKS = [ContextBlock(id=number, text=f"Fact {number}. " * 12) for number in range(60)]
 
 
@@ -186,31 +189,73 @@ class CountingHandler(BaseHTTPRequestHandler):
         pass
 
 
-def test_no_two_processes_speak_on_one_connection_and_a_child_does_not_stop_the_parents_loop() -> (
-    None
-):
+@pytest.fixture
+def server() -> Iterator[CountingServer]:
     server = CountingServer(("127.0.0.1", 0), CountingHandler)
     server.speakers = defaultdict(set)
     Thread(target=server.serve_forever, daemon=True).start()
-    client = EngineClient(f"http://127.0.0.1:{server.server_port}", "m")
+    yield server
+    server.shutdown()
+    server.server_close()
 
-    def ask(number: int = 0) -> str:
+
+def asking(client: EngineClient) -> Callable[[int], str]:
+    def ask(number: int) -> str:
         headers = {"x-process": str(os.getpid())}
         plan = [{"role": "user", "content": f"Question {number}?"}]
         return sync_bridge.run(
             lambda: client.complete(plan, extra_headers=headers), lasting=True
         ).text
 
-    try:
-        assert ask() == "Yes."
-        assert in_children(10, ask, ask) == ["Yes."] * 10
-        assert ask() == "Yes."
-        assert all(len(processes) == 1 for processes in server.speakers.values())
-        assert len(set().union(*server.speakers.values())) == 11
-        sync_bridge.run(client.aclose, lasting=True)
-    finally:
-        server.shutdown()
-        server.server_close()
+    return ask
+
+
+def test_no_two_processes_speak_on_one_connection_and_a_child_does_not_stop_the_parents_loop(
+    server: CountingServer,
+) -> None:
+    client = EngineClient(f"http://127.0.0.1:{server.server_port}", "m")
+    ask = asking(client)
+    assert ask(0) == "Yes."
+    assert in_children(10, ask, ask) == ["Yes."] * 10
+    assert ask(0) == "Yes."
+    assert all(len(processes) == 1 for processes in server.speakers.values())
+    assert len(set().union(*server.speakers.values())) == 11
+    sync_bridge.run(client.aclose, lasting=True)
+
+
+def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(
+    server: CountingServer,
+) -> None:
+    """A connection that two processes share gives each the other's replies."""
+    http = httpx.AsyncClient()
+    url = f"http://127.0.0.1:{server.server_port}"
+    client, pool = EngineClient(url, "m", http_client=http), EnginePool(url, "m", http_client=http)
+    ask = asking(client)
+    assert in_children(3, ask) == ["Yes."] * 3  # it was loaded before the fork, and not used yet
+
+    def refused(number: int) -> list[str]:
+        sent_before = [len(processes) for processes in server.speakers.values()]
+        errors = []
+        again = EngineClient(url, "m", http_client=http)
+        request = ContextRequest(BLOCKS[:2], "Which?")
+        for send, prompt in (
+            (client.complete, PROMPT),
+            (again.complete, PROMPT),
+            (pool.complete, request),
+        ):
+            with pytest.raises(InvalidRequestError, match="make the http_client in each") as error:
+                asyncio.run(send(prompt))  # type: ignore[operator]
+            errors.append(str(error.value))
+        with pytest.raises(InvalidRequestError, match="make the http_client in each process"):
+            asyncio.run(client.check_health())
+        assert [len(processes) for processes in server.speakers.values()] == sent_before
+        return errors
+
+    assert ask(0) == "Yes."
+    assert len(in_children(3, refused, ask)) == 3
+    assert ask(0) == "Yes."
+    assert all(len(processes) == 1 for processes in server.speakers.values())
+    sync_bridge.run(http.aclose, lasting=True)
 
 
 def test_a_recorder_writes_what_each_child_sends_into_files_of_its_own(tmp_path: Path) -> None:

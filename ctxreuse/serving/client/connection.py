@@ -24,7 +24,7 @@ from ctxreuse.errors import (
     shown_url,
 )
 from ctxreuse.serving.aio.concurrency import TimeLimit
-from ctxreuse.serving.client.guarded_http import guarded
+from ctxreuse.serving.client.guarded_http import claim, guarded
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class EngineConnection:
             _basic(parts),
         )
         self._openai: AsyncOpenAI | None = self._connect()
-        self._owns_http = http_client is None
-        if self._owns_http:
+        self._users_http = http_client
+        if http_client is None:
             renew_after_fork(self._start_anew)
         self._retries = checked_integer("retries", retries)
         self._wait = waiting(backoff_s)
@@ -83,7 +83,13 @@ class EngineConnection:
 
     @property
     def openai(self) -> AsyncOpenAI:
-        """The client of the `openai` package; it makes one attempt."""
+        """The client of the `openai` package; it makes one attempt.
+
+        Raises:
+            InvalidRequestError: another process has sent with the user's `http_client`.
+        """
+        if self._users_http is not None:
+            claim(self._users_http)
         if self._openai is None:
             self._openai = self._connect()
         return self._openai
@@ -223,7 +229,7 @@ class EngineConnection:
 
     async def aclose(self) -> None:
         """Close the connections, unless an `http_client` of the user's has them."""
-        if self._owns_http and self._openai is not None:
+        if self._users_http is None and self._openai is not None:
             await self._openai.close()
 
 

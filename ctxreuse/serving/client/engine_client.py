@@ -55,7 +55,9 @@ class EngineClient(OnePerProcess, AsyncClosing):
         lora: The name of the LoRA adapter that `model` is, if it is one: `events` needs to know,
             because the engine keeps the blocks of each adapter apart. A call with another `model=`
             counts as one without an adapter.
-        http_client: An `httpx.AsyncClient` of your own, which you close; None makes one.
+        http_client: An `httpx.AsyncClient` of your own, which you close; None makes one. It serves
+            the process that sends with it first: a child that is forked later is refused, because
+            the two would share connections.
         retries: How often a request is sent again.
         backoff_s: Longest wait before the first retry, in seconds; it doubles with each.
         timeout_s: Seconds after which a request has failed, all attempts and waits included,

@@ -8,10 +8,13 @@ compressed although nobody asked for that, breaks. This holds for replies of any
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.reply import BrokenReplyError
 
 _MAX_REDIRECTS = 3
@@ -78,6 +81,27 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
             await http.aclose()
 
     return Guarded()
+
+
+def claim(http: Any) -> None:
+    """Let this process be the one that sends with a user's HTTP client.
+
+    A forked child has its parent's connections, too. On a shared one, requests of both would mix,
+    and each could get the other's reply.
+
+    Raises:
+        InvalidRequestError: another process has sent with it.
+    """
+    process = os.getpid()
+    if _processes.setdefault(http, process) != process:
+        raise InvalidRequestError(
+            f"process {_processes[http]} has sent with this http_client before it forked process "
+            f"{process}, and the two would get each other's replies; make the http_client in each "
+            "process, or leave it out: EngineClient renews its own"
+        )
+
+
+_processes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def _is_same_request(request: Any, onward: Any) -> bool:
