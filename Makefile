@@ -70,6 +70,10 @@ bench: $(VENV)/dev  ## speed, and hit ratios on the traces in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/hit_ratio.py
 
+bench-hostile: $(VENV)/dev  ## time against input size; floods of events, dying engines, forks
+	$(BIN)/python benchmarks/input_size.py
+	$(BIN)/python benchmarks/hostile_neighbours.py all
+
 vllm: $(VENV)/base  ## a small model on a real vLLM server, without a GPU; PORT=8000
 	$(VLLM) start --port $(PORT)
 
