@@ -1,9 +1,9 @@
 """What a process withstands from its neighbours: floods of cache events, dying engines, forks.
 
 `python benchmarks/hostile_neighbours.py events` floods a `KVEventSync` and prints how long it takes
-to stop and how much memory it took; `engines` kills and revives HTTP servers under a pool and prints
-how many indexes lack what their engine has answered since; `forks` forks a process whose threads
-plan and prints how many children hang. `all` prints the three.
+to stop and how much memory it took; `engines` kills and revives HTTP servers under a pool and
+prints how many indexes lack what their engine has answered since; `forks` forks a process whose
+threads plan and prints how many children hang. `all` prints the three.
 """
 
 from __future__ import annotations

@@ -69,11 +69,8 @@ def test_a_workflow_engine_runs_in_children_forked_while_its_runs_are_under_way(
         results = [engine.run(graph, f"{query} {number}") for number in range(runs)]
         return [result.answer for result in await asyncio.gather(*results)]
 
-    def load(number: int) -> None:
-        if number % 2:
-            asyncio.run(together("passage", 6))
-        else:
-            engine.run_batch([(graph, f"passage {n}") for n in range(6)], progress=False)
+    def load(number: int) -> None:  # all in the event loop of sync callers, which does not end
+        engine.run_batch([(graph, f"passage {n}") for n in range(6)], progress=False)
 
     def child(number: int) -> list[str]:
         assert (engine.metrics().in_flight, engine.metrics().waiting) == (0, 0)
@@ -98,8 +95,13 @@ def test_what_frameworks_run_on_a_workflow_engine_answers_in_children() -> None:
             [str(answer) for answer in runnable.batch(["Which?", "What?"])],
         ]
 
+    def load(number: int) -> None:
+        documents_.invoke("Which?")
+        nodes.retrieve("Which?")
+        runnable.batch(["Which?", "What?"])
+
     wanted = ask(0)
-    assert in_children(CHILDREN, ask, ask) == [wanted] * CHILDREN
+    assert in_children(CHILDREN, ask, load) == [wanted] * CHILDREN
 
 
 def emulated_pool() -> EnginePool:
