@@ -33,12 +33,12 @@ def id_size(name: BlockId) -> int:
 
 def ids_size(names: Sequence[BlockId]) -> int:
     """Return the sizes of ids together; every plan asks, so the usual ones take no call each."""
-    return len(names) + sum(
-        [
-            len(name) // _ID_CHARACTERS if name.__class__ is str else id_size(name) - 1
-            for name in names
-        ]
-    )
+    try:
+        if max(map(len, names), default=0) < _ID_CHARACTERS:  # type: ignore[arg-type]
+            return len(names)
+    except TypeError:  # an integer
+        pass
+    return sum(map(id_size, names))
 
 
 def encoded(text: str) -> bytes:
@@ -166,9 +166,11 @@ class ContextRequest:
     @property
     def unique_blocks(self) -> dict[BlockKey, ContextBlock]:
         """The blocks by identity, in the retriever's order; a repeated block counts once."""
-        unique: dict[BlockKey, ContextBlock] = {}
-        for block in self.blocks:
-            unique.setdefault(block.key, block)
+        unique = {block.key: block for block in self.blocks}
+        if len(unique) < len(self.blocks):
+            unique.clear()
+            for block in self.blocks:
+                unique.setdefault(block.key, block)
         return unique
 
 

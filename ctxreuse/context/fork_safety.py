@@ -75,7 +75,10 @@ class ForkSafeLock:
         self._lock.release()
 
     def __enter__(self) -> None:
-        self.acquire()
+        self._lock.acquire()
+        if self._is_half_changed:
+            self._is_half_changed = False
+            self._empty()
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()

@@ -95,6 +95,13 @@ class Templates:
             return self._first_labels[ordinal - 1]
         return self.label.replace("{ordinal}", str(ordinal))
 
+    def block_labels(self, ordinals: Sequence[int]) -> list[str]:
+        """Return the labels of several blocks."""
+        if not ordinals or max(ordinals) > _KEPT_LABELS:
+            return [self.block_label(ordinal) for ordinal in ordinals]
+        first = self._first_labels
+        return [first[ordinal - 1] for ordinal in ordinals]
+
     @cached_property
     def _first_labels(self) -> list[str]:
         return [self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)]

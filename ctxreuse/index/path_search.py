@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.index.radix_tree import Node, path_to
@@ -14,8 +14,7 @@ _STEPS = 1 << 16
 _STEPS_A_BLOCK = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The best cached path for a context.
 
     Attributes:
@@ -52,10 +51,11 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     while stack and steps >= 0:
         weight, node = stack.pop()
         children = node.children
-        steps -= min(len(children), size)
         if len(children) > size:
+            steps -= size
             found = [children[key] for key in context if key in children]
         else:
+            steps -= len(children)
             found = [child for edge, child in children.items() if edge in context]
         visits += len(found)
         complete: list[tuple[int, Node]] = []

@@ -15,7 +15,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
+from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.lru_map import PartSize
@@ -69,11 +70,11 @@ def path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
     while above is not None:
         runs.append(above.run)
         above = above.parent
-    return tuple(key for run in reversed(runs) for key in run)
+    runs.reverse()
+    return tuple(chain.from_iterable(runs))
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """Where a sequence ended, and how many of its blocks were there before."""
 
     node: Node
@@ -383,7 +384,7 @@ class ContextIndex:
         return upper
 
     def _end_request(self, node: Node, request_id: str | int) -> None:
-        earlier = self._forget_request(request_id)
+        earlier = self._forget_request(request_id) if request_id in self._by_request else None
         self._by_request[request_id] = node
         self.request_size += id_size(request_id)
         node.request_ids[request_id] = None

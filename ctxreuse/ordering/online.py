@@ -251,8 +251,9 @@ class OnlineOrder:
             self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
             weights = [context[key] for key in order]
             trial.insert(root, order, weights, self._requests, self._requests)
-        self.node_count = sum([trial.node_count for trial in self._trials.values()])
-        self.block_count = sum([trial.block_count for trial in self._trials.values()])
+        one, other = self._trials.values()
+        self.node_count = one.node_count + other.node_count
+        self.block_count = one.block_count + other.block_count
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 

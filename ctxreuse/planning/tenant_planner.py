@@ -34,8 +34,7 @@ class PlannerSettings:
     trim_overlaps: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
     `system` is the digest of the system text; `shown` holds the blocks to leave out, with the
@@ -50,6 +49,10 @@ class _Turn:
     history: History
     shown: Mapping[BlockKey, str]
     ordinals: Sequence[int]
+
+    def sent(self, order: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        """Return the blocks of an order that are not left out."""
+        return [key for key in order if key not in self.shown] if self.shown else order
 
 
 class _Recorded(NamedTuple):
@@ -178,12 +181,12 @@ class TenantPlanner:
         tokens: dict[BlockKey, int] = {}
         uncounted: dict[BlockKey, str] = {}
         for block in blocks:
-            key = block.key
+            key, number = block.key, block.tokens
             if key in tokens:
                 continue
-            if block.tokens is None:
-                uncounted[key] = block.text
-            tokens[key] = min(block.tokens or 0, MOST_BLOCK_TOKENS)
+            if number is None:
+                uncounted[key], number = block.text, 0
+            tokens[key] = number if number < MOST_BLOCK_TOKENS else MOST_BLOCK_TOKENS
         if not uncounted:
             return tokens
         known = self._tenants.state(tenant).token_counts
@@ -256,7 +259,7 @@ class TenantPlanner:
         """Record that a turn sends its blocks in an order."""
         request, index, conversations = turn.request, state.index, state.conversations
         now = next(self._clock)
-        sent = [key for key in order if key not in turn.shown]
+        sent = turn.sent(order)
         weights = [turn.weights[key] for key in sent]
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
@@ -294,11 +297,8 @@ class TenantPlanner:
     def _plan(self, turn: _Turn, order: list[BlockKey], recorded: _Recorded | None) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
-        sent = [key for key in order if key not in shown]
-        label_of = {
-            key: templates.block_label(ordinal)
-            for ordinal, key in zip(turn.ordinals, sent, strict=True)
-        }
+        labels_of_sent = templates.block_labels(turn.ordinals)
+        label_of = dict(zip(turn.sent(order), labels_of_sent, strict=True))
         annotation = None
         if self._settings.annotate and not request.history and order != list(turn.weights):
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])

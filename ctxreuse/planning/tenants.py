@@ -13,10 +13,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from operator import add, gt, sub
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -76,7 +75,10 @@ class TenantState:
         request_numbers: Numbers for requests without an id. A common count would tell how many
             requests others send.
         cut_short: How many searches, those of `online` left out, ended at the bound on their work.
-        measured: The sizes when the lock was last released; the common lock guards them.
+        sizes: Of each part in `_DROP_OLDEST`, when the lock was last released. The common lock
+            guards them.
+        oldest_use: When the least recently used leaf of the index was used, when the lock was last
+            released; None without one.
     """
 
     def __init__(self, name: str, capacity_tokens: int | None, max_nodes: int) -> None:
@@ -85,11 +87,12 @@ class TenantState:
         self._max_nodes = max_nodes
         self.lock = ForkSafeLock(self._forget)
         self.cut_short = 0
-        self.measured = _Measured(dict.fromkeys(_DROP_OLDEST, 0))
+        self.sizes = [0] * len(_DROP_OLDEST)
+        self.oldest_use: int | None = None
         self._forget()
 
     def _forget(self) -> None:
-        """Forget all, but not what was measured: the totals hold it still."""
+        """Forget all but the sizes: the totals hold them still."""
         self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
         self.online = OnlineOrder(Cooccurrence())
         self.conversations = Conversations()
@@ -98,51 +101,19 @@ class TenantState:
         self.request_numbers: Iterator[int] = count()
 
 
-class _Measured(NamedTuple):
-    """The sizes of a tenant's state at one time.
-
-    Attributes:
-        parts: Of each part of `Bounds`, the number of tenants apart.
-        nodes: Nodes of the index.
-        tokens: Block tokens of the index.
-        requests: Request ids of the index.
-        oldest_use: When the least recently used leaf of the index was used; None without one.
-        cut_short: How many searches ended at the bound on their work.
-    """
-
-    parts: dict[str, int]
-    nodes: int = 0
-    tokens: int = 0
-    requests: int = 0
-    oldest_use: int | None = None
-    cut_short: int = 0
-
-
-def _measured(state: TenantState) -> _Measured:
-    index = state.index
-    return _Measured(
-        _sizes(state),
-        index.node_count,
-        index.tokens,
-        index.request_count,
-        index.oldest_use(),
-        state.cut_short + state.online.cut_short,
-    )
-
-
-def _sizes(state: TenantState) -> dict[str, int]:
-    """Return the size of each part of `Bounds`; every plan asks several times, so in one go."""
+def _sizes(state: TenantState) -> list[int]:
+    """Return the size of each part in `_DROP_OLDEST`; every plan asks, so in one go."""
     index, online, conversations = state.index, state.online, state.conversations
-    return {
-        "index_nodes": index.node_count + online.node_count,
-        "index_blocks": index.block_count + online.block_count,
-        "request_ids": index.request_size,
-        "recent_blocks": online.recent.entries,
-        "conversations": conversations.size,
-        "shown_blocks": conversations.shown_size,
-        "logged_blocks": state.log.size,
-        "token_counts": len(state.token_counts),
-    }
+    return [
+        index.node_count + online.node_count,
+        index.block_count + online.block_count,
+        index.request_size,
+        online.recent.entries,
+        conversations.size,
+        conversations.shown_size,
+        state.log.size,
+        len(state.token_counts),
+    ]
 
 
 def _shrink_index(state: TenantState) -> None:
@@ -164,7 +135,30 @@ _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
 }
 """How the oldest entry of each part of `Bounds` goes, the number of tenants apart."""
 
+_PARTS = tuple(_DROP_OLDEST)
+
 _STEPS_A_HOLD = 64
+
+
+class _Hold:
+    """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
+
+    __slots__ = ("_state", "_tenants")
+
+    def __init__(self, tenants: Tenants, state: TenantState) -> None:
+        self._tenants = tenants
+        self._state = state
+
+    def __enter__(self) -> TenantState:
+        self._state.lock.acquire()
+        return self._state
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._tenants.measure(self._state)
+        finally:
+            self._state.lock.release()
+        self._tenants.enforce_bounds()
 
 
 class Tenants:
@@ -185,24 +179,28 @@ class Tenants:
 
     def __init__(self, capacity_tokens: int | None, bounds: Bounds | None = None) -> None:
         self._capacity_tokens = capacity_tokens
-        self._bounds = asdict(bounds or Bounds())
+        bounds = bounds or Bounds()
+        self._max_names = bounds.tenants
+        self._bounds = [getattr(bounds, part) for part in _PARTS]
+        self._max_nodes = bounds.index_nodes
         self._lock = ForkSafeLock(self._forget)
-        self._cut_short = 0  # of all tenants, forgotten ones included
+        self._cut_short = 0  # of the forgotten tenants
         self._forget()
 
     def _forget(self) -> None:
         """Forget all tenants."""
         self._states: OrderedDict[str, TenantState] = OrderedDict()
         self._names = 0  # the sizes of the tenants' names
-        self._totals = dict.fromkeys(_DROP_OLDEST, 0)  # of what was measured of these states
+        self._totals = [0] * len(_PARTS)  # of the sizes of these states
+        self._are_over = False  # whether one of them may be over its bound
 
-    def holding(self, tenant: str) -> AbstractContextManager[TenantState]:
+    def holding(self, tenant: str) -> _Hold:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts.
 
         All parts are brought back within their bounds behind it. A tenant that is forgotten
         meanwhile is so for others only: what is recorded is gone with the state.
         """
-        return self._hold(self.state(tenant))
+        return _Hold(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -211,10 +209,10 @@ class Tenants:
             if state is not None:
                 self._states.move_to_end(tenant)
                 return state
-            state = TenantState(tenant, self._capacity_tokens, self._bounds["index_nodes"])
+            state = TenantState(tenant, self._capacity_tokens, self._max_nodes)
             self._states[tenant] = state
             self._names += id_size(tenant)
-            while self._names > self._bounds["tenants"] and len(self._states) > 1:
+            while self._names > self._max_names and len(self._states) > 1:
                 self._forget_oldest()
             return state
 
@@ -226,58 +224,51 @@ class Tenants:
         with self._lock:
             tenant, state = self._states.popitem(last=False)
             self._names -= id_size(tenant)
-            for name, size in state.measured.parts.items():
-                self._totals[name] -= size
+            self._totals = [*map(sub, self._totals, state.sizes)]
+            self._cut_short += state.cut_short + state.online.cut_short
 
-    @contextmanager
-    def _hold(self, state: TenantState) -> Iterator[TenantState]:
-        with state.lock:
-            try:
-                yield state
-            finally:
-                self._measure(state)
-        self._enforce_bounds()
-
-    def _measure(self, state: TenantState) -> None:
+    def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
-        measured = _measured(state)
-        if measured == state.measured:
+        state.oldest_use = state.index.oldest_use()
+        sizes = _sizes(state)
+        if sizes == state.sizes:
             return
         with self._lock:
-            before, state.measured = state.measured, measured
-            self._cut_short += measured.cut_short - before.cut_short
+            before, state.sizes = state.sizes, sizes
             if self._states.get(state.name) is state:
-                for name, size in measured.parts.items():
-                    self._totals[name] += size - before.parts[name]
+                self._totals = [*map(add, self._totals, map(sub, sizes, before))]
+                self._are_over = any(map(gt, self._totals, self._bounds))
 
-    def _enforce_bounds(self) -> None:
+    def enforce_bounds(self) -> None:
         """Bring all parts back within their bounds; no tenant's lock is held.
 
         Waits for nobody: the tenant that has most is left alone while its state is held, since who
         holds it comes here next.
         """
-        for name in _DROP_OLDEST:
-            while self._totals[name] > self._bounds[name]:
+        if not self._are_over:
+            return
+        for part, bound in enumerate(self._bounds):
+            while self._totals[part] > bound:
                 with self._lock:
                     states = list(self._states.values())
-                most = max(states, key=lambda state: state.measured.parts[name])
+                most = max(states, key=lambda state: state.sizes[part])
                 if not most.lock.acquire(blocking=False):
                     break
                 try:
-                    self._shrink(name, most, self._bounds[name] // len(states))
-                    self._measure(most)
+                    self._shrink(part, most, bound // len(states))
+                    self.measure(most)
                 finally:
                     most.lock.release()
 
-    def _shrink(self, name: str, state: TenantState, share: int) -> None:
+    def _shrink(self, part: int, state: TenantState, share: int) -> None:
         """Drop the oldest entries of a part of a state that is held; a few, for others may wait."""
-        excess = self._totals[name] - self._bounds[name]
+        excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
-        enough = max(share, _sizes(state)[name] - excess)
+        enough = max(share, _sizes(state)[part] - excess)
         for _ in range(_STEPS_A_HOLD):
-            if _sizes(state)[name] <= enough:
+            if _sizes(state)[part] <= enough:
                 return
-            _DROP_OLDEST[name](state)
+            _DROP_OLDEST[_PARTS[part]](state)
 
     def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         """Forget a tenant's requests; see `ReusePlanner.evict`."""
@@ -289,7 +280,7 @@ class Tenants:
             if holder is None:
                 unknown.append(request_id)
                 continue
-            with self._hold(holder) as state:
+            with _Hold(self, holder) as state:
                 evicted = state.index.evict([request_id])
             requests += evicted.requests
             tokens += evicted.tokens
@@ -318,13 +309,13 @@ class Tenants:
             heap = [
                 (oldest, number, state)
                 for number, state in enumerate(self._states.values())
-                if (oldest := state.measured.oldest_use) is not None
+                if (oldest := state.oldest_use) is not None
             ]
         heapq.heapify(heap)
         gone = 0
         while heap and gone < tokens:
             _, number, oldest_used = heapq.heappop(heap)
-            with self._hold(oldest_used) as state:
+            with _Hold(self, oldest_used) as state:
                 gone += state.index.evict_oldest(tokens - gone)
                 oldest = state.index.oldest_use()
             if oldest is not None:
@@ -336,7 +327,7 @@ class Tenants:
         holder = self._holder(request_id, tenant)
         if holder is None:
             return Evicted(0, 0, (request_id,))
-        with self._hold(holder) as state:
+        with _Hold(self, holder) as state:
             return state.index.trim(request_id, blocks)
 
     def forget_conversation(self, conversation_id: str | int, tenant: str) -> bool:
@@ -344,7 +335,7 @@ class Tenants:
         known = self.known(tenant)
         if known is None:
             return False
-        with self._hold(known) as state:
+        with _Hold(self, known) as state:
             return state.conversations.forget(conversation_id)
 
     def statistics(self) -> IndexStatistics:
@@ -353,13 +344,14 @@ class Tenants:
         Waits for no tenant: what one is doing at the moment does not count yet.
         """
         with self._lock:
-            measured = [state.measured for state in self._states.values()]
-            entries = {"tenants": self._names, **self._totals}
+            states = list(self._states.values())
+            sizes = [self._names, *self._totals]
             cut_short = self._cut_short
+        bounds = [self._max_names, *self._bounds]
         return IndexStatistics(
-            sum([one.nodes for one in measured]),
-            sum([one.tokens for one in measured]),
-            sum([one.requests for one in measured]),
-            parts={name: PartSize(size, self._bounds[name]) for name, size in entries.items()},
-            cut_short=cut_short,
+            sum([state.index.node_count for state in states]),
+            sum([state.index.tokens for state in states]),
+            sum([state.index.request_count for state in states]),
+            parts=dict(zip(("tenants", *_PARTS), map(PartSize, sizes, bounds), strict=True)),
+            cut_short=cut_short + sum([one.cut_short + one.online.cut_short for one in states]),
         )
