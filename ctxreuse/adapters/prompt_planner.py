@@ -12,18 +12,25 @@ import hashlib
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
 from ctxreuse.adapters.context_search import FoundContext, Piece
-from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
+from ctxreuse.adapters.rendered_contexts import (
+    Claimed,
+    ContextRegistry,
+    Sighting,
+    Standing,
+    Unplanned,
+    context_registry,
+)
 from ctxreuse.context.blocks import ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.context.rendering import render_turn
+from ctxreuse.context.rendering import Templates, render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.ordering.batch import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
@@ -91,6 +98,9 @@ class PromptStatistics:
         left_alone: Texts that are equal to a rendered context and were sent as given, because it is
             not certain that the application put them there: it was rendered less often than prompts
             show it, or stands in another one, or twice in one prompt.
+        planned_before: Contexts whose blocks a retriever, a memory or an agent has planned.
+        in_history: Contexts that were answered before; they are sent as they were sent then, or as
+            given where that is not known.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
         too_long: Texts and prompts sent as given because they take too much work to plan.
@@ -102,6 +112,8 @@ class PromptStatistics:
 
     planned: int = 0
     left_alone: int = 0
+    planned_before: int = 0
+    in_history: int = 0
     in_other_scope: int = 0
     too_long: int = 0
     sent_texts: int = 0
@@ -113,7 +125,12 @@ class PromptPlanner:
     """Plans the contexts inside prompts and schedules the prompts.
 
     A context that stands before a message of the assistant was sent before: it is shown again as it
-    was sent then, byte for byte, or as it stands where that is not known any more.
+    was sent then, byte for byte, or as it stands where that is not known any more. Applications
+    put a new one into the system message of a later turn, though, and before a message of the
+    assistant at the end, which the model is to go on with: there a new one is planned.
+
+    Labels are given out once in a prompt: with another context in it that stays as given, and shows
+    labels, a context keeps the retriever's order and gets the labels after these.
 
     Time is linear in the prompts: texts are searched in linear time, and a prompt with more than 64
     contexts to plan is sent as given. At most 16,000,000 characters of contexts as they were sent
@@ -211,10 +228,10 @@ class PromptPlanner:
             met = [digest for draft in of_tenant for digest in draft.met]
             claimed = iter(self._registry.claim(tenant, sightings, met))
             for draft in of_tenant:
-                counts.update(draft.settle(claimed))
+                counts.update(draft.settle(claimed, self._sent_text))
         for draft in drafts:
             if not draft.has_contexts and self._registry.is_rendered_elsewhere(
-                draft.unanswered_texts(), draft.tenant
+                draft.new_texts(), draft.tenant
             ):
                 counts["in_other_scope"] += 1
                 _log_other_scope()
@@ -236,18 +253,16 @@ class PromptPlanner:
             draft.plans.append(plan)
             draft.show(text)
         while draft.pieces:
-            number, piece, key = draft.pieces[0]
-            if isinstance(piece, str):
-                draft.show(piece)
-            elif number <= draft.answered:  # what the assistant itself says stays, too
-                with self._lock:
-                    sent = self._sent_texts.get(draft.tenant, key)
-                draft.show(piece.text if sent is None else sent)
-            elif not piece.spans:  # planned before
-                draft.show(piece.text)
-            else:
-                return draft.request(number, piece)
+            number, piece, _, _ = draft.pieces[0]
+            if not isinstance(piece, str):
+                return draft.request(number, piece, self._planner.templates)
+            draft.show(piece)
         return None
+
+    def _sent_text(self, tenant: str, key: bytes) -> str | None:
+        """Return a context as it was sent, if that is known."""
+        with self._lock:
+            return self._sent_texts.get(tenant, key)
 
 
 @cache
@@ -281,15 +296,28 @@ def planner_or_new(planner: object) -> ReusePlanner:
 
 
 class _PlacedPiece(NamedTuple):
-    """A piece of a prompt: which part it belongs to, and the key of what is sent for it."""
+    """A piece of a prompt.
+
+    Attributes:
+        part: Which part it belongs to.
+        piece: A context to plan, or text.
+        key: Of what is sent for a context.
+        is_context: Whether it is a context, planned now or before.
+    """
 
     part: int
     piece: Piece
     key: bytes = b""
+    is_context: bool = False
+
+    @property
+    def is_unplanned(self) -> bool:
+        """Whether it is a context that is not planned now."""
+        return bool(self.key) and isinstance(self.piece, str)
 
     @property
     def text(self) -> str:
-        """The text as given."""
+        """The text as it stands."""
         return self.piece if isinstance(self.piece, str) else self.piece.text
 
 
@@ -302,8 +330,7 @@ class _Draft:
         pieces: The pieces that are still to come.
         met: Digests of contexts that stand in the prompt and are no pieces.
         plans: The plans of the contexts so far.
-        answered: The number of the last part that the assistant said; -1 if there is none.
-        has_contexts: Whether contexts of the tenant stand behind the last answer.
+        has_contexts: Whether contexts of the tenant stand where new ones may.
     """
 
     def __init__(self, prompt: ScopedPrompt, registry: ContextRegistry) -> None:
@@ -312,10 +339,10 @@ class _Draft:
         self.pieces: deque[_PlacedPiece] = deque()
         self.met: list[bytes] = []
         self.plans: list[Plan] = []
-        said = [number for number, part in enumerate(prompt.parts) if part.role == "assistant"]
-        self.answered = said[-1] if said else -1
         self.has_contexts = False
+        self._standings = _standings(prompt.parts)
         self._unsearched = 0
+        self._unplanned: list[tuple[int, _PlacedPiece]] = []  # and how many pieces stand behind
         self._shown: set[int] = set()  # the parts that show a context
         self._texts: list[list[str]] = [[] for _ in prompt.parts]  # sent for each, up to here
         before = _hash([self.tenant])  # tenant and everything before, as given
@@ -330,61 +357,69 @@ class _Draft:
                     here.update(encoded(piece))
                 else:
                     key = _hash(["context", piece.digest.hex()], here).digest()
-                    self.pieces.append(_PlacedPiece(number, piece, key))
+                    self.pieces.append(_PlacedPiece(number, piece, key, is_context=True))
                     here.update(encoded(piece.text))
             before = _hash([here.hexdigest()])
 
     def sightings(self, number: int) -> Iterator[Sighting]:
         """Yield the contexts that were found; `number` is the prompt's own."""
-        for part, piece, key in self.pieces:
+        for part, piece, key, _ in self.pieces:
             if not isinstance(piece, str):
                 is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
-                yield Sighting(piece, key, number, part > self.answered, is_tool_result)
+                yield Sighting(piece, key, number, self._standings[part], is_tool_result)
 
     def texts(self) -> tuple[str, ...]:
         """Return what is sent for each part, up to the next piece."""
         return tuple(map("".join, self._texts))
 
-    def unanswered_texts(self) -> list[str]:
-        """Return the texts behind the last answer, as given."""
-        return [part.text for part in self.prompt.parts[self.answered + 1 :]]
+    def new_texts(self) -> list[str]:
+        """Return the texts, as given, in which a new context may stand."""
+        parts = zip(self.prompt.parts, self._standings, strict=True)
+        return [part.text for part, standing in parts if standing != "history"]
 
-    def settle(self, claimed: Iterator[FoundContext | None]) -> Counter[str]:
-        """Turn contexts that the application did not put there into plain text; count them.
+    def settle(
+        self, claimed: Iterator[Claimed], sent_text: Callable[[str, bytes], str | None]
+    ) -> Counter[str]:
+        """Turn all but the contexts to plan into text, and count them.
 
         Args:
             claimed: What the registry says of each context of this prompt.
+            sent_text: Returns what was sent for a context of a tenant, if that is known.
         """
-        new: dict[int, FoundContext] = {}  # contexts by number of the piece
+        pieces: list[_PlacedPiece] = []
         counts = Counter(too_long=self._unsearched)
-        for number, one in enumerate(self.pieces):
-            found = None if isinstance(one.piece, str) else next(claimed)
-            if found is not None:
-                new[number] = found
-            elif not isinstance(one.piece, str) and one.part > self.answered:
-                self.has_contexts = True
-                counts["left_alone"] += 1
-        to_plan = sum(bool(found.spans) for found in new.values())
-        self.has_contexts = self.has_contexts or bool(new)
-        if to_plan > _MOST_CONTEXTS:
-            new.clear()
+        for one in self.pieces:
+            if one.is_context:
+                outcome = next(claimed)
+                counts[_fate(outcome)] += 1
+                self.has_contexts |= outcome is not Unplanned.IN_HISTORY
+                piece: Piece = one.text
+                if outcome is Unplanned.IN_HISTORY:
+                    sent = sent_text(self.tenant, one.key)
+                    piece = piece if sent is None else sent
+                elif isinstance(outcome, FoundContext) and outcome.spans:
+                    piece = outcome
+                is_context = outcome is not Unplanned.LEFT_ALONE
+                one = one._replace(piece=piece, is_context=is_context)
+            pieces.append(one)
+        if counts["planned"] > _MOST_CONTEXTS:
+            counts["planned"] = 0
             counts["too_long"] += 1
-        else:
-            counts["planned"] += to_plan
-        self.pieces = deque(
-            one._replace(piece=new.get(number, one.text)) if one.part > self.answered else one
-            for number, one in enumerate(self.pieces)
-        )
+            pieces = [one._replace(piece=one.text) for one in pieces]
+        self._unplanned = [
+            (number, one) for number, one in enumerate(reversed(pieces)) if one.is_unplanned
+        ]
+        self.pieces = deque(pieces)
         return counts
 
     def show(self, text: str) -> None:
         """Send a text for the next piece."""
-        number, piece, _ = self.pieces.popleft()
+        number, _, _, is_context = self.pieces.popleft()
         self._texts[number].append(text)
-        if not isinstance(piece, str):
+        if is_context:
             self._shown.add(number)
 
-    def request(self, number: int, found: FoundContext) -> ContextRequest:
+    def request(self, number: int, found: FoundContext, templates: Templates) -> ContextRequest:
         """Return what to plan: the context's blocks behind everything that is sent before it."""
         parts, scope, texts = self.prompt.parts, self.prompt.scope, self.texts()
         role = parts[number].role
@@ -402,12 +437,18 @@ class _Draft:
         if number in self._shown:  # another context stands before this one in the same text
             turns.append(openings[-1])
             openings[-1] = {"role": role, "content": ""}
+        labels = self._labels_in_use(templates)
         history: list[Message] | None = None
-        if scope.conversation_id is not None or (turns and self._shown):
+        if scope.conversation_id is not None or (turns and self._shown) or labels:
             history = turns
         else:
             system += turns  # the same for many, such as examples
         preamble = [text for message in [*system, *openings] for text in message.values()]
+        if labels and history is not None:
+            preamble += labels
+            # each a text of its own: no block stands behind it
+            content = [{"type": "text", "text": label} for label in labels]
+            history = [{"role": "system", "content": content}, *turns]
         return ContextRequest(
             found.blocks,
             system=_hash(preamble).hexdigest(),
@@ -415,6 +456,39 @@ class _Draft:
             conversation_id=scope.conversation_id,
             tenant=self.tenant,
         )
+
+    def _labels_in_use(self, templates: Templates) -> list[str]:
+        """Return the labels of contexts that stay as they are and that no turn before shows."""
+        to_come = len(self.pieces) - 1
+        texts = [
+            one.text for behind, one in self._unplanned if behind < to_come or not one.is_context
+        ]
+        found = (label[0] for text in texts for label in templates.label_pattern.finditer(text))
+        return list(dict.fromkeys(found))
+
+
+def _standings(parts: Sequence[PromptPart]) -> list[Standing]:
+    """Return for each part how a context in it stands to the answers."""
+    end = len(parts)  # of what stands before the beginning of an answer
+    while end and parts[end - 1].role == "assistant":
+        end -= 1
+    answered = max((n for n in range(end) if parts[n].role == "assistant"), default=-1)
+    standings: list[Standing] = []
+    for number, part in enumerate(parts):
+        if part.role == "assistant":
+            standings.append("history")
+        elif number > answered:
+            standings.append("new" if end == len(parts) else "renewed")
+        else:
+            standings.append("renewed" if part.role == "system" else "history")
+    return standings
+
+
+def _fate(outcome: Claimed) -> str:
+    """Return the name under which statistics count what became of a context."""
+    if isinstance(outcome, Unplanned):
+        return outcome.name.lower()
+    return "planned" if outcome.spans else "planned_before"
 
 
 def _hash(texts: Iterable[str], before: hashlib.blake2b | None = None) -> hashlib.blake2b:

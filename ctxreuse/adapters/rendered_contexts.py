@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.adapters.context_search import (
     BlockSpan,
@@ -38,6 +39,15 @@ _MAX_PLACES = 100_000
 _MAX_VARIANTS = 8
 
 
+Standing: TypeAlias = Literal["new", "renewed", "history"]
+"""How a context stands to the answers in its prompt.
+
+"new" has no answer behind it. "renewed" has, but stands where applications put another context each
+turn: in a system message, or before the beginning of an answer that the model is to go on with.
+"history" was answered before.
+"""
+
+
 class Sighting(NamedTuple):
     """A context that stands in a prompt.
 
@@ -45,15 +55,26 @@ class Sighting(NamedTuple):
         found: The context.
         place: Names the tenant, everything that is given before it in the prompt, and its text.
         prompt: Which of the prompts that are planned together it stands in.
-        is_new: Whether no model has answered it yet, in this prompt.
+        standing: How it stands to the answers there.
         is_tool_result: Whether it is all that the answer to a tool call says.
     """
 
     found: FoundContext
     place: bytes
     prompt: int
-    is_new: bool
+    standing: Standing
     is_tool_result: bool = False
+
+
+class Unplanned(Enum):
+    """Why a context is not planned: it is not certain that it is one, or it was answered before."""
+
+    LEFT_ALONE = "left alone"
+    IN_HISTORY = "in history"
+
+
+Claimed: TypeAlias = FoundContext | Unplanned
+"""A context with the blocks to plan (none where it was planned before), or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +230,15 @@ class ContextRegistry:
 
     def claim(
         self, tenant: str, sightings: Sequence[Sighting], met: Iterable[bytes] = ()
-    ) -> list[FoundContext | None]:
+    ) -> list[Claimed]:
         """Return the contexts among sightings that the application put there.
 
-        A context that a prompt shows at one place is one if that place is known or if it was
-        rendered for it: in prompts that are planned together, those at new places have to be no
-        more than were rendered and not shown yet. If blocks of different ids or borders make the
-        same text, they have to be those that were rendered and not shown yet, or those known at
-        that place. All others are left alone. Each sighting counts as shown.
+        A context is one if its place is known or if it was rendered for it: it has to be the only
+        one of this text at a new place of its prompt, histories included, and in prompts that are
+        planned together, those at new places have to be no more than were rendered and not shown
+        yet. If blocks of different ids or borders make the same text, they have to be those that
+        were rendered and not shown yet, or those known at that place. All others are left alone.
+        Each sighting counts as shown.
 
         Args:
             tenant: The tenant of all prompts.
@@ -224,10 +246,9 @@ class ContextRegistry:
             met: Digests of further contexts that stand in the prompts, to be left alone.
 
         Returns:
-            For each sighting the context, with the blocks to plan (none where it was planned
-            before), or None if it is left alone; None for those that are not new.
+            For each sighting the context, or why it is not planned.
         """
-        claimed: list[FoundContext | None] = [None] * len(sightings)
+        claimed: list[Claimed] = list(map(_unplanned, sightings))
         by_digest: dict[bytes, list[int]] = {}
         for number, one in enumerate(sightings):
             by_digest.setdefault(one.found.digest, []).append(number)
@@ -298,31 +319,41 @@ class _Claim:
         self._unmet = unmet
         self._places = places
 
-    def settle(self, sightings: Sequence[Sighting]) -> list[FoundContext | None]:
-        """Return each as a context or None; see `ContextRegistry.claim`."""
+    def settle(self, sightings: Sequence[Sighting]) -> list[Claimed]:
+        """Return each as a context, or why it is none; see `ContextRegistry.claim`."""
+        found: list[Claimed] = list(map(_unplanned, sightings))
         if self._rendering.is_planned:
-            return [replace(one.found, spans=()) if one.is_new else None for one in sightings]
-        found: list[FoundContext | None] = [None] * len(sightings)
+            return [
+                replace(one.found, spans=()) if one.standing == "new" else other
+                for one, other in zip(sightings, found, strict=True)
+            ]
         known = [one.place in self._places.of(self._tenant) for one in sightings]
         quoting = self._quoting_prompts(sightings, known)
         unknown: list[int] = []
-        doubtful = old = 0
+        doubtful = renewed = 0
         for number, one in enumerate(sightings):
-            if not one.is_new:
-                old += not known[number]
+            if one.standing == "history":
+                continue
+            if one.standing == "renewed" and known[number]:
+                renewed += 1
             elif one.found.is_disputed or (one.prompt in quoting and not known[number]):
+                found[number] = Unplanned.LEFT_ALONE
                 doubtful += 1
             elif known[number]:
                 found[number] = self._at_known_place(one)
             else:
+                found[number] = Unplanned.LEFT_ALONE
                 unknown.append(number)
-        _use_up(self._unmet, self._rendering, doubtful)
-        places = {sightings[number].place for number in unknown}
-        variant = self._only_unmet(len(unknown) if len(places) > 1 else 1)
+        # what stands in the system message was rendered for it, or the user could quote it
+        _use_up(self._unmet, self._rendering, doubtful + renewed)
+        old = [n for n, one in enumerate(sightings) if one.standing == "history"]
+        unsure = [*unknown, *(n for n in old if not known[n])]
+        places = {sightings[number].place for number in unsure}
+        variant = self._only_unmet(len(unsure) if len(places) > 1 else 1)
         if variant is not None:
             for number in unknown:
                 found[number] = self._claimed(sightings[number], variant)
-        _use_up(self._unmet, self._rendering, len(unknown) + old)
+        _use_up(self._unmet, self._rendering, len(unknown) + len(old))
         return found
 
     def _quoting_prompts(self, sightings: Sequence[Sighting], known: Sequence[bool]) -> set[int]:
@@ -330,20 +361,18 @@ class _Claim:
 
         Only the application answers tool calls; several of them may have found the same.
         """
-        new = [
-            one
-            for one, is_known in zip(sightings, known, strict=True)
-            if one.is_new and not is_known
-        ]
+        new = [one for one, is_known in zip(sightings, known, strict=True) if not is_known]
         per_prompt = Counter(one.prompt for one in new)
         return {one.prompt for one in new if per_prompt[one.prompt] > 1 and not one.is_tool_result}
 
-    def _at_known_place(self, sighting: Sighting) -> FoundContext | None:
+    def _at_known_place(self, sighting: Sighting) -> Claimed:
         unmet = [one for one in self._rendering.variants if one.number in self._unmet]
         known = self._places.get(self._tenant, sighting.place)
         variants = unmet or [one for one in self._rendering.variants if one.number == known]
         _use_up(self._unmet, self._rendering, 1)
-        return self._claimed(sighting, variants[0]) if len(variants) == 1 else None
+        if len(variants) != 1:
+            return Unplanned.LEFT_ALONE
+        return self._claimed(sighting, variants[0])
 
     def _only_unmet(self, times: int) -> Variant | None:
         """Return the one variant that prompts have not shown yet, if it was rendered so often."""
@@ -355,6 +384,11 @@ class _Claim:
     def _claimed(self, sighting: Sighting, variant: Variant) -> FoundContext:
         self._places.put(self._tenant, sighting.place, variant.number)
         return replace(sighting.found, spans=variant.spans)
+
+
+def _unplanned(sighting: Sighting) -> Claimed:
+    """Return what becomes of a sighting that nobody claims."""
+    return Unplanned.LEFT_ALONE if sighting.standing == "new" else Unplanned.IN_HISTORY
 
 
 def _use_up(unmet: dict[int, int], rendering: Rendering, times: int) -> None:

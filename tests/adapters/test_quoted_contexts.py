@@ -1,14 +1,15 @@
 """Adversarial documents, questions and histories of several tenants: what is sent, and to whom.
 
 Texts are put together from pieces of templates, from renderings of other tenants and from the
-tenant's own earlier ones. Whatever they say, a prompt is sent as given but for the contexts that
-the application put there, and no tenant notices another one.
+tenant's own earlier ones. Contexts stand behind a history, in a system message before it, before a
+prefilled answer, or are answered by the application itself. Whatever the texts say, a prompt is
+sent as given but for the contexts that the application put there, and no tenant notices another.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal, get_args
 
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -52,6 +53,9 @@ TEMPLATES = [
     ["{context}", "{question}"],
     ["{question}", "{context}"],
 ]
+Shape = Literal["behind", "in front", "prefilled", "accepted"]
+"""Where the context stands: behind the history, in a system message before it, before the beginning
+of an answer, or before words that the application puts into the model's mouth."""
 # a number names an earlier rendering, of any tenant, counted from the latest
 texts = st.lists(st.sampled_from(WORDS) | st.integers(0, 3), max_size=4)
 
@@ -66,6 +70,7 @@ class Asked:
     question: list[str | int]
     template: list[str]
     goes_on: bool
+    shape: Shape = "behind"
 
 
 requests = st.builds(
@@ -76,6 +81,7 @@ requests = st.builds(
     question=texts,
     template=st.sampled_from(TEMPLATES),
     goes_on=st.booleans(),
+    shape=st.sampled_from(get_args(Shape)),
 )
 
 
@@ -148,20 +154,31 @@ class Application:
     ) -> Given:
         question = self.text(asked.question, asked.tenant if alone else None)
         said = self.said.get(asked.tenant, []) if asked.goes_on else []
-        parts = list(said)
+        template = asked.template
+        if asked.shape in ("in front", "accepted"):
+            template = ["{context}", "{question}"]
+        parts: list[PromptPart] = []
+        if asked.shape != "in front":
+            parts += said
         part = start = 0
-        for number, template in enumerate(asked.template):
-            before, _, behind = template.partition("{context}")
-            if behind or "{context}" in template:
+        for number, words in enumerate(template):
+            before, _, behind = words.partition("{context}")
+            if "{context}" in words:
                 part = len(parts)
                 before = before.replace("{question}", question)
                 start = len(before)
-                behind = behind.replace("{question}", question)
-                text = before + context + behind
+                text = before + context + behind.replace("{question}", question)
             else:
-                text = template.replace("{question}", question)
-            is_first_of_two = number == 0 and len(asked.template) == 2
-            parts.append(PromptPart("system" if is_first_of_two and not said else "user", text))
+                text = words.replace("{question}", question)
+            is_first_of_two = number == 0 and len(template) == 2 and asked.shape != "accepted"
+            is_system = is_first_of_two and (asked.shape == "in front" or not said)
+            parts.append(PromptPart("system" if is_system else "user", text))
+            if number == 0 and asked.shape == "accepted":
+                parts.append(PromptPart("assistant", "Noted."))
+            if number == 0 and asked.shape == "in front":
+                parts += said
+        if asked.shape == "prefilled":
+            parts.append(PromptPart("assistant", "That is "))
         conversation = "c" if asked.goes_on else None
         return Given(asked.tenant, parts, part, start, context, blocks, conversation)
 
@@ -176,15 +193,16 @@ class Application:
 
     def check(self, given: Given, planned: PlannedPrompt) -> None:
         """Check that what is sent is what was given but for contexts that were put there."""
-        said = [number for number, one in enumerate(given.parts) if one.role == "assistant"]
+        end = len(given.parts) - (given.parts[-1].role == "assistant")
+        said = [n for n, one in enumerate(given.parts[:end]) if one.role == "assistant"]
         first = said[-1] + 1 if said else 0  # the messages before are shown as they were sent
         allowed = self.allowed(given)
-        here = [one for one in allowed if one[0] >= first]
+        here = [one for one in allowed if one[0] >= first or given.parts[one[0]].role == "system"]
         forms = [
             render_turn(one.parts, one.order_annotation, "", one.templates) for one in planned.plans
         ]
         for chosen in combinations(here, len(forms)):
-            if self.with_forms(given, chosen, forms)[first:] == planned.texts[first:]:
+            if self.is_sent(given, planned, first, chosen, forms, allowed):
                 break
         else:
             raise AssertionError((given, allowed, planned))
@@ -195,20 +213,43 @@ class Application:
             unique = [sorted({(one.id, one.text) for one in blocks}) for blocks in sources]
             assert shown in unique
             assert all(str(one).startswith(f"{given.tenant}/") for one in plan.labels.values())
-        for number in range(first):
-            self.check_history(given.parts[number].text, planned.texts[number], number, allowed)
 
-    def check_history(
+    def is_sent(
+        self,
+        given: Given,
+        planned: PlannedPrompt,
+        first: int,
+        chosen: Sequence[tuple[int, int, str]],
+        forms: Sequence[str],
+        allowed: Sequence[tuple[int, int, str]],
+    ) -> bool:
+        """Return whether a prompt is sent with forms at the chosen places, and else as given.
+
+        In messages before the `first` that no answer follows, a context that was put there may
+        stand as it was sent.
+        """
+        wanted = self.with_forms(given, chosen, forms)
+        is_last_said = given.parts[-1].role == "assistant"
+        return all(
+            sent == text
+            or (
+                (number < first or is_last_said)
+                and number not in [part for part, _, _ in chosen]
+                and self.is_replayed(given.parts[number].text, sent, number, allowed)
+            )
+            for number, (sent, text) in enumerate(zip(planned.texts, wanted, strict=True))
+        )
+
+    def is_replayed(
         self, text: str, sent: str, number: int, allowed: Sequence[tuple[int, int, str]]
-    ) -> None:
-        """Check that a message is shown as given but for a context that was put there."""
-        if sent != text:
-            around = [
-                (text[:start], text[start + len(context) :])
-                for part, start, context in allowed
-                if part == number
-            ]
-            assert any(sent.startswith(one) and sent.endswith(other) for one, other in around)
+    ) -> bool:
+        """Return whether a message is shown as given but for a context that was put there."""
+        around = [
+            (text[:start], text[start + len(context) :])
+            for part, start, context in allowed
+            if part == number
+        ]
+        return any(sent.startswith(one) and sent.endswith(other) for one, other in around)
 
     def sources(self, tenant: str, text: str) -> list[list[ContextBlock]]:
         return [blocks for of, shown, blocks in self.rendered if (of, shown) == (tenant, text)]
@@ -284,7 +325,7 @@ def test_batches_are_sent_as_given_but_for_contexts_that_were_put_there(
 
 def replaced(asked: Asked) -> Asked:
     """Return a request that is a first turn."""
-    return Asked(asked.tenant, asked.documents, asked.ids, asked.question, asked.template, False)
+    return replace(asked, goes_on=False)
 
 
 @given(st.lists(requests, max_size=6))

@@ -154,7 +154,7 @@ def test_the_least_recently_seen_is_forgotten_first() -> None:
     registry = ContextRegistry(max_renderings=2)
     first = registry.render(blocks("first"))
     second = registry.render(blocks("second"))
-    registry.claim("", [Sighting(contexts_in(first, registry)[0], b"somewhere", 0, is_new=True)])
+    registry.claim("", [Sighting(contexts_in(first, registry)[0], b"somewhere", 0, "new")])
     third = registry.render(blocks("third"))
     assert len(registry) == 2
     assert found_texts(contexts_in(first + second + third, registry)) == [["first"], ["third"]]

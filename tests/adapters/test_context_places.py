@@ -1,0 +1,100 @@
+"""Where prompts may show a context: before a conversation, before examples, before a prefill.
+
+What stands in a message of the user before an answer was sent before, and keeps its bytes.
+"""
+
+import pytest
+from test_prompt_planner import World, block, letters_in, order_words
+
+from ctxreuse.adapters.prompt_planner import PromptPart
+
+ASKED = (PromptPart("user", "One?"), PromptPart("assistant", "So."), PromptPart("user", "Two?"))
+EXAMPLES = (
+    PromptPart("user", "2 + 2?"),
+    PromptPart("assistant", "4"),
+    PromptPart("user", "Which?"),
+)
+
+
+def system(text: str) -> PromptPart:
+    return PromptPart("system", text)
+
+
+def test_a_context_in_the_system_message_is_planned_in_every_turn() -> None:
+    world = World()
+    first = world.one(system(f"Facts: {world.context('abc')}"), PromptPart("user", "One?"))
+    assert letters_in(first.texts[0]) == "abc"
+    later = world.one(system(f"Facts: {world.context('cab')}"), *ASKED)
+    assert later.texts[0] == f"Facts: {world.context('abc')}\n\n{order_words(3, 1, 2)}"
+    assert world.prompts.statistics().planned == 2
+
+
+def test_a_context_in_the_system_message_before_examples_is_planned() -> None:
+    world = World()
+    world.one(system(world.context("abc")), *EXAMPLES)
+    later = world.one(system(world.context("cab")), *EXAMPLES)
+    assert letters_in(later.texts[0]) == "abc"
+
+
+def test_a_context_before_a_prefilled_answer_is_planned() -> None:
+    world = World()
+    prefilled = PromptPart("assistant", "The answer is ")
+    world.one(PromptPart("user", f"{world.context('abc')} One?"), prefilled)
+    later = world.one(PromptPart("user", f"{world.context('cab')} Two?"), prefilled)
+    assert letters_in(later.texts[0]) == "abc"
+    assert later.texts[1] == prefilled.text
+
+
+def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:
+    world = World()
+    world.one(system(world.context("abc")), ASKED[0])
+    shown = system(world.context("cab"))
+    sent = world.one(shown, ASKED[0]).texts[0]
+    assert sent != shown.text
+    world.planner.evict_tokens(10_000)
+    world.one(system(world.context("bca")), ASKED[0])
+    assert world.one(shown, *ASKED).texts[0] == sent
+    assert world.one(system(world.context("cab")), *ASKED).texts[0] == sent, "rendered anew"
+    assert world.prompts.statistics().in_history == 2
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_context_pasted_into_a_question_behind_a_history_is_no_context(role: str) -> None:
+    world = World()
+    given = (
+        PromptPart(role, world.context("cab")),
+        PromptPart("user", "One?"),
+        PromptPart("assistant", "So."),
+        PromptPart("user", f"What is this? {World().context('cab')}"),
+    )
+    assert world.one(*given).texts == tuple(part.text for part in given)
+
+
+def test_a_context_pasted_behind_the_one_that_the_system_message_shows_again_is_none() -> None:
+    world = World()
+    for _ in range(3):
+        shown = system(world.context("cab"))
+        pasted = PromptPart("user", f"What is this? {shown.text}")
+        world.one(shown, ASKED[0])
+        shown = system(world.context("cab"))  # rendered anew in every turn
+        given = (shown, *ASKED[:2], pasted)
+        assert world.one(*given).texts == tuple(part.text for part in given)
+
+
+def test_a_context_pasted_into_an_old_question_is_no_context() -> None:
+    world = World()
+    pasted = PromptPart("user", f"What is this? {World().context('cab')}")
+    given = (system(world.context("cab")), pasted, *ASKED[1:])
+    assert world.one(*given).texts == tuple(part.text for part in given)
+    assert world.prompts.statistics().left_alone == 1
+
+
+def test_labels_are_given_out_once_in_a_prompt() -> None:
+    world = World()
+    asked = PromptPart("user", f"{world.context('ab')} One?")
+    world.one(asked)
+    later = world.one(system(world.context("cd")), asked, *ASKED[1:])
+    assert later.texts[1] == asked.text
+    assert later.texts[0] == f"[Doc_3] {block('c').text}\n\n[Doc_4] {block('d').text}"
+    world.registry.remember_planned(planned := World().context("ef"))
+    assert world.user(f"{world.context('a')}\n\n{planned}").startswith("[Doc_3] a: ")
