@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     DocumentPosition,
@@ -13,7 +14,7 @@ from ctxreuse.adapters.plan_metadata import (
     positions_as_planned,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import ContextBlock, text_digest
+from ctxreuse.context.blocks import ContextBlock, distinct_texts, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 
@@ -27,8 +28,9 @@ def format_documents(
     """Return documents as text for a prompt: labels, blocks, annotations.
 
     Documents in the order of one plan are shown as that plan says, even if some of them were
-    removed since. Any others are shown in the order given, labels counted from 1; a model wrapper
-    that finds the text in a prompt plans it.
+    removed since, and texts that a planned search has put into this order with its ranking. Any
+    others are shown in the order given, labels counted from 1; a model wrapper that finds the text
+    in a prompt plans it.
 
     Args:
         documents: The documents, in order.
@@ -41,8 +43,13 @@ def format_documents(
     """
     checked_kind("templates", templates, Templates, "Templates")
     rendered, tenant = context_registry(registry), tenant or ""
-    if not any(METADATA_KEY in one.metadata for one in documents):  # no plan has met them
-        return rendered.render([one.block for one in documents], templates, tenant)
+    if not any(METADATA_KEY in one.metadata for one in documents):
+        blocks = [one.block for one in documents]
+        text = _render_as_searched(blocks, templates, tenant)
+        if text is None:  # no plan has met them
+            return rendered.render(blocks, templates, tenant)
+        rendered.remember_planned(text, tenant)
+        return text
     given = believed(documents)
     shown = [one for one in given if not one.is_annotation]
     blocks = [one.block for one in shown]
@@ -56,6 +63,23 @@ def format_documents(
         return rendered.render(blocks, templates, tenant)
     texts = [rendered.render(blocks, templates, tenant)] if blocks else []
     return templates.separator.join([*texts, *words])
+
+
+def _render_as_searched(
+    blocks: Sequence[ContextBlock], templates: Templates, tenant: str
+) -> str | None:
+    """Return blocks with the ranking of the search whose plan has put their texts into this order.
+
+    None if there is no such search of the tenant, or if the order is its ranking.
+    """
+    shown = distinct_texts(blocks)
+    ranks = SEARCHED_TEXTS.ranks(tenant, [block.digest for block in shown])
+    if ranks is None or ranks == sorted(ranks):
+        return None
+    labels = [templates.block_label(ordinal) for ordinal in range(1, len(shown) + 1)]
+    parts = [SentBlock(label, block) for label, block in zip(labels, shown, strict=True)]
+    ranking = [label for _, label in sorted(zip(ranks, labels, strict=True))]
+    return render_turn(parts, templates.order_annotation(ranking), "", templates)
 
 
 def _render_as_planned(

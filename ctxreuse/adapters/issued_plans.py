@@ -11,19 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.blocks import ContextRequest, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap, TenantShares
 from ctxreuse.context.scope import RequestScope
 
 _log = logging.getLogger("ctxreuse")
 MAX_ITEMS: Final = 200_000
 """Planned documents that a process remembers, about 100 bytes each."""
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_LATEST_SEARCHES = 8
 _ALIKE = 64
 """Turns of one tenant that are remembered for plans that say the same."""
 
@@ -198,6 +200,76 @@ def digest_of(value: Any) -> bytes | None:
         return None
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
+
+class SearchedText(NamedTuple):
+    """A text in the planned result of a search.
+
+    Attributes:
+        search: Counts the searches of the process.
+        position: Where the plan put it.
+        rank: Where the search ranked it, from 0.
+    """
+
+    search: int
+    position: int
+    rank: int
+
+
+class SearchedTexts:
+    """Texts whose planned order has no place for metadata: results of searches, as plain values.
+
+    Whoever makes documents of them in this order would show the planned order as the ranking.
+    Tenants share nothing; when too many are remembered, the tenant with the most loses its oldest.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._lock = ForkSafeLock(self._forget_all)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._texts: TenantLRUMap[bytes, tuple[SearchedText, ...]] = TenantLRUMap(MAX_ITEMS)
+
+    def remember(self, tenant: str, texts: Iterable[tuple[bytes, int]]) -> None:
+        """Remember the planned result of a search.
+
+        Args:
+            tenant: In whose scope it was made.
+            texts: Digest and rank of each text, in the planned order.
+        """
+        search = next(self._numbers)
+        for position, (digest, rank) in enumerate(texts):
+            with self._lock:
+                known = self._texts.of(tenant).peek(digest) or ()
+                others = [one for one in known if one.search != search]
+                latest = SearchedText(search, position, rank)
+                self._texts.put(tenant, digest, (latest, *others[: _LATEST_SEARCHES - 1]))
+
+    def ranks(self, tenant: str, digests: Sequence[bytes]) -> list[int] | None:
+        """Return the ranks of texts in the latest search whose plan has put them into this order.
+
+        Args:
+            tenant: Whose search it was.
+            digests: Of the texts.
+
+        Returns:
+            The ranks; None if there is no such search.
+        """
+        with self._lock:
+            held = self._texts.of(tenant)
+            if not digests or not len(held):
+                return None
+            found = [{one.search: one for one in held.peek(digest) or ()} for digest in digests]
+        for search in sorted(set.intersection(*map(set, found)), reverse=True):
+            texts = [one[search] for one in found]
+            if all(one.position < other.position for one, other in pairwise(texts)):
+                return [one.rank for one in texts]
+        return None
+
+
+SEARCHED_TEXTS = SearchedTexts()
+"""What the searches of this process have put in order."""
 
 ISSUED_PLANS = IssuedPlans()
 """What this process has issued; an annotation or a rank counts only if it is in there."""

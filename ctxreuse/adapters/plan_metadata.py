@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from ctxreuse.adapters.issued_plans import ISSUED_PLANS, IssuedPlan, Turn, digest_of
+from ctxreuse.adapters.issued_plans import (
+    ISSUED_PLANS,
+    SEARCHED_TEXTS,
+    IssuedPlan,
+    Turn,
+    digest_of,
+)
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.rendering import Reference, SentBlock
 from ctxreuse.context.scope import RequestScope, current_scope
@@ -145,6 +151,9 @@ def memories_metadata(plan: Plan, memories: Sequence[Mapping[str, Any]]) -> dict
     carried = plan_metadata(plan)
     issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), 1)
     issued.add(list(memories), None)
+    digests = {part.label: part.block.digest for part in plan.parts if isinstance(part, SentBlock)}
+    texts = {digests[one["label"]]: one["rank"] for one in memories}
+    SEARCHED_TEXTS.remember(current_scope().tenant or "", texts.items())
     return {"memories": list(memories), "plan": carried}
 
 

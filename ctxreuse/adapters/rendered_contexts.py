@@ -34,6 +34,7 @@ from ctxreuse.context.rendering import (
     Templates,
     render_turn,
 )
+from ctxreuse.planning.plan import Plan
 
 _MAX_PLACES = 100_000
 _MAX_VARIANTS = 8
@@ -199,6 +200,23 @@ class ContextRegistry:
         """
         if text.strip():
             self._remember(tenant, Rendering.of(text))
+
+    def remember_plan(self, plan: Plan, tenant: str | None = None) -> None:
+        """Remember what a plan shows, so that it is not planned again and its labels stay its own.
+
+        Without the question where that comes last: with it, the same question asked elsewhere about
+        documents without a plan would pass for planned.
+
+        Args:
+            plan: The plan.
+            tenant: In whose prompts it is to be found besides those of the plan's tenant.
+        """
+        if plan.order_annotation is None or plan.templates.order_position == "before_question":
+            text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+        else:
+            text = plan.content
+        for one in {plan.request.tenant, plan.request.tenant if tenant is None else tenant}:
+            self.remember_planned(text, one)
 
     def parse(self, text: str, tenant: str = "") -> ParsedText:
         """Return a text as pieces that add up to it: a tenant's contexts, and plain text.

@@ -16,6 +16,7 @@ from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
@@ -108,13 +109,21 @@ class MemoryPlanner:
         planner: Plans the contexts; None makes a new one.
         tenant: The tenant of the requests; None takes that of each search's filters.
         component: The wrapper's name, for the log.
+        registry: Where contexts are remembered; None takes the one of this process.
 
     Raises:
         InvalidRequestError: wrong type.
     """
 
-    def __init__(self, planner: ReusePlanner | None, tenant: str | None, component: str) -> None:
+    def __init__(
+        self,
+        planner: ReusePlanner | None,
+        tenant: str | None,
+        component: str,
+        registry: ContextRegistry | None = None,
+    ) -> None:
         self.planner = planner_or_new(planner)
+        self._registry = context_registry(registry)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
         self._fail_open = FailOpen(component, "memories go through as retrieved")
 
@@ -161,6 +170,9 @@ class MemoryPlanner:
         request = replace(asked, blocks=unique, tenant=self._tenant_of(search))
         plan = self.planner.plan(request)
         text = render_turn(plan.parts, None, "", plan.templates)
+        # a prompt may show other contexts, too, whose labels have to be others
+        for tenant in {plan.request.tenant, current_scope().tenant or ""}:
+            self._registry.remember_planned(text, tenant)
         return MemoryContext(text, plan.order_annotation, plan.request, plan)
 
     def _tenant_of(self, search: MemorySearch) -> str:

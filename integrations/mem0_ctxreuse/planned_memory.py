@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse.memory_planner import MemoryContext, MemoryPlanner, MemorySearch, asked
@@ -72,6 +73,8 @@ class MemoryWrapper(Generic[_Memory]):
         memory: The memory to wrap.
         planner: Plans the contexts; None makes a new one.
         tenant: The tenant of the requests; None takes the user whose memories are searched.
+        registry: Where `context` remembers what it shows, for a model wrapper that has the same
+            registry; None takes the one of this process.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -82,9 +85,14 @@ class MemoryWrapper(Generic[_Memory]):
     _memory_planner: MemoryPlanner
 
     def __init__(
-        self, memory: _Memory, *, planner: ReusePlanner | None = None, tenant: str | None = None
+        self,
+        memory: _Memory,
+        *,
+        planner: ReusePlanner | None = None,
+        tenant: str | None = None,
+        registry: ContextRegistry | None = None,
     ) -> None:
-        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__)
+        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__, registry)
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
 
@@ -148,6 +156,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             the same engine.
         tenant: The tenant of the requests, unless `ctxreuse.request_context` says another. None
             takes the user whose memories the filters select (`mem0_ctxreuse.tenant_of`).
+        registry: Where `context` remembers what it shows, for a model wrapper that has the same
+            registry; None takes the one of this process.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -254,6 +264,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         memory: A mem0 `AsyncMemory` or `AsyncMemoryClient`, or anything that searches as they do.
         planner: As for `ReuseMemory`.
         tenant: As for `ReuseMemory`.
+        registry: As for `ReuseMemory`.
 
     Raises:
         InvalidRequestError: wrong type.

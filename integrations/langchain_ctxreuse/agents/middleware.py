@@ -12,9 +12,10 @@ from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
+from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.prompt_planner import planner_or_new
-from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, context_registry
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
@@ -28,7 +29,7 @@ from langchain_ctxreuse.agents.planned_messages import (
     newest_question,
     planned_result,
 )
-from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in
+from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in, rendered_blocks
 from langchain_ctxreuse.documents.document_plans import (
     carrying,
     document_block,
@@ -235,9 +236,30 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
             return None
         if len(parts) != 1:  # which of them shows the artifact is not known
             return None
-        return blocks_in(
-            message.artifact, parts[0].text, self._separator, message.name in self._split_tools
-        )
+        text = parts[0].text
+        pieces = self._registry.parse(text, tenant_from_config() or "").pieces
+        if any(map(self._shows_labels, pieces)):
+            return self._rendered_blocks(message, pieces)
+        return blocks_in(message.artifact, text, self._separator, message.name in self._split_tools)
+
+    def _shows_labels(self, piece: Piece) -> bool:
+        label_at = self._templates.block.index("{label}")
+        pattern = self._templates.label_pattern
+        return isinstance(piece, FoundContext) and bool(pattern.match(piece.text, label_at))
+
+    def _rendered_blocks(self, message: ToolMessage, pieces: Sequence[Piece]) -> FoundBlocks | None:
+        """Return the blocks of a tool result that `format_context` has rendered, if it is no more.
+
+        It shows labels, so that cutting it would put one label behind another.
+        """
+        if len(pieces) != 1 or not isinstance(pieces[0], FoundContext):
+            return None
+        tenant, place = tenant_from_config() or "", encoded(f"tool result {message.id}")
+        sighting = Sighting(pieces[0], place, 0, "new", is_tool_result=True)
+        [claimed] = self._registry.claim(tenant, [sighting])
+        if not isinstance(claimed, FoundContext) or not claimed.spans:
+            return None
+        return rendered_blocks(claimed.blocks, message.artifact)
 
     def _planned_result(
         self,

@@ -66,7 +66,7 @@ class UserQuestion:
 
     def planned(self, plan: Plan, registry: ContextRegistry) -> HumanMessage:
         """Return the message with its plan's content; the plan's query is `text`."""
-        _remember(plan, registry)
+        registry.remember_plan(plan)
         return self.rewritten(plan.content, message_metadata(plan))
 
     def rewritten(self, text: str, metadata: Mapping[str, Any]) -> HumanMessage:
@@ -123,7 +123,7 @@ def planned_result(
         after: The text behind them.
         registry: Where the text is remembered.
     """
-    _remember(plan, registry)
+    registry.remember_plan(plan)
     new = with_text(message, TextPart(before + plan.content + after, old.part))
     return _with_metadata(new, {**message_metadata(plan, len(before)), "part": old.part})
 
@@ -265,17 +265,3 @@ def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
 def _with_metadata(message: _Message, metadata: Mapping[str, Any]) -> _Message:
     kwargs = {**message.additional_kwargs, METADATA_KEY: dict(metadata)}
     return message.model_copy(update={"additional_kwargs": kwargs})
-
-
-def _remember(plan: Plan, registry: ContextRegistry) -> None:
-    """Remember what a plan shows, so that it is not planned again.
-
-    Without the question where that comes last: with it, the same question asked elsewhere about
-    documents without a plan would pass for planned.
-    """
-    templates = plan.templates
-    if plan.order_annotation is None or templates.order_position == "before_question":
-        text = render_turn(plan.parts, plan.order_annotation, "", templates)
-    else:
-        text = plan.content
-    registry.remember_planned(text, plan.request.tenant)

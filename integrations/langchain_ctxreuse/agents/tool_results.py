@@ -84,6 +84,18 @@ def blocks_in(artifact: Any, text: str, separator: str, splits: bool) -> FoundBl
     return pieces.as_blocks([one["id"] for one in memories])
 
 
+def rendered_blocks(blocks: Sequence[ContextBlock], artifact: Any) -> FoundBlocks:
+    """Return the blocks of a tool result that shows them under labels.
+
+    Args:
+        blocks: The blocks.
+        artifact: The tool's artifact; it may hold the same as Documents, in this order.
+    """
+    documents = _documents(artifact)
+    same = [one.page_content for one in documents] == [block.text for block in blocks]
+    return FoundBlocks(tuple(blocks), documents=tuple(documents) if same else ())
+
+
 def _documents(artifact: Any) -> list[Document]:
     """Return an artifact's documents; none if it holds anything else."""
     given = artifact if isinstance(artifact, list) else []

@@ -13,6 +13,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
@@ -274,7 +275,9 @@ class ChatTurnPlanner:
             window,
             lambda history: self._planner.preview(self._request(retrieved, history)).content,
         )
-        return history, self._planner.plan(self._request(retrieved, history))
+        plan = self._planner.plan(self._request(retrieved, history))
+        context_registry().remember_plan(plan)
+        return history, plan
 
     def _request(self, retrieved: _Retrieved, history: Transcript) -> ContextRequest:
         scope = current_scope()

@@ -31,6 +31,7 @@ from llama_index.core.vector_stores.types import (
 from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
@@ -226,7 +227,10 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
-        made = _Content.of(self._planner.plan(request), left_out)
+        plan = self._planner.plan(request)
+        made = _Content.of(plan, left_out)
+        # a prompt may show other contexts, too, whose labels have to be others
+        context_registry().remember_plan(plan, current_scope().tenant or "")
         # two tenants, or two conversations, may have got the same text
         key = (request.conversation_id, made.text)
         with self._lock:
