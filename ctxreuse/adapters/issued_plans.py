@@ -23,7 +23,7 @@ from ctxreuse.context.scope import RequestScope
 
 _log = logging.getLogger("ctxreuse")
 MAX_ITEMS: Final = 200_000
-"""Planned documents that a process remembers, about 100 bytes each."""
+"""Planned documents, and texts of searches, that a process remembers, about 100 bytes each."""
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _LATEST_SEARCHES = 8
 _ALIKE = 64
@@ -229,7 +229,14 @@ class SearchedTexts:
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self._texts: TenantLRUMap[bytes, tuple[SearchedText, ...]] = TenantLRUMap(MAX_ITEMS)
+        self._texts: TenantLRUMap[bytes, tuple[SearchedText, ...]] = TenantLRUMap(
+            max_weight=MAX_ITEMS, weight_of=len
+        )
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many texts of searches are remembered, and how many may be; all tenants together."""
+        return {"searched_texts": PartSize(self._texts.weight, MAX_ITEMS)}
 
     def remember(self, tenant: str, texts: Iterable[tuple[bytes, int]]) -> None:
         """Remember the planned result of a search.

@@ -59,7 +59,10 @@ class TestContexts:
 
     def test_all_other_text_stays_as_it_is(self) -> None:
         inner = RecordingModel()
-        messages = [SystemMessage("[Doc_1] x\n\n[Doc_2] y"), HumanMessage(f"- {context('ab')} -")]
+        messages = [
+            SystemMessage("[Doc_1] nobody's\n\n[Doc_2] own"),
+            HumanMessage(f"- {context('ab')} -"),
+        ]
         model(inner).invoke(messages)
         assert inner.calls[0].messages == messages
 

@@ -21,7 +21,7 @@ ORDER = "Please read the context in the following priority order: {} and answer 
 
 
 @pytest.fixture(autouse=True)
-def empty_registry() -> None:
+def nothing_of_other_tests() -> None:
     rendered_contexts._shared_registry.cache_clear()
     SEARCHED_TEXTS._forget_all()
 
