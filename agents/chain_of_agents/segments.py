@@ -81,7 +81,7 @@ def pieces_of(
     tokens = block.tokens if block.tokens is not None else count_tokens(block.text)
     if tokens <= budget_tokens or not block.text:
         return [block]
-    splitter = _Splitter(
+    splitter = _PieceSplitter(
         separators=_SEPARATORS,
         keep_separator="end",
         strip_whitespace=False,
@@ -98,7 +98,7 @@ def pieces_of(
     ]
 
 
-class _Splitter(RecursiveCharacterTextSplitter):
+class _PieceSplitter(RecursiveCharacterTextSplitter):
     """Joins what it has split in one pass: the library's takes the square of a piece's length."""
 
     def _merge_splits(self, splits: Iterable[str], separator: str) -> list[str]:

@@ -26,7 +26,7 @@ _Block: TypeAlias = tuple[str, BlockKey]
 separate tenants by a salt, has computed it twice: the index holds it twice."""
 
 
-class _Measured(NamedTuple):
+class _ObservedPrompt(NamedTuple):
     """What one answered request stored anew and found, in the engine's cache.
 
     Attributes:
@@ -94,7 +94,7 @@ class CapacityTracker:
         )
 
     def _forget_answers(self) -> None:
-        self._recent: deque[_Measured] = deque()
+        self._recent: deque[_ObservedPrompt] = deque()
         self._recent_blocks = 0
         self._uses: dict[_Block, _Use] = {}
         self._tokens = 0
@@ -186,7 +186,9 @@ class CapacityTracker:
             if excess > 0:
                 self.planner.evict_tokens(excess)
 
-    def _measured(self, plan: Plan, prompt: int, cached: int | None, completion: int) -> _Measured:
+    def _measured(
+        self, plan: Plan, prompt: int, cached: int | None, completion: int
+    ) -> _ObservedPrompt:
         expected = plan.expected_cached_tokens
         cached = min(prompt, expected if cached is None else cached)
         found_tokens = min(expected, cached)  # what was expected and is gone was stored anew
@@ -196,9 +198,9 @@ class CapacityTracker:
             tokens = self.planner.block_tokens([block], tenant)
             end += tokens
             blocks.append(((tenant, block.key), tokens, end <= found_tokens))
-        return _Measured(prompt - cached + completion, tuple(blocks))
+        return _ObservedPrompt(prompt - cached + completion, tuple(blocks))
 
-    def _add(self, measured: _Measured) -> None:
+    def _add(self, measured: _ObservedPrompt) -> None:
         self._recent.append(measured)
         self._count(measured, 1)
         capacity = max(1, self.capacity_tokens)
@@ -209,7 +211,7 @@ class CapacityTracker:
         ):
             self._count(self._recent.popleft(), -1)
 
-    def _count(self, measured: _Measured, times: int) -> None:
+    def _count(self, measured: _ObservedPrompt, times: int) -> None:
         """Count a measurement in (1) or out (-1)."""
         self._tokens += times * measured.tokens
         self._recent_blocks += times * len(measured.blocks)

@@ -34,7 +34,7 @@ class PlannerSettings:
     trim_overlaps: bool
 
 
-class _Turn(NamedTuple):
+class _PreparedRequest(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
     `system` is the digest of the system text; `shown` holds the blocks to leave out, with the
@@ -223,13 +223,13 @@ class TenantPlanner:
 
     def _open_turn(
         self, request: ContextRequest, tokens: Mapping[BlockKey, int], deduplicate: bool | None
-    ) -> _Turn:
+    ) -> _PreparedRequest:
         history = self._history(request)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
         shown = history.label_of if deduplicate else {}
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
-        return _Turn(
+        return _PreparedRequest(
             request=request,
             system=_system_digest(request.system),
             blocks=request.unique_blocks,
@@ -241,7 +241,12 @@ class TenantPlanner:
         )
 
     def _order(
-        self, turn: _Turn, state: TenantState, strategy: Strategy, *, preview: bool = False
+        self,
+        turn: _PreparedRequest,
+        state: TenantState,
+        strategy: Strategy,
+        *,
+        preview: bool = False,
     ) -> list[BlockKey]:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
@@ -255,7 +260,9 @@ class TenantPlanner:
             state.online.learn(turn.weights, turn.system)
         return order
 
-    def _record(self, turn: _Turn, state: TenantState, order: Sequence[BlockKey]) -> _Recorded:
+    def _record(
+        self, turn: _PreparedRequest, state: TenantState, order: Sequence[BlockKey]
+    ) -> _Recorded:
         """Record that a turn sends its blocks in an order."""
         request, index, conversations = turn.request, state.index, state.conversations
         now = next(self._clock)
@@ -294,7 +301,9 @@ class TenantPlanner:
         cached = sum(tokens[: inserted.blocks_before])
         return _Recorded(LoggedPrompt(prompt, state.log, now), cached)
 
-    def _plan(self, turn: _Turn, order: list[BlockKey], recorded: _Recorded | None) -> Plan:
+    def _plan(
+        self, turn: _PreparedRequest, order: list[BlockKey], recorded: _Recorded | None
+    ) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
         labels_of_sent = templates.block_labels(turn.ordinals)

@@ -116,7 +116,7 @@ class EventSockets:
         self._live: Any = None
         self._monitor: Any = None
         self._poller: Any = None
-        self._replay: _Replay | None = None
+        self._replay: _PendingReplay | None = None
         self._skipped = 0
 
     @property
@@ -220,7 +220,7 @@ class EventSockets:
         dealer.connect(self._replay_endpoint)
         dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
         self._poller.register(dealer, zmq.POLLIN)
-        self._replay = _Replay(dealer, self._replay_timeout_s)
+        self._replay = _PendingReplay(dealer, self._replay_timeout_s)
 
     def end_replay(self) -> None:
         """Hear no more of a replay."""
@@ -259,7 +259,7 @@ class EventSockets:
         return False if self._replay.is_overdue else None
 
 
-class _Replay:
+class _PendingReplay:
     """A replay under way: how long it was waited for, and how much has come."""
 
     def __init__(self, socket: Any, timeout_s: float) -> None:

@@ -47,7 +47,7 @@ _BLOCKS = 500_000
 every 64 characters."""
 
 
-class _Measured(NamedTuple):
+class _MeasuredBlock(NamedTuple):
     """What is known of a block before it is written: its tokens, and the digest of its text."""
 
     tokens: int
@@ -203,7 +203,7 @@ class TraceRecorder(OnePerProcess):
         what other tenants have.
         """
         blocks = request.unique_blocks
-        measured: dict[BlockKey, _Measured] = {}
+        measured: dict[BlockKey, _MeasuredBlock] = {}
         while True:
             with self._lock:
                 known = {key: self._names.get(request.tenant, key) for key in blocks}
@@ -213,15 +213,15 @@ class TraceRecorder(OnePerProcess):
                     return
             measured |= {key: self._measured(blocks[key]) for key in new}
 
-    def _measured(self, block: ContextBlock) -> _Measured:
+    def _measured(self, block: ContextBlock) -> _MeasuredBlock:
         tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
-        return _Measured(tokens, self._digest(block.text))
+        return _MeasuredBlock(tokens, self._digest(block.text))
 
     def _append_request(
         self,
         request: ContextRequest,
         known: Mapping[BlockKey, BlockId | None],
-        measured: Mapping[BlockKey, _Measured],
+        measured: Mapping[BlockKey, _MeasuredBlock],
     ) -> None:
         """Append a request, and before it the blocks that the corpus lacks; the lock is held.
 
@@ -253,7 +253,7 @@ class TraceRecorder(OnePerProcess):
         self.requests += 1
 
     def _named(
-        self, block: ContextBlock, measured: _Measured, tenant: str, corpus: IO[bytes]
+        self, block: ContextBlock, measured: _MeasuredBlock, tenant: str, corpus: IO[bytes]
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
         digest = measured.digest
