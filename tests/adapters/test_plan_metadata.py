@@ -2,6 +2,8 @@ import json
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.adapters.formatting import format_documents
@@ -20,6 +22,9 @@ from ctxreuse.adapters.plan_metadata import (
 )
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.planning.plan import Plan
+from langchain_ctxreuse import ReuseCompressor, format_context
+from llamaindex_ctxreuse import ReusePostprocessor
+from mem0_ctxreuse import ReuseMemory
 
 PLAN = {"parts": [["[Doc_1]", "a"], ["[Doc_2]", "b"]], "order_annotation": None}
 
@@ -154,3 +159,33 @@ def test_documents_of_two_plans_do_not_stand_as_planned():
 def test_templates_of_another_type_are_refused():
     with pytest.raises(ValueError, match="templates must be Templates, not 'x'"):
         format_documents([], "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", [1_000, 100_000])
+@pytest.mark.parametrize("nest", [lambda inner: {"plan": inner}, lambda inner: [inner]])
+def test_metadata_that_nests_too_deeply_is_ignored_in_every_framework(depth: int, nest: Any):
+    deep: Any = {}
+    for _ in range(depth):
+        deep = nest(deep)
+    texts, metadata = ["one " * 40, "two " * 40], {METADATA_KEY: {"plan": deep}}
+    labelled = f"[Doc_1] {texts[0]}\n\n[Doc_2] {texts[1]}"
+
+    documents = [Document(text, metadata=metadata) for text in texts]
+    assert format_context(documents) == labelled
+    compressed = ReuseCompressor().compress_documents(documents, "Which?")
+    assert [document.page_content for document in compressed] == texts
+
+    hidden = {"metadata": metadata, "excluded_llm_metadata_keys": [METADATA_KEY]}
+    nodes = [NodeWithScore(node=TextNode(text=text, **hidden)) for text in texts]
+    postprocessor = ReusePostprocessor()
+    planned = postprocessor.postprocess_nodes(nodes, query_str="Which?")
+    assert [node.text for node in planned] == texts
+    assert postprocessor.faults == 0
+
+    class Notes:
+        def search(self, query: str) -> dict[str, Any]:
+            return {"results": [{"id": text, "memory": text} for text in texts], **metadata}
+
+    memory = ReuseMemory(Notes())
+    assert memory.messages("Which?")[0]["content"] == f"{labelled}\n\nWhich?"
+    assert memory.faults == 0
