@@ -19,7 +19,7 @@ from operator import add, gt, sub
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.lru_map import PartSize, TenantShares
 from ctxreuse.index.explain import PromptLog
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import Conversations
@@ -193,6 +193,7 @@ class Tenants:
         self._names = 0  # the sizes of the tenants' names
         self._totals = [0] * len(_PARTS)  # of the sizes of these states
         self._are_over = False  # whether one of them may be over its bound
+        self._shares: dict[int, TenantShares] = {}  # of the parts that have been
 
     def holding(self, tenant: str) -> _Hold:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts.
@@ -225,6 +226,8 @@ class Tenants:
             tenant, state = self._states.popitem(last=False)
             self._names -= id_size(tenant)
             self._totals = [*map(sub, self._totals, state.sizes)]
+            for shares in self._shares.values():
+                shares.note(tenant, 0)
             self._cut_short += state.cut_short + state.online.cut_short
 
     def measure(self, state: TenantState) -> None:
@@ -237,6 +240,8 @@ class Tenants:
             before, state.sizes = state.sizes, sizes
             if self._states.get(state.name) is state:
                 self._totals = [*map(add, self._totals, map(sub, sizes, before))]
+                for part, shares in self._shares.items():
+                    shares.note(state.name, sizes[part])
                 self._are_over = any(map(gt, self._totals, self._bounds))
 
     def enforce_bounds(self) -> None:
@@ -250,15 +255,29 @@ class Tenants:
         for part, bound in enumerate(self._bounds):
             while self._totals[part] > bound:
                 with self._lock:
-                    states = list(self._states.values())
-                most = max(states, key=lambda state: state.sizes[part])
+                    if self._totals[part] <= bound:  # somebody else has seen to it
+                        break
+                    most = self._states[self._shares_of(part).largest()]
+                    share = bound // len(self._states)
                 if not most.lock.acquire(blocking=False):
                     break
                 try:
-                    self._shrink(part, most, bound // len(states))
+                    self._shrink(part, most, share)
                     self.measure(most)
                 finally:
                     most.lock.release()
+
+    def _shares_of(self, part: int) -> TenantShares:
+        """Return how much of a part each tenant holds; the common lock is held.
+
+        It is kept only once the part has been over its bound, so that no plan pays for it before.
+        """
+        shares = self._shares.get(part)
+        if shares is None:
+            shares = self._shares[part] = TenantShares(self._bounds[part])
+            for tenant, state in self._states.items():
+                shares.note(tenant, state.sizes[part])
+        return shares
 
     def _shrink(self, part: int, state: TenantState, share: int) -> None:
         """Drop the oldest entries of a part of a state that is held; a few, for others may wait."""

@@ -200,8 +200,11 @@ def test_every_part_stays_within_its_bound_and_the_statistics_say_how_large_it_i
         assert {name: size.entries for name, size in parts.items() if name != "tenants"} == (
             measured(tenants)
         )
-        assert all(size.entries <= size.bound for size in parts.values())
+        assert not any(size.is_exceeded for size in parts.values())
         assert parts["tenants"] == PartSize(len(tenants._states), 3)
+        for part, shares in tenants._shares.items():
+            held = {state.name: state.sizes[part] for state in tenants._states.values()}
+            assert shares._held == {name: size for name, size in held.items() if size}
 
 
 def test_the_statistics_name_every_bound():
