@@ -235,6 +235,8 @@ class PromptPlanner:
             ):
                 counts["in_other_scope"] += 1
                 _log_other_scope()
+        if counts["left_alone"]:
+            _log_left_alone()
         if counts:
             with self._lock:
                 self._counts += counts
@@ -272,6 +274,16 @@ def _log_other_scope() -> None:
         "a prompt shows a context that was rendered outside of its tenant's scope; it is sent as "
         "given. Call format_context where the tenant of the model call is known: inside the chain, "
         'or inside "with ctxreuse.request_context(tenant=...)". Further cases are only counted.'
+    )
+
+
+@cache
+def _log_left_alone() -> None:
+    """Say once that a rendering is shown at more places than it was rendered for."""
+    _log.warning(
+        "a prompt shows a rendered context where it is not certain that the application put it "
+        "there: one rendering was used in several prompts, or twice in one; it is sent as given. "
+        "Call format_context for each prompt anew. Further cases are only counted, as left_alone."
     )
 
 

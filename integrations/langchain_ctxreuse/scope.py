@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, closing
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -91,7 +91,9 @@ class RequestCarrier(BaseModel):
     def _carrying(self, config: RunnableConfig | None) -> Self:
         """Return a copy for one call."""
         copy = self.model_copy()
-        copy._request = CarriedRequest(ensure_config(config), scope_from_config(config))
+        # a stream without chunks invokes its copy when it is read, maybe in another context
+        with nullcontext() if self._request is None else self._request.serving():
+            copy._request = CarriedRequest(ensure_config(config), scope_from_config(config))
         return copy
 
     @property

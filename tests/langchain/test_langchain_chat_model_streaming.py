@@ -72,12 +72,12 @@ class TestStreaming:
         inner = StreamingModel()
         wrapper = model(inner)
         one, two = configured(tenant="one"), configured(tenant="two")
-        wrapper.invoke(question("abc"), one)
-        stream = wrapper.stream_events(question("cab"), one, version="v3")
+        wrapper.invoke(question("abc", tenant="one"), one)
+        stream = wrapper.stream_events(question("cab", tenant="one"), one, version="v3")
         assert str(stream.text) == "Which?"
-        other = wrapper.stream_events(question("cab"), two, version="v3")
+        other = wrapper.stream_events(question("cab", tenant="two"), two, version="v3")
         assert str(other.text) == "Which?"
-        tasks = await wrapper.astream_events(question("bca"), one, version="v3")
+        tasks = await wrapper.astream_events(question("bca", tenant="one"), one, version="v3")
         assert await tasks.text == "Which?"
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "cab", "abc"]
 

@@ -329,6 +329,36 @@ class TestSetUps:
         assert application.model.prompt_statistics.in_other_scope == 1
 
 
+def test_a_rendering_that_two_prompts_use_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    prompt_planner._log_left_alone.cache_clear()
+    application = Application()
+    for letters in ("abc", "cab"):
+        context = format_context(documents(letters))
+        for words in ("Is it of use?", "Answer:"):
+            with caplog.at_level(logging.WARNING, "ctxreuse"):
+                application.model.invoke(f"{words} {context}")
+    statistics = application.model.prompt_statistics
+    assert (statistics.planned, statistics.left_alone) == (2, 2)
+    [line] = caplog.messages
+    assert "format_context for each prompt" in line
+    assert "says" not in line
+    for words in ("Is it of use?", "Answer:"):
+        application.model.invoke(f"{words} {format_context(documents('bca'))}")
+    assert application.model.prompt_statistics.planned == 4
+
+
+def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read() -> None:
+    application = Application()
+    with request_context(tenant="one"):
+        streams = [
+            application.model.stream(f"{format_context(documents(letters))} Which?")
+            for letters in ("abc", "cab")
+        ]
+    for stream in streams:
+        list(stream)
+    assert application.sent == ["abc", "abc"]
+
+
 class TestHonestPrograms:
     """What programs do with a rendered context besides showing it once."""
 
