@@ -223,6 +223,10 @@ class ReusePlanner:
 
         Args:
             tokens: Block tokens, from 0. Whole blocks leave the index, so it may be a few more.
+
+        Returns:
+            What left the index, and what leaves it as soon as a step of another call ends: this
+            call waits for none.
         """
         return self._planning.evict_tokens(checked_integer("tokens", tokens))
 
@@ -310,8 +314,9 @@ class ReusePlanner:
         """Return the size of the context index and of all else that the planner remembers.
 
         All tenants count together. `parts` has the entries and the bound of each part; the bounds
-        are those of the planner as a whole. `cut_short` counts the searches that ended at the bound
-        on their work. Waits for no plan: what one is doing at the moment does not count yet.
+        are those of the planner as a whole. `limits_reached` counts the searches that ended at
+        the bound on their work, by what was looked for. Waits for no plan: what one is doing at the
+        moment does not count yet.
         """
         return self._planning.statistics()
 

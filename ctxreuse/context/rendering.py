@@ -255,7 +255,20 @@ def repeated_length(earlier: str, text: str) -> int:
     return 0
 
 
-def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> list[TurnPart]:
+class ReplacedOverlaps(NamedTuple):
+    """The parts of a turn whose repeated beginnings are marked.
+
+    Attributes:
+        parts: The same parts; `SentBlock.repeated` says how many characters its rendering leaves
+            out, and `SentBlock.repeats` under which label they stand.
+        is_cut_short: Whether a block was not compared with all texts before it.
+    """
+
+    parts: list[TurnPart]
+    is_cut_short: bool
+
+
+def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> ReplacedOverlaps:
     """Mark the blocks whose beginning repeats the end of a block before them.
 
     Splitters with an overlap make such blocks. A block stays whole; only its rendering replaces the
@@ -268,15 +281,15 @@ def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> lis
     Args:
         parts: A turn's parts in the order in which they are shown.
         shown: Label -> text of the blocks in the messages before this turn.
-
-    Returns:
-        The same parts; `SentBlock.repeated` says how many characters its rendering leaves out, and
-        `SentBlock.repeats` under which label they stand.
     """
     nearest = deque(shown.items(), maxlen=_COMPARED_TEXTS)
     marked: list[TurnPart] = []
+    before = len(shown)
+    is_cut_short = False
     for part in parts:
         if isinstance(part, SentBlock):
+            is_cut_short = is_cut_short or before > _COMPARED_TEXTS
+            before += 1
             longest, label = 0, ""
             for earlier_label, earlier in nearest:
                 length = repeated_length(earlier, part.block.text)
@@ -285,4 +298,4 @@ def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> lis
             nearest.append((part.label, part.block.text))
             part = SentBlock(part.label, part.block, longest, label)
         marked.append(part)
-    return marked
+    return ReplacedOverlaps(marked, is_cut_short)

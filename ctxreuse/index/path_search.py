@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,18 +21,28 @@ class Match(NamedTuple):
         path: Its blocks, from the root on.
         weight: Their weight.
         is_cut_short: Whether the search ended at its bound, so that a better path may exist.
+        is_greedy: Whether it went on with the heaviest path from its 256th node on, so that a
+            better one may exist.
     """
 
     path: tuple[BlockKey, ...]
     weight: int
     is_cut_short: bool = False
+    is_greedy: bool = False
+
+    def note_limits(self, note_limit: Callable[[str], object]) -> None:
+        """Call a function with the name of each bound that was reached."""
+        if self.is_cut_short:
+            note_limit("cached_paths")
+        if self.is_greedy:
+            note_limit("greedy_paths")
 
 
 def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     """Return the path of most weight that uses only blocks of the context.
 
     Among equal weights the path that more requests share wins, then the one whose blocks the
-    retriever ranked higher. The search is exact up to a bound on the nodes it visits and
+    retriever ranked higher. The search is exact up to 256 nodes and
     continues greedily from there, so its work does not grow with the tree. It compares at most
     65,536 blocks and 16 for each block of the context (and one path more), however many long paths
     tie, and then returns the best path found by then.
@@ -46,6 +56,7 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     rank: dict[Hashable, int] = {}  # of the blocks, filled where paths tie
     size = len(context)
     visits = 0
+    is_greedy = False
     steps = _STEPS + _STEPS_A_BLOCK * size
     stack = [(0, root)]
     while stack and steps >= 0:
@@ -88,13 +99,14 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
         if complete:
             complete.sort(key=itemgetter(0))
             if visits > _VISITS:
+                is_greedy = is_greedy or len(stack) + len(complete) > 1
                 stack = complete[-1:]
             else:
                 stack += complete  # the heaviest on top: depth first, greedy first
     is_cut_short = steps < 0
     if best_end is None:
-        return Match((), 0, is_cut_short)
-    return Match(path_to(*best_end), best[0], is_cut_short)
+        return Match((), 0, is_cut_short, is_greedy)
+    return Match(path_to(*best_end), best[0], is_cut_short, is_greedy)
 
 
 def _branches(node: Node, best: Node) -> tuple[Node | None, Node]:

@@ -106,18 +106,25 @@ class IndexStatistics:
         requests: Request ids remembered.
         parts: Of a planner, every part of its state that grows with traffic, by the names in
             `ctxreuse.planning.tenants.Bounds`; empty for one index.
-        cut_short: Of a planner, how often a search since its start ended at the bound on its work:
-            for a cached beginning, for an order, or for blocks that a history shows. A plan is
-            right all the same, but may reuse less. Where the number grows, requests have thousands
-            of blocks that tie, or histories repeat labels a great many times: send fewer blocks in
-            a request, or find out who sends such texts.
+        limits_reached: Of a planner, how often a search since its start ended at the bound on its
+            work, by what was looked for: "cached_paths", the best beginning for a request, and
+            "greedy_paths", the same beyond 256 nodes; "continuations", an order behind it;
+            "paper_orders", the papers' order; "shown_blocks", blocks in a history; "overlaps",
+            texts that a block may repeat. A plan is right all the same, but may reuse less. Where a
+            number grows, requests have thousands of blocks that tie, or histories repeat labels a
+            great many times: send fewer blocks in a request, or find out who sends such texts.
     """
 
     nodes: int = 0
     tokens: int = 0
     requests: int = 0
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
-    cut_short: int = field(default=0, compare=False)
+    limits_reached: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def cut_short(self) -> int:
+        """How often any search since the start ended at the bound on its work."""
+        return sum(self.limits_reached.values())
 
 
 class ContextIndex:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.index.path_search import heaviest_path
+from ctxreuse.index.path_search import Match, heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex, Node
 
 _TRIED_AT_LEAST = 32
@@ -18,6 +20,25 @@ _TRIAL_NODES = 2_000
 _MORE_THAN_ALL = -1  # every bit set, as an integer of any width
 _STEPS = 1 << 17
 _STEPS_A_BLOCK = 32
+
+LONG_CONTEXT = 64
+"""Blocks; the order of a longer context is worked out while its tenant's other requests go on."""
+
+
+class Continuation(NamedTuple):
+    """The order of the blocks behind a cached path.
+
+    Attributes:
+        order: The blocks.
+        is_cut_short: Whether the work ended at its bound.
+    """
+
+    order: list[BlockKey]
+    is_cut_short: bool = False
+
+
+_Follow: TypeAlias = Callable[[Iterable[BlockKey], Mapping[BlockKey, int]], Continuation]
+"""From the blocks in front and the others with their weights to the order of the others."""
 
 
 class Cooccurrence:
@@ -30,9 +51,6 @@ class Cooccurrence:
     Args:
         window: How many requests are remembered.
         max_entries: Bound on the blocks remembered in all of them together.
-
-    Attributes:
-        cut_short: How many continuations ended at the bound on their work.
     """
 
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
@@ -43,7 +61,6 @@ class Cooccurrence:
         self._oldest = 0
         self._entries = 0
         self._members: dict[BlockKey, int] = {}
-        self.cut_short = 0
 
     def add(self, context: Iterable[BlockKey]) -> None:
         """Remember a request, and forget the oldest where the bounds ask for it."""
@@ -73,100 +90,16 @@ class Cooccurrence:
             self._forget(self._oldest % self._window)
             self._oldest += 1
 
+    def members(self, blocks: Iterable[BlockKey]) -> dict[BlockKey, int]:
+        """Return the bit sets of those blocks that are remembered, as they are now."""
+        members = self._members
+        return {key: members[key] for key in blocks if key in members}
+
     def continuation(
-        self,
-        placed: Iterable[BlockKey],
-        rest: Mapping[BlockKey, int],
-        first_choices: int = 4,
-    ) -> list[BlockKey]:
-        """Order the blocks behind `placed` so that later requests find the longest prefix.
-
-        The next block is the one that most often came together with *all* blocks placed so far;
-        where no earlier request holds them all, the retriever's order stays. Since the first block
-        decides what the others can be, the most frequent few are each tried as the first, and the
-        continuation that most earlier requests could have shared, in weight, wins.
-
-        The work is bounded: 131,072 blocks are looked at, and 32 for each block of `rest`. What is
-        then still to be placed keeps the retriever's order, and `cut_short` counts it.
-
-        Args:
-            placed: The blocks in front.
-            rest: Block -> weight, in the retriever's order.
-            first_choices: How many first blocks are tried.
-
-        Returns:
-            The keys of `rest`, in the chosen order.
-        """
-        together = _MORE_THAN_ALL
-        members = self._members
-        for key in placed:
-            together &= members.get(key, 0)
-        if not together:
-            return list(rest)
-        known = [
-            (both.bit_count(), key, both)
-            for key in rest
-            if (both := together & members.get(key, 0))
-        ]
-        if not known:
-            return list(rest)
-        known_first = sorted(known, key=itemgetter(0), reverse=True)  # stable: rank breaks ties
-        best: list[BlockKey] = []
-        best_value = -1
-        candidates = [key for _, key, _ in known]
-        steps = _STEPS + _STEPS_A_BLOCK * len(rest)
-        for total, first, both in known_first[:first_choices]:
-            value, order, steps = self._greedy(first, total, both, candidates, rest, steps)
-            if value > best_value:
-                best, best_value = order, value
-        self.cut_short += steps < 0
-        chosen = set(best)
-        return best + [key for key in rest if key not in chosen]
-
-    def _greedy(
-        self,
-        first: BlockKey,
-        requests: int,
-        together: int,
-        candidates: list[BlockKey],
-        weights: Mapping[BlockKey, int],
-        steps: int,
-    ) -> tuple[int, list[BlockKey], int]:
-        """Continue from a first block, `together` being the requests that hold all so far.
-
-        Returns:
-            The weight that those earlier requests could have shared, the order, and how many of
-            `steps`, the blocks that may be looked at, are left; below 0 says that it was cut short.
-        """
-        order = [first]
-        value = requests * weights[first]
-        members = self._members
-        left = [key for key in candidates if key != first]
-        while left and steps >= 0:
-            steps -= len(left)
-            best, best_count, best_both = None, 0, 0
-            following: list[BlockKey] = []
-            everywhere: list[BlockKey] = []
-            for key in left:
-                both = together & members[key]
-                if not both:
-                    continue
-                if both == together:
-                    everywhere.append(key)
-                    continue
-                following.append(key)
-                number = both.bit_count()
-                if number > best_count:
-                    best, best_count, best_both = key, number, both
-            order += everywhere
-            value += requests * sum([weights[key] for key in everywhere])
-            if best is None:
-                break
-            order.append(best)
-            value += best_count * weights[best]
-            following.remove(best)
-            left, together, requests = following, best_both, best_count
-        return value, order, steps
+        self, placed: Iterable[BlockKey], rest: Mapping[BlockKey, int], first_choices: int = 4
+    ) -> Continuation:
+        """Order the blocks behind `placed`; see the function `continuation`."""
+        return continuation(self._members, placed, rest, first_choices)
 
     def _forget(self, slot: int) -> None:
         members = self._members
@@ -179,6 +112,99 @@ class Cooccurrence:
                 del members[key]
         self._entries -= len(self._requests[slot])
         self._requests[slot] = ()
+
+
+def continuation(
+    members: Mapping[BlockKey, int],
+    placed: Iterable[BlockKey],
+    rest: Mapping[BlockKey, int],
+    first_choices: int = 4,
+) -> Continuation:
+    """Order the blocks behind `placed` so that later requests find the longest prefix.
+
+    The next block is the one that most often came together with *all* blocks placed so far;
+    where no earlier request holds them all, the retriever's order stays. Since the first block
+    decides what the others can be, the most frequent few are each tried as the first, and the
+    continuation that most earlier requests could have shared, in weight, wins.
+
+    The work is bounded: 131,072 blocks are looked at, and 32 for each block of `rest`. What is
+    then still to be placed keeps the retriever's order.
+
+    Args:
+        members: In which recent requests each block was; see `Cooccurrence`.
+        placed: The blocks in front.
+        rest: Block -> weight, in the retriever's order.
+        first_choices: How many first blocks are tried.
+
+    Returns:
+        The keys of `rest`, in the chosen order.
+    """
+    together = _MORE_THAN_ALL
+    for key in placed:
+        together &= members.get(key, 0)
+    if not together:
+        return Continuation(list(rest))
+    known = [
+        (both.bit_count(), key, both) for key in rest if (both := together & members.get(key, 0))
+    ]
+    if not known:
+        return Continuation(list(rest))
+    known_first = sorted(known, key=itemgetter(0), reverse=True)  # stable: rank breaks ties
+    best: list[BlockKey] = []
+    best_value = -1
+    candidates = [key for _, key, _ in known]
+    steps = _STEPS + _STEPS_A_BLOCK * len(rest)
+    for total, first, both in known_first[:first_choices]:
+        value, order, steps = _greedy(members, first, total, both, candidates, rest, steps)
+        if value > best_value:
+            best, best_value = order, value
+    chosen = set(best)
+    return Continuation(best + [key for key in rest if key not in chosen], steps < 0)
+
+
+def _greedy(
+    members: Mapping[BlockKey, int],
+    first: BlockKey,
+    requests: int,
+    together: int,
+    candidates: list[BlockKey],
+    weights: Mapping[BlockKey, int],
+    steps: int,
+) -> tuple[int, list[BlockKey], int]:
+    """Continue from a first block, `together` being the requests that hold all so far.
+
+    Returns:
+        The weight that those earlier requests could have shared, the order, and how many of
+        `steps`, the blocks that may be looked at, are left; below 0 says that it was cut short.
+    """
+    order = [first]
+    value = requests * weights[first]
+    left = [key for key in candidates if key != first]
+    while left and steps >= 0:
+        steps -= len(left)
+        best, best_count, best_both = None, 0, 0
+        following: list[BlockKey] = []
+        everywhere: list[BlockKey] = []
+        for key in left:
+            both = together & members[key]
+            if not both:
+                continue
+            if both == together:
+                everywhere.append(key)
+                continue
+            following.append(key)
+            number = both.bit_count()
+            if number > best_count:
+                best, best_count, best_both = key, number, both
+        order += everywhere
+        value += requests * sum([weights[key] for key in everywhere])
+        if best is None:
+            break
+        order.append(best)
+        value += best_count * weights[best]
+        following.remove(best)
+        left, together, requests = following, best_both, best_count
+    return value, order, steps
 
 
 class OnlineOrder:
@@ -196,6 +222,7 @@ class OnlineOrder:
 
     Args:
         recent: The tenant's recent requests.
+        note_limit: Called with the name of a bound on the work that was reached, from any thread.
 
     Attributes:
         recent: The tenant's recent requests; the caller adds each that is sent.
@@ -205,12 +232,14 @@ class OnlineOrder:
         block_count: How many blocks these nodes hold together.
     """
 
-    def __init__(self, recent: Cooccurrence) -> None:
+    def __init__(
+        self, recent: Cooccurrence, note_limit: Callable[[str], object] = lambda name: None
+    ) -> None:
         self.recent = recent
+        self._note_limit = note_limit
         self._requests = 0
         self._gains = {True: 0.0, False: 0.0}
         self.follows_cooccurrence = True
-        self._cut_short = 0
         self.forget_trials()
 
     def forget_trials(self) -> None:
@@ -220,11 +249,6 @@ class OnlineOrder:
             False: ContextIndex(max_nodes=_TRIAL_NODES),
         }
         self.node_count = self.block_count = 0
-
-    @property
-    def cut_short(self) -> int:
-        """How many searches and continuations ended at the bound on their work."""
-        return self._cut_short + self.recent.cut_short
 
     def order(self, context: Mapping[BlockKey, int], root: Node) -> list[BlockKey]:
         """Order a context.
@@ -236,41 +260,156 @@ class OnlineOrder:
         Returns:
             A permutation of the context's keys.
         """
-        return self._arrange(context, root, self.follows_cooccurrence)[1]
+        path = self._cached_path(context, root)
+        follow = self.recent.continuation if self.follows_cooccurrence else None
+        return _order_behind(path, context, follow, self._note_limit)
 
     def learn(self, context: Mapping[BlockKey, int], system: Hashable) -> None:
         """Try both continuations on a request, before it counts as a recent one."""
-        self._requests += 1
-        if self._requests > _TRIED_ALWAYS and self._requests % _TRIED_LATER:
+        if not self._is_tried():
             return
+        for by_cooccurrence, path in self._trial_paths(context, system).items():
+            follow = self.recent.continuation if by_cooccurrence else None
+            order = _order_behind(path, context, follow, self._note_limit)
+            self._gain(by_cooccurrence, path, order, context, system)
+        self._compare()
+
+    def look_up(
+        self, context: Mapping[BlockKey, int], root: Node, system: Hashable, *, learns: bool
+    ) -> LongContext:
+        """Return all that the order of a long context depends on, and its trials if there are any.
+
+        The rest of `order` and `learn` then needs the tenant's state no more, until `learn_from`.
+
+        Args:
+            context: As in `order`.
+            root: As in `order`.
+            system: The request's system text.
+            learns: Whether both continuations are tried on it.
+        """
+        follow = partial(continuation, self.recent.members(context))
+        return LongContext(
+            context,
+            system,
+            self._cached_path(context, root),
+            follow,
+            self.follows_cooccurrence,
+            self._trial_paths(context, system) if learns and self._is_tried() else {},
+            self._note_limit,
+        )
+
+    def learn_from(self, looked_up: LongContext) -> None:
+        """Do what `learn` does with the orders of a long context."""
+        for by_cooccurrence, order in looked_up.tried.items():
+            path = looked_up.trials[by_cooccurrence]
+            self._gain(by_cooccurrence, path, order, looked_up.context, looked_up.system)
+        if looked_up.tried:
+            self._compare()
+
+    def _is_tried(self) -> bool:
+        """Count a request, and return whether it is one of those that are tried."""
+        self._requests += 1
+        return self._requests <= _TRIED_ALWAYS or not self._requests % _TRIED_LATER
+
+    def _trial_paths(self, context: Mapping[BlockKey, int], system: Hashable) -> dict[bool, Match]:
+        return {
+            by_cooccurrence: self._cached_path(context, trial.root(system))
+            for by_cooccurrence, trial in self._trials.items()
+        }
+
+    def _gain(
+        self,
+        by_cooccurrence: bool,
+        path: Match,
+        order: list[BlockKey],
+        context: Mapping[BlockKey, int],
+        system: Hashable,
+    ) -> None:
+        """Count what a continuation would have gained, and send the request in its trial."""
         annotation = 20 + 6 * len(context)  # about its tokens: some words, and a label a block
-        for by_cooccurrence, trial in self._trials.items():
-            root = trial.root(system)
-            cached, order = self._arrange(context, root, by_cooccurrence)
-            gain = cached if order == list(context) else cached - annotation
-            self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
-            weights = [context[key] for key in order]
-            trial.insert(root, order, weights, self._requests, self._requests)
+        gain = path.weight if order == list(context) else path.weight - annotation
+        self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
+        weights = [context[key] for key in order]
+        trial = self._trials[by_cooccurrence]
+        trial.insert(trial.root(system), order, weights, self._requests, self._requests)
+
+    def _compare(self) -> None:
         one, other = self._trials.values()
         self.node_count = one.node_count + other.node_count
         self.block_count = one.block_count + other.block_count
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 
-    def _arrange(
-        self, context: Mapping[BlockKey, int], root: Node, by_cooccurrence: bool
-    ) -> tuple[int, list[BlockKey]]:
-        """Return the weight of the best cached path, and the order.
-
-        The order begins with that path unless the path is shorter than an engine block.
-        """
+    def _cached_path(self, context: Mapping[BlockKey, int], root: Node) -> Match:
         match = heaviest_path(root, context)
-        self._cut_short += match.is_cut_short
-        # a shorter path saves nothing and is no reason to move anything
-        placed = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
-        taken = set(placed)
-        rest = {key: weight for key, weight in context.items() if key not in taken}
-        if not rest:
-            return match.weight, list(placed)
-        following = self.recent.continuation(placed, rest) if by_cooccurrence else rest
-        return match.weight, [*placed, *following]
+        match.note_limits(self._note_limit)
+        return match
+
+
+def _order_behind(
+    path: Match,
+    context: Mapping[BlockKey, int],
+    follow: _Follow | None,
+    note_limit: Callable[[str], object],
+) -> list[BlockKey]:
+    """Return the order that begins with a path, unless it is shorter than an engine block.
+
+    Args:
+        path: The best cached path.
+        context: Block -> weight, in the retriever's order.
+        follow: Orders what stands behind the path; None keeps the retriever's order.
+        note_limit: As in `OnlineOrder`.
+    """
+    # a shorter path saves nothing and is no reason to move anything
+    placed = path.path if path.weight >= ENGINE_BLOCK_TOKENS else ()
+    taken = set(placed)
+    rest = {key: weight for key, weight in context.items() if key not in taken}
+    if not rest:
+        return list(placed)
+    if follow is None:
+        return [*placed, *rest]
+    following = follow(placed, rest)
+    if following.is_cut_short:
+        note_limit("continuations")
+    return [*placed, *following.order]
+
+
+class LongContext:
+    """A long context that is being ordered, with what its tenant's state said about it.
+
+    Made by `OnlineOrder.look_up`, while the state is held.
+
+    Attributes:
+        context: Block -> weight, in the retriever's order.
+        system: The request's system text.
+        trials: By continuation the path that its trial has cached; empty if it is not tried.
+        tried: The orders of these trials, once `order` has worked them out.
+    """
+
+    def __init__(
+        self,
+        context: Mapping[BlockKey, int],
+        system: Hashable,
+        path: Match,
+        follow: _Follow,
+        follows_cooccurrence: bool,
+        trials: Mapping[bool, Match],
+        note_limit: Callable[[str], object],
+    ) -> None:
+        self.context = context
+        self.system = system
+        self._path = path
+        self._follow = follow
+        self._follows_cooccurrence = follows_cooccurrence
+        self.trials = trials
+        self.tried: dict[bool, list[BlockKey]] = {}
+        self._note_limit = note_limit
+
+    def order(self) -> list[BlockKey]:
+        """Return the order, and work out those of the trials; the state need not be held."""
+        self.tried = {one: self._behind(path, one) for one, path in self.trials.items()}
+        return self._behind(self._path, self._follows_cooccurrence)
+
+    def _behind(self, path: Match, by_cooccurrence: bool) -> list[BlockKey]:
+        follow = self._follow if by_cooccurrence else None
+        return _order_behind(path, self.context, follow, self._note_limit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
@@ -113,7 +113,19 @@ def _row_chunks(row_cost: npt.NDArray[Any], limit: int) -> list[tuple[int, int]]
     return chunks
 
 
-def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> list[BlockKey]:
+class PaperOrder(NamedTuple):
+    """The order of an arriving context.
+
+    Attributes:
+        order: A permutation of the context's keys.
+        is_cut_short: Whether the descent ended at the bound on its work.
+    """
+
+    order: list[BlockKey]
+    is_cut_short: bool
+
+
+def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> PaperOrder:
     """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
 
     Where the paper leaves a choice, this takes what saves more:
@@ -132,9 +144,6 @@ def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> li
         context: Block -> weight, in the retriever's order.
         root: The root of the request's system text.
         alpha: Weight of the ranks in the distance.
-
-    Returns:
-        A permutation of the context's keys.
     """
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
@@ -158,7 +167,7 @@ def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> li
         prefix += matched
         if len(matched) < len(node.run):
             break
-    return list(dict.fromkeys([*prefix, *context]))
+    return PaperOrder(list(dict.fromkeys([*prefix, *context])), steps < 0)
 
 
 def _distance_below(

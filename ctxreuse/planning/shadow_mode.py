@@ -148,8 +148,11 @@ class ShadowPlanner:
             name: PartSize(*map(sum, zip(size, planned.parts[name], strict=True)))
             for name, size in sent.parts.items()
         }
-        cut_short = sent.cut_short + planned.cut_short
-        return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts, cut_short)
+        limits = {
+            name: number + planned.limits_reached[name]
+            for name, number in sent.limits_reached.items()
+        }
+        return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts, limits)
 
     def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
         shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else 0

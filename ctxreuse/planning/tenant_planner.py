@@ -16,6 +16,7 @@ from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import EMPTY_HISTORY, History, shown_in
 from ctxreuse.ordering.batch import BatchContext, arrange
+from ctxreuse.ordering.online import LONG_CONTEXT, LongContext
 from ctxreuse.ordering.paper import paper_order
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.tenants import Tenants, TenantState
@@ -66,7 +67,8 @@ class TenantPlanner:
     """Plans requests, each with what its own tenant sent before.
 
     A tenant's state is held for short steps only: to order a request and to record it. Tokens are
-    counted, histories read, batches arranged and overlaps looked for without it. What others send
+    counted, histories read, batches arranged, long contexts ordered behind their cached paths and
+    overlaps looked for without it. What others send
     or evict meanwhile changes what is expected in the cache, never which blocks a plan has.
 
     Args:
@@ -84,9 +86,16 @@ class TenantPlanner:
         """Plan one request; see `ReusePlanner.plan`."""
         tokens = self._tokens(request.blocks, request.tenant)
         turn = self._open_turn(request, tokens, deduplicate)
-        with self._tenants.holding(request.tenant) as state:
-            order = self._order(turn, state, strategy)
-            recorded = self._record(turn, state, order)
+        if _is_long(turn, strategy):
+            long = self._look_up(turn, learns=True)
+            order = long.order()
+            with self._tenants.holding(request.tenant) as state:
+                state.online.learn_from(long)
+                recorded = self._record(turn, state, order)
+        else:
+            with self._tenants.holding(request.tenant) as state:
+                order = self._order(turn, state, strategy)
+                recorded = self._record(turn, state, order)
         return self._plan(turn, order, recorded)
 
     def preview(
@@ -95,8 +104,11 @@ class TenantPlanner:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
         tokens = self._tokens(request.blocks, request.tenant)
         turn = self._open_turn(request, tokens, deduplicate)
-        with self._tenants.holding(request.tenant) as state:
-            order = self._order(turn, state, strategy, preview=True)
+        if _is_long(turn, strategy):
+            order = self._look_up(turn, learns=False).order()
+        else:
+            with self._tenants.holding(request.tenant) as state:
+                order = self._order(turn, state, strategy, preview=True)
         return self._plan(turn, order, None)
 
     def plan_batch(
@@ -161,7 +173,7 @@ class TenantPlanner:
         system = _system_digest(request.system)
         with self._tenants.holding(request.tenant) as state:
             if not in_order:
-                return _cached_path(state, system, weights).weight
+                return self._cached_path(state, system, weights).weight
             sent = sent_prefix(state.index.root(system), list(weights))
         return sum(list(weights.values())[:sent])
 
@@ -208,7 +220,7 @@ class TenantPlanner:
         if not request.history:
             system = _system_digest(request.system)
             with self._tenants.holding(request.tenant) as state:
-                match = _cached_path(state, system, weights)
+                match = self._cached_path(state, system, weights)
             if match.weight >= ENGINE_BLOCK_TOKENS:
                 cached = match.path
         return BatchContext(request, weights, cached)
@@ -253,12 +265,28 @@ class TenantPlanner:
             return list(turn.weights)
         root = state.index.root(turn.system)
         if strategy == "paper":
-            return paper_order(turn.weights, root, self._settings.alpha)
+            papers = paper_order(turn.weights, root, self._settings.alpha)
+            if papers.is_cut_short:
+                self._tenants.note_limit("paper_orders")
+            return papers.order
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
         order = state.online.order(turn.weights, root)
         if not preview:
             state.online.learn(turn.weights, turn.system)
         return order
+
+    def _cached_path(
+        self, state: TenantState, system: bytes | None, weights: Mapping[BlockKey, int]
+    ) -> Match:
+        """Return what is expected in the cache of a context, in a state that is held."""
+        match = heaviest_path(state.index.root(system), weights)
+        match.note_limits(self._tenants.note_limit)
+        return match
+
+    def _look_up(self, turn: _PreparedRequest, *, learns: bool) -> LongContext:
+        with self._tenants.holding(turn.request.tenant) as state:
+            root = state.index.root(turn.system)
+            return state.online.look_up(turn.weights, root, turn.system, learns=learns)
 
     def _record(
         self, turn: _PreparedRequest, state: TenantState, order: Sequence[BlockKey]
@@ -285,7 +313,6 @@ class TenantPlanner:
             # also what an overlap will shorten: the next turn looks whether it is shown
             shown = zip(turn.ordinals, blocks, strict=True)
             conversations.remember(request.conversation_id, shown, inserted.node, turn.system)
-        state.cut_short += turn.history.is_cut_short
         tokens = tuple([turn.tokens[key] for key in sent])
         prompt = SentPrompt(
             request_id=request_id,
@@ -298,6 +325,8 @@ class TenantPlanner:
             tokens=tokens,
         )
         state.log.add(now, prompt)
+        if turn.history.is_cut_short:
+            self._tenants.note_limit("shown_blocks")
         cached = sum(tokens[: inserted.blocks_before])
         return _Recorded(LoggedPrompt(prompt, state.log, now), cached)
 
@@ -322,7 +351,9 @@ class TenantPlanner:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
         if self._settings.trim_overlaps:
-            parts = replace_overlaps(parts, turn.history.texts)
+            parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
+            if is_cut_short and recorded is not None:
+                self._tenants.note_limit("overlaps")
         return Plan(
             request=request,
             request_id="" if recorded is None else recorded.logged.prompt.request_id,
@@ -335,13 +366,10 @@ class TenantPlanner:
         )
 
 
-def _cached_path(
-    state: TenantState, system: bytes | None, weights: Mapping[BlockKey, int]
-) -> Match:
-    """Return what is expected in the cache of a context, in a state that is held."""
-    match = heaviest_path(state.index.root(system), weights)
-    state.cut_short += match.is_cut_short
-    return match
+def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:
+    """Return whether the order of a turn is worked out while its tenant's state is free."""
+    is_ordered = strategy == "reuse" and not turn.request.history
+    return is_ordered and len(turn.weights) > LONG_CONTEXT
 
 
 def _weights(tokens: Mapping[BlockKey, int]) -> dict[BlockKey, int]:

@@ -11,11 +11,13 @@ tenant's lock takes the common one only, never a second tenant's.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from operator import add, gt, sub
+from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -63,6 +65,7 @@ class TenantState:
         name: The tenant.
         capacity_tokens: What the engine's cache holds, or None.
         max_nodes: Bound on the nodes of its index.
+        note_limit: As in `OnlineOrder`.
 
     Attributes:
         lock: Who reads or changes what follows holds it.
@@ -74,19 +77,24 @@ class TenantState:
             counts would tell by time which texts it has.
         request_numbers: Numbers for requests without an id. A common count would tell how many
             requests others send.
-        cut_short: How many searches, those of `online` left out, ended at the bound on their work.
         sizes: Of each part in `_DROP_OLDEST`, when the lock was last released. The common lock
             guards them.
         oldest_use: When the least recently used leaf of the index was used, when the lock was last
             released; None without one.
     """
 
-    def __init__(self, name: str, capacity_tokens: int | None, max_nodes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        capacity_tokens: int | None,
+        max_nodes: int,
+        note_limit: Callable[[str], object],
+    ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
         self._max_nodes = max_nodes
+        self._note_limit = note_limit
         self.lock = ForkSafeLock(self._forget)
-        self.cut_short = 0
         self.sizes = [0] * len(_DROP_OLDEST)
         self.oldest_use: int | None = None
         self._forget()
@@ -94,7 +102,7 @@ class TenantState:
     def _forget(self) -> None:
         """Forget all but the sizes: the totals hold them still."""
         self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
-        self.online = OnlineOrder(Cooccurrence())
+        self.online = OnlineOrder(Cooccurrence(), self._note_limit)
         self.conversations = Conversations()
         self.log = PromptLog()
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
@@ -137,6 +145,12 @@ _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
 
 _PARTS = tuple(_DROP_OLDEST)
 
+_LIMITS = (
+    *("cached_paths", "greedy_paths", "continuations", "paper_orders"),
+    *("shown_blocks", "overlaps"),
+)
+"""The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
+
 _STEPS_A_HOLD = 64
 
 
@@ -159,6 +173,20 @@ class _Hold:
         finally:
             self._state.lock.release()
         self._tenants.enforce_bounds()
+
+
+class _EvictedOldest(NamedTuple):
+    """What left the indexes, least recently used first.
+
+    Attributes:
+        tokens: The tokens.
+        busy: The tenant that was next, if it was busy.
+        is_empty: Whether there is nothing left.
+    """
+
+    tokens: int
+    busy: TenantState | None
+    is_empty: bool = False
 
 
 class Tenants:
@@ -184,7 +212,7 @@ class Tenants:
         self._bounds = [getattr(bounds, part) for part in _PARTS]
         self._max_nodes = bounds.index_nodes
         self._lock = ForkSafeLock(self._forget)
-        self._cut_short = 0  # of the forgotten tenants
+        self._limits = dict.fromkeys(_LIMITS, 0)  # of all tenants, forgotten ones included
         self._forget()
 
     def _forget(self) -> None:
@@ -194,6 +222,7 @@ class Tenants:
         self._totals = [0] * len(_PARTS)  # of the sizes of these states
         self._are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares] = {}  # of the parts that have been
+        self._owed = 0  # tokens to be evicted once the tenant that is next is not busy
 
     def holding(self, tenant: str) -> _Hold:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts.
@@ -210,12 +239,21 @@ class Tenants:
             if state is not None:
                 self._states.move_to_end(tenant)
                 return state
-            state = TenantState(tenant, self._capacity_tokens, self._max_nodes)
+            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self.note_limit)
             self._states[tenant] = state
             self._names += id_size(tenant)
             while self._names > self._max_names and len(self._states) > 1:
                 self._forget_oldest()
             return state
+
+    def note_limit(self, name: str) -> None:
+        """Count that a search ended at the bound on its work; any lock may be held but the common.
+
+        Args:
+            name: One of `_LIMITS`.
+        """
+        with self._lock:
+            self._limits[name] += 1
 
     def known(self, tenant: str) -> TenantState | None:
         """Return a tenant's state if there is one, without counting that as activity."""
@@ -228,7 +266,6 @@ class Tenants:
             self._totals = [*map(sub, self._totals, state.sizes)]
             for shares in self._shares.values():
                 shares.note(tenant, 0)
-            self._cut_short += state.cut_short + state.online.cut_short
 
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
@@ -245,11 +282,13 @@ class Tenants:
                 self._are_over = any(map(gt, self._totals, self._bounds))
 
     def enforce_bounds(self) -> None:
-        """Bring all parts back within their bounds; no tenant's lock is held.
+        """Bring all parts back within their bounds, and evict what is owed.
 
-        Waits for nobody: the tenant that has most is left alone while its state is held, since who
-        holds it comes here next.
+        No tenant's lock is held. Waits for nobody: the tenant that has most is left alone while its
+        state is held, since who holds it comes here next.
         """
+        if self._owed:
+            self._evict_owed()
         if not self._are_over:
             return
         for part, bound in enumerate(self._bounds):
@@ -322,7 +361,39 @@ class Tenants:
     def evict_tokens(self, tokens: int) -> Evicted:
         """Shorten the least recently used leaves of all tenants: the engine's cache is one.
 
-        Waits for the tenants that have these leaves, for one at a time.
+        Waits for nobody: where the tenant that is next is busy, whoever holds its state goes on
+        when done, in the same order. What leaves then is among the tokens returned.
+        """
+        evicted = self._evict_oldest(tokens)
+        if evicted.busy is None:
+            return Evicted(0, evicted.tokens, ())
+        with self._lock:
+            held = sum([state.index.tokens for state in self._states.values()])
+            owed = max(0, min(tokens - evicted.tokens, held - self._owed))
+            self._owed += owed
+        self._evict_owed()  # the tenant may be done by now
+        return Evicted(0, evicted.tokens + owed, ())
+
+    def _evict_owed(self) -> None:
+        """Go on with what `evict_tokens` has left to whoever comes; no tenant's lock is held."""
+        while self._owed:
+            with self._lock:
+                owed, self._owed = self._owed, 0
+            evicted = self._evict_oldest(owed, _STEPS_A_HOLD)
+            if evicted.tokens >= owed or evicted.is_empty:
+                return
+            with self._lock:
+                self._owed += owed - evicted.tokens
+            if evicted.busy is None or not evicted.busy.lock.acquire(blocking=False):
+                return  # it was enough for one call, or whoever is busy comes here next
+            evicted.busy.lock.release()
+
+    def _evict_oldest(self, tokens: int, most_leaves: float = math.inf) -> _EvictedOldest:
+        """Shorten the least recently used leaves until a tenant that is next is busy.
+
+        Args:
+            tokens: How many tokens to evict.
+            most_leaves: How many leaves are shortened at most.
         """
         with self._lock:
             heap = [
@@ -331,15 +402,21 @@ class Tenants:
                 if (oldest := state.oldest_use) is not None
             ]
         heapq.heapify(heap)
-        gone = 0
-        while heap and gone < tokens:
-            _, number, oldest_used = heapq.heappop(heap)
-            with _Hold(self, oldest_used) as state:
+        gone = leaves = 0
+        while heap and gone < tokens and leaves < most_leaves:
+            _, number, state = heapq.heappop(heap)
+            if not state.lock.acquire(blocking=False):
+                return _EvictedOldest(gone, state)
+            try:
                 gone += state.index.evict_oldest(tokens - gone)
                 oldest = state.index.oldest_use()
+                self.measure(state)
+            finally:
+                state.lock.release()
+            leaves += 1
             if oldest is not None:
                 heapq.heappush(heap, (oldest, number, state))
-        return Evicted(0, gone, ())
+        return _EvictedOldest(gone, None, is_empty=not heap)
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`."""
@@ -365,12 +442,12 @@ class Tenants:
         with self._lock:
             states = list(self._states.values())
             sizes = [self._names, *self._totals]
-            cut_short = self._cut_short
+            limits = dict(self._limits)
         bounds = [self._max_names, *self._bounds]
         return IndexStatistics(
             sum([state.index.node_count for state in states]),
             sum([state.index.tokens for state in states]),
             sum([state.index.request_count for state in states]),
             parts=dict(zip(("tenants", *_PARTS), map(PartSize, sizes, bounds), strict=True)),
-            cut_short=cut_short + sum([one.cut_short + one.online.cut_short for one in states]),
+            limits_reached=limits,
         )

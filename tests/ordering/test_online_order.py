@@ -35,7 +35,7 @@ def reuse_order(letters, sent=(), recent=(), weights=HEAVY):
 
 def papers_order(letters, sent, alpha=0.001):
     index = Sender(*sent).index
-    return word(paper_order(context(letters), index.root(None), alpha))
+    return word(paper_order(context(letters), index.root(None), alpha).order)
 
 
 # this package's order
@@ -173,7 +173,7 @@ def test_blocks_that_a_node_has_and_the_context_lacks_are_not_injected():
 def test_a_later_turn_is_no_candidate():
     sender = Sender()
     sender.extend(sender.send("a", 0).node, "bc", 1)
-    assert word(paper_order(context("cba"), sender.index.root(None), 0.001)) == "acb"
+    assert word(paper_order(context("cba"), sender.index.root(None), 0.001).order) == "acb"
 
 
 def test_among_children_at_equal_distance_the_more_shared_wins_then_the_older():

@@ -41,7 +41,7 @@ def test_what_one_tenant_asked_for_does_not_order_another_tenants_blocks():
     service = Service()
     service.send("one", "ab", 1)
     orders = {
-        name: service.tenants.state(name).online.recent.continuation(keys("a"), context("cb"))
+        name: service.tenants.state(name).online.recent.continuation(keys("a"), context("cb")).order
         for name in ("one", "two")
     }
     assert orders == {"one": keys("bc"), "two": keys("cb")}

@@ -18,7 +18,8 @@ from tenant_sizes import SMALL, bounded, measured
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.index import path_search, shown_blocks
 from ctxreuse.index.radix_tree import ContextIndex, PartSize
-from ctxreuse.ordering.online import OnlineOrder
+from ctxreuse.ordering import online, paper
+from ctxreuse.ordering.online import LongContext, OnlineOrder
 from ctxreuse.planning import tenant_planner
 from ctxreuse.planning.tenants import Bounds
 
@@ -248,6 +249,55 @@ def test_no_other_tenant_waits_for_who_waits_for_a_tenant(monkeypatch, mode, cal
         waiting.result(WAIT_S)
 
 
+def test_not_even_the_own_tenant_waits_for_the_order_of_a_long_context(monkeypatch):
+    planner = ReusePlanner()
+    planner.plan(big_request(range(100)))
+    held = Held(monkeypatch, LongContext, "order")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        held.during(planner.plan, big_request(range(99, -1, -1))) as slow,
+    ):
+        pool.submit(calls_of_others, planner).result(WAIT_S)
+    assert_keeps_the_promises(slow.result(WAIT_S))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evicting_tokens_waits_for_no_tenant_and_goes_on_in_order_when_it_is_done(
+    monkeypatch, mode
+):
+    planner = ReusePlanner(mode=mode)
+    planner.plan(of_a((1, 2)), "none")
+    planner.plan(big_request((1, 2), tenant="other"), "none")
+    planner.plan(of_a((3,)), "none")
+    held = Held(monkeypatch, ContextIndex, "insert")
+    with ThreadPoolExecutor(1) as pool, held.during(planner.plan, of_a((4,)), "none"):
+        assert pool.submit(planner.evict_tokens, 300).result(WAIT_S).tokens == 300
+        assert planner.statistics().tokens == 500  # nothing has left yet
+        assert pool.submit(planner.evict_tokens, 10**9).result(WAIT_S).tokens == 200
+        assert planner.statistics().tokens == 500
+    assert planner.statistics().tokens == 100
+    assert planner.cached_tokens(of_a((4,))) == 100  # used last
+    assert planner.evict_tokens(10**9).tokens == 100
+    assert planner.evict_tokens(10**9).tokens == 0
+    planner.plan(of_a((5,)), "none")
+    assert planner.statistics().tokens == 100  # nothing is owed any more
+
+
+def test_evicting_tokens_waits_for_no_tenant_with_a_slow_tokenizer():
+    counter = SlowCounter()
+    planner = ReusePlanner(token_counter=counter)
+    planner.plan(of_a((1, 2)))
+    slow_request = ContextRequest(["slow text"], "Why?", tenant="a")
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(planner.plan, slow_request)
+        try:
+            assert counter.is_counting.wait(WAIT_S)
+            assert pool.submit(planner.evict_tokens, 150).result(WAIT_S).tokens == 200
+        finally:
+            counter.go_on.set()
+        slow.result(WAIT_S)
+
+
 def test_not_even_the_own_tenant_waits_for_overlaps_to_be_found(monkeypatch):
     planner = ReusePlanner(trim_overlaps=True)
     held = Held(monkeypatch, tenant_planner, "replace_overlaps")
@@ -414,7 +464,31 @@ def test_a_history_that_is_not_read_to_its_end_is_counted(monkeypatch, mode):
     plan = planner.plan(of_a((1, 2), history=[], conversation_id="c"))
     later = of_a((1,), history=[user(plan.content)], conversation_id="c")
     assert_keeps_the_promises(planner.plan(later))
+    assert planner.statistics().limits_reached["shown_blocks"] == 1
     assert planner.statistics().cut_short == 1
+
+
+def limits(planner):
+    return {name: number for name, number in planner.statistics().limits_reached.items() if number}
+
+
+def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch):
+    planner = ReusePlanner(trim_overlaps=True)
+    planner.plan(big_request(range(64)), "none")
+    assert limits(planner) == {}
+    planner.plan(big_request(range(66)), "none")
+    assert limits(planner) == {"overlaps": 1}
+    monkeypatch.setattr(paper, "_STEPS", -10_000)
+    planner.plan(big_request((1, 2)), "paper")
+    assert limits(planner) == {"overlaps": 1, "paper_orders": 1}
+    for pair in ((1, 3), (1, 4), (2, 3), (2, 4)):
+        planner.plan(big_request(pair), "none")
+    monkeypatch.setattr(path_search, "_VISITS", 0)
+    planner.cached_tokens(big_request((1, 2, 3)))
+    assert limits(planner) == {"overlaps": 1, "paper_orders": 1, "greedy_paths": 1}
+    monkeypatch.setattr(online, "_STEPS", -10_000)
+    planner.preview(big_request((4, 3)))
+    assert limits(planner).pop("continuations") == 1
 
 
 # what happens while a batch is arranged
@@ -470,3 +544,21 @@ def test_a_batch_loses_nothing_whatever_happens_while_it_is_arranged(contexts, s
         assert_keeps_the_promises(plan)
     size = planner.statistics()
     assert planner.evict_tokens(10**9).tokens == size.tokens
+
+
+# long contexts
+
+
+@settings(max_examples=50)
+@given(st.lists(some_ids, max_size=12), st.lists(some_ids, max_size=3))
+def test_a_long_context_is_planned_as_a_short_one(sent, previewed):
+    plans = []
+    for longest in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tenant_planner, "LONG_CONTEXT", longest)
+            planner = ReusePlanner()
+            made = [planner.plan(big_request(ids)) for ids in sent]
+            made += [planner.preview(big_request(ids)) for ids in previewed]
+            said = [(plan.content, plan.expected_cached_tokens, plan.request_id) for plan in made]
+            plans.append((said, planner.statistics(), parts_of(planner)))
+    assert plans[0] == plans[1]
