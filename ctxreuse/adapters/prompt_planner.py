@@ -251,7 +251,7 @@ class PromptPlanner:
         if plan is not None:
             text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
             with self._lock:
-                self._sent_texts.put(draft.tenant, draft.pieces[0].key, text)
+                self._sent_texts.put(draft.tenant, draft.sent_key(draft.pieces[0].key), text)
             draft.plans.append(plan)
             draft.show(text)
         while draft.pieces:
@@ -380,6 +380,16 @@ class _Draft:
                 is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
                 yield Sighting(piece, key, number, self._standings[part], is_tool_result)
 
+    def sent_key(self, key: bytes) -> bytes:
+        """Return under which key a context as it is sent is remembered.
+
+        Conversations that begin alike may have been sent it in different orders.
+        """
+        conversation_id = self.prompt.scope.conversation_id
+        if conversation_id is None:
+            return key
+        return _hash([key.hex(), repr(conversation_id)]).digest()
+
     def texts(self) -> tuple[str, ...]:
         """Return what is sent for each part, up to the next piece."""
         return tuple(map("".join, self._texts))
@@ -407,7 +417,7 @@ class _Draft:
                 self.has_contexts |= outcome is not Unplanned.IN_HISTORY
                 piece: Piece = one.text
                 if outcome is Unplanned.IN_HISTORY:
-                    sent = sent_text(self.tenant, one.key)
+                    sent = sent_text(self.tenant, self.sent_key(one.key))
                     piece = piece if sent is None else sent
                 elif isinstance(outcome, FoundContext) and outcome.spans:
                     piece = outcome

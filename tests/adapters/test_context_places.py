@@ -58,6 +58,19 @@ def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:
     assert world.prompts.statistics().in_history == 2
 
 
+def test_conversations_that_begin_alike_keep_the_forms_that_each_was_sent() -> None:
+    world = World()
+    world.one(system(world.context("abc")), ASKED[0], conversation_id="other")
+    shown = system(world.context("cab"))
+    sent = world.one(shown, ASKED[0], conversation_id="A").texts[0]
+    assert sent != shown.text
+    world.planner.evict_tokens(10_000)
+    again = world.one(system(world.context("cab")), ASKED[0], conversation_id="B").texts[0]
+    assert again == shown.text
+    assert world.one(shown, *ASKED, conversation_id="A").texts[0] == sent
+    assert world.one(shown, *ASKED, conversation_id="B").texts[0] == again
+
+
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_a_context_pasted_into_a_question_behind_a_history_is_no_context(role: str) -> None:
     world = World()
