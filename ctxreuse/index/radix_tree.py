@@ -102,7 +102,7 @@ class IndexStatistics:
 
     Attributes:
         nodes: Tree nodes, roots left out.
-        tokens: Block tokens held.
+        tokens: Block tokens held; of a planner without those that a busy tenant has still to lose.
         requests: Request ids remembered.
         parts: Of a planner, every part of its state that grows with traffic, by the names in
             `ctxreuse.planning.tenants.Bounds`; empty for one index.

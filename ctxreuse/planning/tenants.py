@@ -443,10 +443,11 @@ class Tenants:
             states = list(self._states.values())
             sizes = [self._names, *self._totals]
             limits = dict(self._limits)
+            owed = self._owed
         bounds = [self._max_names, *self._bounds]
         return IndexStatistics(
             sum([state.index.node_count for state in states]),
-            sum([state.index.tokens for state in states]),
+            max(0, sum([state.index.tokens for state in states]) - owed),
             sum([state.index.request_count for state in states]),
             parts=dict(zip(("tenants", *_PARTS), map(PartSize, sizes, bounds), strict=True)),
             limits_reached=limits,

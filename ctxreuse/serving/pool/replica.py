@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -197,6 +198,10 @@ class Replica:
         self._busy = 0
         self._busy_until = -math.inf
         self._lock = ForkSafeLock()
+        # What answers and failures change in the index waits here, in their order, for whoever is
+        # at it: that may wait for a tenant, and all other tenants are routed by the lock above.
+        self._to_note: deque[Callable[[], None]] = deque()
+        self._noting = ForkSafeLock()
         self._have_no_requests()
         renew_after_fork(self._start_anew)
         self._bookkeeping = FailOpen(
@@ -211,6 +216,7 @@ class Replica:
         """Have no requests and no clients: in a child, those of the parent's threads never end."""
         leave_to_parent(self._clients, *self._clients.values())
         self._have_no_requests()
+        self._to_note.clear()
         self._circuit.abandon()
 
     @property
@@ -312,7 +318,8 @@ class Replica:
         with self._lock:
             self._circuit.succeed()
             self._answered += 1
-        self._bookkeeping.attempt(lambda: self._observe(sending, completion), lambda: None)
+            self._to_note.append(partial(self._observe, sending, completion))
+        self._note_in_index()
 
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once.
@@ -345,8 +352,9 @@ class Replica:
                 self._circuit.succeed()
             if was_closed and is_silent:
                 self._misses = _MAX_MISSES - 1
-        if was_closed and not is_ready and not is_silent:
-            self.reset()
+            if was_closed and not is_ready and not is_silent:
+                self._to_note.append(self._reset)
+        self._note_in_index()
         return is_ready
 
     async def context_window(self) -> int | None:
@@ -364,20 +372,30 @@ class Replica:
 
     def reset(self) -> None:
         """Treat the engine's cache as empty, but for what it has computed since it was."""
-        with self._lock:
-            self._reset()
+        self._to_note.append(self._reset)
+        self._note_in_index()
+
+    def _note_in_index(self) -> None:
+        """Do all that is to be noted, in order; who finds it being done goes on without waiting."""
+        while self._to_note and self._noting.acquire(blocking=False):
+            try:
+                while self._to_note:
+                    self._bookkeeping.attempt(self._to_note.popleft(), lambda: None)
+            finally:
+                self._noting.release()
 
     def _reset(self) -> None:
-        # one step for all who hold the lock: a request that was planned before it has the old
-        # epoch and is recorded anew once it is answered, so nothing gets lost in between
-        self.cache_epoch += 1
+        # a request that was planned before the epoch changes, so before the index is empty, has the
+        # old one and is recorded anew once it is answered: nothing gets lost in between
         computed, self._misses = list(self._unconfirmed), 0
         self._unconfirmed.clear()
         if self._events is not None:
+            self.cache_epoch += 1
             return  # its index follows the engine's own events, which tell what the cache holds
         if self._capacity is not None:
             self._capacity = CapacityTracker(self.planner, self._capacity.capacity_tokens)
         self.planner.evict_tokens(self.planner.statistics().tokens)
+        self.cache_epoch += 1
         for plan in computed:
             recorded(self.planner, plan)
 
@@ -430,16 +448,15 @@ class Replica:
             self._capacity = CapacityTracker(self.planner, capacity)
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
-        with self._lock:
-            plan, cached = sending.plan, completion.cached_tokens
-            is_current = sending.cache_epoch == self.cache_epoch
-            if not is_current and self._events is None:
-                # The index was emptied while this was on its way. It is answered all the same, so
-                # the engine lives, and has its prompt in the cache.
-                self.planner.evict([plan.request_id], plan.request.tenant)
-                plan = recorded(self.planner, plan)
-            if is_current:
-                self._judge(plan, cached)
+        plan, cached = sending.plan, completion.cached_tokens
+        is_current = sending.cache_epoch == self.cache_epoch
+        if not is_current and self._events is None:
+            # The index was emptied while this was on its way. It is answered all the same, so
+            # the engine lives, and has its prompt in the cache.
+            self.planner.evict([plan.request_id], plan.request.tenant)
+            plan = recorded(self.planner, plan)
+        if is_current:
+            self._judge(plan, cached)
         if self._capacity is not None and completion.prompt_tokens is not None:
             self._capacity.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
@@ -473,4 +490,5 @@ class Replica:
                 return
             self._failed += 1
             if self._circuit.fail(self._clock()):
-                self._reset()
+                self._to_note.append(self._reset)
+        self._note_in_index()
