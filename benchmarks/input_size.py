@@ -375,6 +375,38 @@ def cache_blocks_of_all_sizes(size: int) -> Prepared:
     return Prepared(lambda: blocks.held_tokens([0, *tokens]))
 
 
+def explained_prompts(size: int) -> Prepared:
+    """Explain a plan file of `size` requests of 10 of 40 blocks each."""
+    from ctxreuse.evaluation.replay.explain_plan import explain_plan
+    from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+
+    corpus = {name: _block(f"{name}", name, 20) for name in range(40)}
+
+    def planned(number: int) -> PlannedRequest:
+        names = [(number * step + step * step) % 40 for step in range(1, 11)]
+        parts = tuple((f"[Doc_{n}]", name, None) for n, name in enumerate(dict.fromkeys(names), 1))
+        return PlannedRequest(number, parts, None, "Why?", None, "", None, 0, None, None)
+
+    requests = [planned(number) for number in range(size)]
+    return Prepared(lambda: list(explain_plan(requests, corpus)))
+
+
+def simulated_conversations(size: int) -> Prepared:
+    """Serve a plan file of `size` requests, twenty turns to a conversation, from a cache."""
+    from ctxreuse.cache.simulator import BlockLevelCache
+    from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+    from ctxreuse.evaluation.replay.simulate import simulate_blocks
+
+    corpus = {number: _block("text", number, 1) for number in range(size)}
+    requests = [
+        PlannedRequest(
+            n, (("[Doc_1]", n, None),), None, "", None, "", None, 0, n - 1 if n % 20 else None, None
+        )
+        for n in range(size)
+    ]
+    return Prepared(lambda: list(simulate_blocks(requests, corpus, BlockLevelCache())))
+
+
 def template_of_braces(size: int) -> Prepared:
     """Parse a workflow's template of `size` characters of doubled braces."""
     from ctxreuse.workflow.graph.state import Template
@@ -422,6 +454,8 @@ CASES: dict[str, tuple[Case, int]] = {
     "growing_cache_chain": (growing_cache_chain, 500),
     "full_cache_mirror": (full_cache_mirror, 1_000),
     "cache_blocks_of_all_sizes": (cache_blocks_of_all_sizes, 50),
+    "explained_prompts": (explained_prompts, 60),
+    "simulated_conversations": (simulated_conversations, 200),
     "template_of_braces": (template_of_braces, 10_000),
     "blank_subquestion": (blank_subquestion, 1_000),
 }

@@ -13,6 +13,7 @@ from planning_helpers import block, location_words, order_words, write_jsonl
 
 import ctxreuse
 from ctxreuse.evaluation.datasets import LOADERS
+from ctxreuse.evaluation.replay import plan_file, plan_trace
 from ctxreuse.planning.plan import Strategy
 
 __all__ = ["run"]
@@ -405,6 +406,28 @@ def test_simulate_of_a_broken_plan_exits_with_2(run, corpus, tmp_path, line, pro
     code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
     assert (code, out) == (2, "")
     assert err.startswith(f"ctxreuse: {plan}:2: {problem}")
+
+
+def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
+    run, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plan_file, "MOST_TURNS", 2)
+    monkeypatch.setattr(plan_trace, "MOST_TURNS", 2)
+    lines = [{"request_id": n, "blocks": [1], "after": n - 1 if n else None} for n in range(3)]
+    plan = write_jsonl(tmp_path / "plan.jsonl", *lines)
+    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"ctxreuse: {plan}:3: it continues a conversation of 2 turns; end the conversation before "
+        "it, and begin another\n"
+    )
+    turns = [{"request_id": n, "blocks": [1], "conversation_id": "c"} for n in range(3)]
+    trace = write_jsonl(tmp_path / "trace.jsonl", *turns)
+    options = ("--trace", trace, "--corpus", corpus, "--mode", "online", "-o", "-")
+    assert run("plan", *options)[0] == 0
+    code, out, err = run("plan", *options, "--dedup")
+    assert (code, out) == (2, "")
+    assert "conversation 'c' (str) has more than 2 turns in the trace" in err
 
 
 def test_simulate_with_a_file_that_is_no_tokenizer_exits_with_2(run, plan, corpus):

@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from input_size import CASES
 
+from ctxreuse.evaluation.replay import explain_plan
 from ctxreuse.index import path_search
 from ctxreuse.ordering import online, paper
 
@@ -36,6 +37,8 @@ SIZES = {
     "dropped_cache_blocks": 200,
     "growing_cache_chain": 200,
     "cache_blocks_of_all_sizes": 100,
+    "explained_prompts": 150,
+    "simulated_conversations": 200,
     "template_of_braces": 1_000,
 }
 
@@ -44,6 +47,7 @@ SIZES = {
 def test_the_work_grows_no_faster_than_the_input(name, size, monkeypatch):
     for searching in (path_search, online, paper):  # small inputs are enough to reach the bound
         monkeypatch.setattr(searching, "_STEPS", 1_000)
+    monkeypatch.setattr(explain_plan, "_MOST_COMPARED", 50)
     prepare, _ = CASES[name]
     assert growth(lambda number: prepare(number).call, size) < LINEAR
 

@@ -20,6 +20,9 @@ from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Explanation, SentPrompt, e
 _LATEST = 200
 """Earlier prompts that are compared for each block, beside those that begin alike."""
 
+_MOST_COMPARED = 2_000
+"""Of these, the latest that are compared for all blocks of a prompt together."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRequest:
@@ -91,14 +94,16 @@ class _SentPrompts:
         """Return, in order, the earlier prompts that can be closest to this one.
 
         These are the latest one of each beginning that is the same, with the same system text and
-        tenant, with the same tenant, or with any, and the latest ones with each of its blocks.
+        tenant, with the same tenant, or with any, and the latest ones with each of its blocks, at
+        most 2,000: a file's work grows with its length and not with the square of it.
         """
+        holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
         numbers = {
             self._beginnings[beginning]
             for beginning in _beginnings(prompt)
             if beginning in self._beginnings
         }
-        numbers.update(number for block_id in prompt.ids for number in self._with.get(block_id, ()))
+        numbers.update(sorted(holding)[-_MOST_COMPARED:])
         return [self._prompts[number] for number in sorted(numbers)]
 
 

@@ -21,6 +21,9 @@ _FIELDS = (
     *("request_id", "blocks", "references", "order_annotation", "parts", "query", "system"),
     *("tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
 )
+MOST_TURNS = 10_000
+"""Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
+
 PlannedPart = tuple[str, BlockId, str | None]
 """A label, the block's id, and the location annotation if the block is left out."""
 
@@ -97,10 +100,11 @@ def read_plan(path: str) -> list[PlannedRequest]:
         path: A file's path, or "-" for standard input.
 
     Raises:
-        InputFileError: A line is broken, or continues a request that does not stand before it.
+        InputFileError: A line is broken, continues a request that does not stand before it, or is
+            the 10,001st turn of a conversation.
     """
     planned: list[PlannedRequest] = []
-    known: set[str | int] = set()
+    turns: dict[str | int, int] = {}  # of each request, with those that it continues
     for line in read_lines(path):
         request = PlannedRequest(
             request_id=line.get("request_id", (str, int)),
@@ -117,12 +121,17 @@ def read_plan(path: str) -> list[PlannedRequest]:
         )
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
             line.fail("field 'expected_cached_tokens' must be an integer from 0")
-        if request.after is not None and request.after not in known:
+        if request.after is not None and request.after not in turns:
             line.fail(
                 f"it continues request {request.after!r}, which does not stand before it; "
                 "keep the lines in execution order"
             )
-        known.add(request.request_id)
+        turns[request.request_id] = 1 if request.after is None else turns[request.after] + 1
+        if turns[request.request_id] > MOST_TURNS:
+            line.fail(
+                f"it continues a conversation of {MOST_TURNS:,} turns; end the conversation "
+                "before it, and begin another"
+            )
         planned.append(request)
     return planned
 

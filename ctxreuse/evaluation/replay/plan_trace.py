@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+from ctxreuse.errors import InputFileError, describe
+from ctxreuse.evaluation.replay.plan_file import MOST_TURNS, PlannedRequest
 from ctxreuse.evaluation.replay.policies import Policy, TraceMode
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -94,14 +96,35 @@ def replayed(
         trace: The requests in arrival order.
         planner: Plans them; a fresh one for a fresh cache.
         conversations: Whether turns stand behind the history of their conversation.
+
+    Raises:
+        InputFileError: A conversation has more than 10,000 turns.
     """
     histories = _Histories(conversations)
+    for traced, turns in _counted(trace, histories):
+        if turns > MOST_TURNS:
+            raise InputFileError(
+                f"conversation {describe(traced.conversation_id)} has more than {MOST_TURNS:,} "
+                "turns in the trace; give some of them another conversation_id"
+            )
     is_batch = policy.mode == "offline" and policy.strategy != "none"
     for traced, planned in (_offline if is_batch else _online)(policy, trace, planner, histories):
         plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
         after = histories.last.get(histories.key(traced))
         answer = yield PlannedRequest.of(plan, traced.turn, after), plan
         histories.record(traced, plan, answer)
+
+
+def _counted(
+    trace: Sequence[TraceRequest], histories: _Histories
+) -> Iterator[tuple[TraceRequest, int]]:
+    """Yield the turns of conversations, with how many of their conversation have come so far."""
+    turns = Counter[object]()
+    for traced in trace:
+        key = histories.key(traced)
+        if key is not None:
+            turns[key] += 1
+            yield traced, turns[key]
 
 
 def _annotated(plan: Plan, ranked: Sequence[ContextBlock]) -> Plan:
