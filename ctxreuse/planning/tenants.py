@@ -79,6 +79,7 @@ class TenantState:
             requests others send.
         sizes: Of each part in `_DROP_OLDEST`, when the lock was last released. The common lock
             guards them.
+        index_size: The nodes, tokens and request ids of the index, when the lock was last released.
         oldest_use: When the least recently used leaf of the index was used, when the lock was last
             released; None without one.
     """
@@ -96,6 +97,7 @@ class TenantState:
         self._note_limit = note_limit
         self.lock = ForkSafeLock(self._forget)
         self.sizes = [0] * len(_DROP_OLDEST)
+        self.index_size = (0, 0, 0)
         self.oldest_use: int | None = None
         self._forget()
 
@@ -269,8 +271,9 @@ class Tenants:
 
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
-        state.oldest_use = state.index.oldest_use()
-        sizes = _sizes(state)
+        index, sizes = state.index, _sizes(state)
+        state.index_size = index.node_count, index.tokens, index.request_count
+        state.oldest_use = index.oldest_use()
         if sizes == state.sizes:
             return
         with self._lock:
@@ -440,15 +443,16 @@ class Tenants:
         Waits for no tenant: what one is doing at the moment does not count yet.
         """
         with self._lock:
-            states = list(self._states.values())
+            index_sizes = [state.index_size for state in self._states.values()]
             sizes = [self._names, *self._totals]
             limits = dict(self._limits)
             owed = self._owed
         bounds = [self._max_names, *self._bounds]
+        nodes, tokens, requests = map(sum, zip((0, 0, 0), *index_sizes, strict=True))
         return IndexStatistics(
-            sum([state.index.node_count for state in states]),
-            max(0, sum([state.index.tokens for state in states]) - owed),
-            sum([state.index.request_count for state in states]),
+            nodes,
+            max(0, tokens - owed),
+            requests,
             parts=dict(zip(("tenants", *_PARTS), map(PartSize, sizes, bounds), strict=True)),
             limits_reached=limits,
         )

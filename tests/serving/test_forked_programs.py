@@ -28,7 +28,8 @@ engine = WorkflowEngine(LangChainLLM(model), RetrieverStage(found), planner)
 chain = ChainOfAgents(llm=model, workers=2)
 
 def serve(number):
-    answers = [model.invoke(format_context(found.invoke("")) + "\\n\\nWhich?").text]
+    context = format_context([Document("three " * 50), Document("four " * 50)])
+    answers = [model.invoke(context + "\\n\\nWhich?").text]
     answers += [answer.text for answer in model.batch(["Which?", "What?"])]
     answers += [one.answer for one in engine.run_batch([(one_shot(), "Which?")], progress=False)]
     answers += [str(chain.invoke({"question": "Which?", "documents": ["one", "two"]}))]

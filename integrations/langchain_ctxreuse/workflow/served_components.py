@@ -14,9 +14,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from ctxreuse.adapters.plan_metadata import copied
+from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import reported_count
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.graph.state import Documents, documents_in
@@ -65,6 +67,8 @@ class LangChainLLM:
             prompt: A plan, or chat messages.
             params: Keyword arguments for the model.
         """
+        if isinstance(prompt, Plan):  # a wrapped model leaves alone what the workflow has planned
+            context_registry().remember_plan(prompt)
         return streamed(self._model, convert_to_messages(messages_of(prompt)), None, params)
 
 

@@ -29,9 +29,11 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 from llama_index.core.settings import Settings
 
 from ctxreuse.adapters.plan_metadata import copied
+from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.engine import WorkflowEngine
@@ -342,6 +344,8 @@ class LlamaIndexLLM:
             The pieces.
         """
         told = used = 0
+        if isinstance(prompt, Plan):  # a wrapped LLM leaves alone what the workflow has planned
+            context_registry().remember_plan(prompt)
         messages = [ChatMessage(**message) for message in messages_of(prompt)]
         chunks: Any = await self._llm.astream_chat(messages, **params)
         async with aclosing(chunks):
