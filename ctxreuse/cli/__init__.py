@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from ctxreuse.context.files import file_errors
@@ -14,11 +15,27 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command; errors that the user can mend go to standard error, exit code 2."""
+    _replace_closed_streams()
     try:
         _run()
     except CtxreuseError as error:
-        print(f"ctxreuse: {error}", file=sys.stderr)
+        with suppress(OSError):  # nobody takes it; the exit code says it
+            print(f"ctxreuse: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _replace_closed_streams() -> None:
+    """Put others in the place of standard streams that are closed, for which Python has None.
+
+    What is printed on a closed standard output fails, and what is printed on a closed standard
+    error is lost; neither goes into a file that is opened later and so has the number of the stream.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process runs
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _run() -> None:

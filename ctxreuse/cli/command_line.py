@@ -9,9 +9,10 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import savings_commands, trace_commands
-from ctxreuse.cli.terminal import progress, put, show
+from ctxreuse.cli.terminal import Command, Group, progress, put, show
 
 app = typer.Typer(
+    cls=Group,
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
 
     Start with `ctxreuse demo`: it plans real retrievals in several ways and shows what each saves.
@@ -63,11 +64,16 @@ def _demo(
     show(run_demo(output, progress))
 
 
-app.command("demo")(_demo)
-app.command("record", context_settings={"allow_interspersed_args": False})(trace_commands.record)
-app.command("estimate")(savings_commands.estimate)
-app.command("report")(savings_commands.report)
-app.command("bench")(savings_commands.bench)
-app.command("plan")(trace_commands.plan)
-app.command("simulate")(trace_commands.simulate)
-app.command("explain")(trace_commands.explain)
+for _name, _function in {
+    "demo": _demo,
+    "record": trace_commands.record,
+    "estimate": savings_commands.estimate,
+    "report": savings_commands.report,
+    "bench": savings_commands.bench,
+    "plan": trace_commands.plan,
+    "simulate": trace_commands.simulate,
+    "explain": trace_commands.explain,
+}.items():
+    # what is behind the program that `record` runs is the program's
+    _settings = {"allow_interspersed_args": _name != "record"}
+    app.command(_name, cls=Command, context_settings=_settings)(_function)

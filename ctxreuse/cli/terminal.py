@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ from rich import table as rich_tables
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
+from typer.core import TyperCommand, TyperGroup
 
 from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import well_formed
@@ -35,8 +36,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def say(text: str) -> None:
-    """Print on standard error, where no output of a command goes."""
-    print(text, file=sys.stderr)
+    """Print on standard error, where no output of a command goes; do without if nobody takes it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def put(text: str) -> None:
@@ -64,6 +66,22 @@ def show(things: Iterable[Shown]) -> None:
                 console.print(_rich_table(one))
             else:
                 console.print(well_formed(one), markup=False)
+
+
+class _WritesHelp:
+    """A command whose help is standard output as any other."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with file_errors("standard output", "written"):
+            super().format_help(ctx, formatter)  # type: ignore[misc]  # of Typer's own class
+
+
+class Command(_WritesHelp, TyperCommand):
+    """A command."""
+
+
+class Group(_WritesHelp, TyperGroup):
+    """All commands."""
 
 
 class _Console(Console):

@@ -30,6 +30,7 @@ _REMEDIES = {
     errno.EISDIR: "name a file in it",
     errno.ENOENT: "make its folder first",
     errno.ELOOP: "name the file itself",
+    errno.EBADF: "it is closed; lead it to a file or a pipe",
 }
 _MOST_LINKS = 40
 _PRIVATE_FOLDER = 0o700

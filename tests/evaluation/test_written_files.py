@@ -286,6 +286,9 @@ def test_a_full_disk_is_one_line(command, arguments):
         ("explain", "--plan", "trace.jsonl", "--corpus", "corpus.jsonl", "--json"),
         ("simulate", "--plan", "trace.jsonl", "--corpus", "corpus.jsonl"),
         ("--version",),
+        ("--help",),
+        ("plan", "--help"),
+        (),
     ],
 )
 def test_output_that_nobody_takes_is_one_line(command, arguments):
@@ -294,6 +297,40 @@ def test_output_that_nobody_takes_is_one_line(command, arguments):
         2,
         f"ctxreuse: standard output: cannot be written: {FULL}",
     )
+
+
+@pytest.mark.parametrize("arguments", [PLAN, ("estimate", "trace.jsonl"), ("--help",)])
+def test_output_to_a_closed_stream_is_one_line(command, arguments):
+    done = command(*arguments, after=">&-")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "ctxreuse: standard output: cannot be written: Bad file descriptor; "
+        "it is closed; lead it to a file or a pipe\n",
+    )
+
+
+ESTIMATE = ("estimate", "trace.jsonl", "--json", "--html", "page.html")
+
+
+@pytest.mark.parametrize("nobody", ["2>&-", "2> /dev/full", "<&- 2>&-"])
+def test_notes_that_nobody_takes_are_lost_and_nothing_else(command, tmp_path, nobody):
+    expected = command(*ESTIMATE)
+    assert expected.stderr == "ctxreuse: wrote page.html\n"
+    (tmp_path / "page.html").unlink()
+    done = command(*ESTIMATE, after=nobody)
+    assert done.returncode == 0
+    printed, shown = (json.loads(one.stdout) for one in (expected, done))
+    assert shown.keys() == printed.keys()
+    assert (tmp_path / "page.html").read_text().endswith("</html>")
+    done = command("report", "nothing.json", after=nobody)
+    assert (done.returncode, done.stdout) == (2, ""), "an error is no output"
+
+
+def test_no_file_takes_the_place_of_a_closed_stream(command, tmp_path):
+    done = command(*PLAN, "-o", "plan.jsonl", after="<&- >&- 2>&-")
+    assert done.returncode == 0
+    expected = command(*PLAN).stdout
+    assert (tmp_path / "plan.jsonl").read_text() == expected
 
 
 @pytest.mark.parametrize("arguments", [PLAN, ("estimate", "trace.jsonl")])
