@@ -28,7 +28,7 @@ def _replace_closed_streams() -> None:
     """Put others in the place of standard streams that are closed, for which Python has None.
 
     What is printed on a closed standard output fails, and what is printed on a closed standard
-    error is lost; neither goes into a file that is opened later and so has the number of the stream.
+    error is lost; neither goes into a file that is opened later, under the stream's number.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process runs

@@ -311,6 +311,31 @@ def test_files_that_are_no_archive_are_named(tmp_path, content, problem):
     assert error_of(tmp_path).startswith(f"{level}/govt.jsonl.zip: {problem}")
 
 
+def broken(archive, packer):
+    """Return an archive whose packed bytes, or else whose member's name, are no such ones."""
+    name = "\u00fc.jsonl"
+    with zipfile.ZipFile(archive, "w", packer) as file:
+        file.writestr(name, '{"_id": "a", "text": "x"}\n' * 20)
+    content = archive.read_bytes()
+    if not packer:
+        return content.replace(name.encode(), b"\xff\xff.jsonl")
+    start = content.index(name.encode()) + len(name.encode())
+    return content[:start] + b"\xff" * 20 + content[start + 20 :]
+
+
+@pytest.mark.parametrize(
+    "packer", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_whatever_is_broken_in_an_archive_is_named(tmp_path, packer):
+    level = corpora(tmp_path)
+    tasks(tmp_path, TASKS[1])
+    archive = level / "govt.jsonl.zip"
+    archive.write_bytes(broken(archive, packer))
+    message = error_of(tmp_path)
+    assert message.startswith(f"{archive}: broken or encrypted archive (")
+    assert message.endswith("; get it again, or unpack it beside it")
+
+
 def test_two_passages_of_one_id_are_named_unless_they_are_the_same(tmp_path):
     level = corpora(tmp_path)
     tasks(tmp_path, TASKS[1])

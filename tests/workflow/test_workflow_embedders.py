@@ -92,6 +92,10 @@ def test_one_that_is_saved_and_loaded_gives_the_same_vectors(tmp_path):
     assert loaded.embed(queries).tobytes() == embedder.embed(queries).tobytes()
 
 
+WORDS = np.frombuffer(b"dog\ncat", np.uint8)
+TWICE = np.frombuffer(b"dog\ndog", np.uint8)
+
+
 def other_npz(**arrays):
     file = io.BytesIO()
     np.savez(file, **arrays)
@@ -109,6 +113,10 @@ def other_npz(**arrays):
         ),
         other_npz(words=np.array([{}]), idf=np.ones(1), components=np.ones((1, 1))),  # a pickle
         other_npz(words=np.array([255], np.uint8), idf=np.ones(1), components=np.ones((1, 1))),
+        other_npz(words=WORDS, idf=np.array([1.0, np.nan]), components=np.ones((1, 2))),
+        other_npz(words=WORDS, idf=np.ones(2), components=np.full((1, 2), np.inf)),
+        other_npz(words=WORDS, idf=np.ones(2), components=np.ones((0, 2))),
+        other_npz(words=TWICE, idf=np.ones(2), components=np.ones((1, 2))),
     ],
 )
 def test_files_that_hold_something_else_are_refused_and_nothing_in_them_is_run(content, tmp_path):
@@ -129,6 +137,28 @@ def test_a_file_that_is_cut_off_or_missing_is_refused(tmp_path):
     for name in (path, tmp_path / "missing"):
         with pytest.raises(InputFileError, match="cannot be read as a TfidfEmbedder"):
             TfidfEmbedder.load(name)
+
+
+@pytest.mark.parametrize("packer", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 99])
+def test_a_file_that_is_broken_in_its_packing_or_heading_is_refused(packer, tmp_path):
+    path = tmp_path / "embedder.npz"
+    TfidfEmbedder.fit(TEXTS, 4).save(path)
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    if not packer:  # numpy parses the heading
+        members["words.npy"] = members["words.npy"].replace(b"'shape': (", b"'shape': ((")
+    with zipfile.ZipFile(path, "w", packer % 99) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    broken = bytearray(path.read_bytes())
+    if packer == 99:  # a method that does not exist
+        for place in (0, broken.index(b"PK\1\2") + 2):
+            broken[place + 8] = 99
+    elif packer:
+        broken[60:80] = b"\xff" * 20
+    path.write_bytes(broken)
+    with pytest.raises(InputFileError, match="cannot be read as a TfidfEmbedder"):
+        TfidfEmbedder.load(path)
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["the of and"], ["cats", "the cats"]])

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import csv
 import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,23 +119,40 @@ def _corpus_lines(path: Path) -> Iterator[JsonLine]:
     if path.suffix != ".zip":
         yield from read_lines(str(path))
         return
+    with _archive_errors(path):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        member = _member(path, archive)
+        yield from lines_of(_unpacked(path, archive, member), f"{path}/{member.filename}")
+
+
+@contextmanager
+def _archive_errors(path: Path) -> Iterator[None]:
+    """Name the file in what is raised in this context, in which nothing but `zipfile` runs.
+
+    Broken bytes reach several packers, each with errors of its own.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            member = _member(path, archive)
-            with archive.open(member) as lines:
-                yield from lines_of(lines, f"{path}/{member.filename}")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        yield
+    except Exception as error:
         raise InputFileError(
             f"{path}: broken or encrypted archive ({describe(error)}); get it again, or unpack it "
             "beside it"
         ) from None
 
 
+def _unpacked(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+    with _archive_errors(path), archive.open(member) as lines:
+        yield from lines
+
+
 def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     members = [
         info
         for info in archive.infolist()
-        if info.filename.endswith((".jsonl", ".json")) and not info.filename.startswith("__MACOSX")
+        if info.filename.endswith((".jsonl", ".json"))
+        and not info.filename.startswith("__MACOSX")
+        and info.filename.isprintable()  # it stands in errors, which are one line
     ]
     if len(members) != 1:
         raise InputFileError(

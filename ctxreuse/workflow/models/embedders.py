@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,9 +133,15 @@ class TfidfEmbedder:
                 words = np.asarray(stored["words"], np.uint8).tobytes().decode().split("\n")
                 idf = np.asarray(stored["idf"], np.float64)
                 components = np.ascontiguousarray(stored["components"], np.float32)
-                if idf.shape != (len(words),) or components.shape[1:] != (len(words),):
-                    raise ValueError("the sizes do not agree")
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+            if idf.shape != (len(words),) or components.shape[1:] != (len(words),):
+                raise ValueError("the sizes do not agree")
+            if len(set(words)) < len(words) or not len(components):
+                raise ValueError("a word is there twice, or there is no dimension")
+            if not (np.isfinite(idf).all() and np.isfinite(components).all()):
+                raise ValueError("a number is not finite")
+        except (
+            Exception
+        ) as error:  # broken bytes reach numpy, zipfile, several packers and a parser
             raise InputFileError(
                 f"{describe(str(path))} cannot be read as a TfidfEmbedder; write one with save()"
             ) from error
