@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ctxreuse.context.checks import checked_number
+from ctxreuse.context.checks import checked_integer, checked_list, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.ordering import paper
-from ctxreuse.ordering.paper import pairwise_distances
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["context_distance", "pairwise_distances"]
 
@@ -38,10 +41,47 @@ def context_distance(
     return paper.context_distance(_ids("ids_a", ids_a), _ids("ids_b", ids_b), alpha)
 
 
+def pairwise_distances(
+    contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
+) -> npt.NDArray[np.float64]:
+    """Return Equation 1 for all pairs of contexts; see `ordering.paper.pairwise_distances`.
+
+    Args:
+        contexts: For each context its blocks as integers from 0, best first, without repeats.
+        alpha: Weight of the ranks.
+        chunk_pairs: How many (context, context, block) triples may be held at once.
+
+    Returns:
+        The condensed upper triangle, as `scipy.cluster.hierarchy.linkage` takes it:
+        n * (n - 1) / 2 distances in row order.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    checked_number("alpha", alpha)
+    checked_integer("chunk_pairs", chunk_pairs, 1)
+    return paper.pairwise_distances(
+        list(map(_numbers, checked_list("contexts", contexts, "a list of contexts"))),
+        alpha,
+        chunk_pairs,
+    )
+
+
+def _numbers(context: Any) -> list[int]:
+    numbers = [
+        checked_integer("a block", one)
+        for one in checked_list("a context", context, "a list of blocks")
+    ]
+    if len(set(numbers)) < len(numbers) or max(numbers, default=0) >= 2**63:
+        raise InvalidRequestError(
+            f"a context must name each block once, by an integer below 2**63, not "
+            f"{describe(context)}"
+        )
+    return numbers
+
+
 def _ids(name: str, ids: Any) -> list[Hashable]:
-    if isinstance(ids, bytes) or not isinstance(ids, Iterable):
-        raise InvalidRequestError(f"{name} must be a list of block ids, not {describe(ids)}")
-    known = list(ids)
+    known = list(ids) if isinstance(ids, str) else checked_list(name, ids, "a list of block ids")
     for one in known:
         try:
             hash(one)

@@ -256,7 +256,11 @@ class ReusePlanner:
         Args:
             blocks: The blocks.
             tenant: Whose blocks they are; the counts are remembered for this tenant only.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        checked_kind("tenant", tenant, str, "a string")
         return self._planning.block_tokens(checked_blocks("blocks", blocks), tenant)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:

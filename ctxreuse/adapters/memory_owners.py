@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ctxreuse.errors import InvalidRequestError, describe
+
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 """The ids by which mem0 keeps memories apart."""
 
@@ -42,13 +44,21 @@ def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> st
         A digest, because ids are often e-mail addresses: it may stand in logs, and is a valid
         `cache_salt` for vLLM. "" if the filters name no entity.
 
+    Raises:
+        InvalidRequestError: filters that are in one another, or no JSON.
+
     Example:
         >>> tenant_of({"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}) == tenant_of(
         ...     {"user_id": "alice"}
         ... )
         True
     """
-    conditions = set(_conditions(entity_ids)) | set(_conditions(filters))
+    try:
+        conditions = set(_conditions(entity_ids)) | set(_conditions(filters))
+    except (RecursionError, ValueError, TypeError) as error:
+        raise InvalidRequestError(
+            f"filters name no tenant: {describe(str(error))}; pass dicts of ids, less deep"
+        ) from error
     if any(one.entity == "user_id" and one.relation == "is" for one in conditions):
         conditions = {one for one in conditions if one.entity in ("user_id", "app_id")}
     if not conditions:

@@ -170,7 +170,11 @@ class CapacityTracker:
             cached_tokens: Those that came from the cache. None, for engines that do not tell,
                 uses the plan's expectation.
             completion_tokens: Tokens of the answer.
+
+        Raises:
+            InvalidRequestError: `plan` is no plan.
         """
+        checked_kind("plan", plan, Plan, "a Plan")
         prompt, cached, completion = map(
             reported_count, (prompt_tokens, cached_tokens, completion_tokens)
         )
@@ -233,5 +237,10 @@ class CapacityTracker:
             self._only_stored += stored
 
     def forget(self, plan: Plan) -> None:
-        """Take out a request that failed: its prompt is not in the engine's cache."""
+        """Take out a request that failed: its prompt is not in the engine's cache.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("plan", plan, Plan, "a Plan")
         self.planner.evict([plan.request_id], plan.request.tenant)

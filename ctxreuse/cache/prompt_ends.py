@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.rendering import SentBlock, message_texts, render_turn
 from ctxreuse.context.tokens import as_token_counter, well_formed
 from ctxreuse.errors import InvalidRequestError, describe
@@ -125,7 +125,7 @@ def checked_ends(ends: Sequence[int], blocks: int) -> list[int]:
     Raises:
         InvalidRequestError: not one ascending integer a block.
     """
-    listed = list(ends)
+    listed = checked_list("block_ends", ends, "a list of integers")
     if len(listed) != blocks or not all(isinstance(end, int) for end in listed):
         raise InvalidRequestError(
             f"block_ends must hold an integer for each of the {blocks} blocks, not {describe(ends)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def _demo(
     show(run_demo(output, progress))
 
 
-for _name, _function in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "demo": _demo,
     "record": trace_commands.record,
     "estimate": savings_commands.estimate,
@@ -73,7 +74,8 @@ for _name, _function in {
     "plan": trace_commands.plan,
     "simulate": trace_commands.simulate,
     "explain": trace_commands.explain,
-}.items():
+}
+for _name, _function in _COMMANDS.items():
     # what is behind the program that `record` runs is the program's
     _settings = {"allow_interspersed_args": _name != "record"}
     app.command(_name, cls=Command, context_settings=_settings)(_function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
@@ -95,6 +95,54 @@ def checked_kind(
             f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
         )
     return value
+
+
+def check_function(name: str, value: Any) -> None:
+    """Check an argument that is a function or None.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if value is not None and not callable(value):
+        raise InvalidRequestError(f"{name} must be a function or None, not {describe(value)}")
+
+
+def checked_list(name: str, value: Any, words: str) -> list[Any]:
+    """Return a list of something as one.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed; a text is no list.
+        words: The list in words, such as "a list of block ids".
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
+    return list(value)
+
+
+def checked_texts(name: str, value: Any, words: str = "a list of str") -> list[str]:
+    """Return a list of texts as one.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed.
+        words: The list in words.
+
+    Raises:
+        InvalidRequestError: wrong type; a single text is none, and the message holds none of them.
+    """
+    if not isinstance(value, (str, bytes)) and isinstance(value, Iterable):
+        texts = []
+        for text in value:
+            if not isinstance(text, str):
+                break
+            texts.append(text)
+        else:
+            return texts
+    raise InvalidRequestError(f"{name} must be {words}, not {type(value).__name__}")
 
 
 def checked_id(name: str, value: Any) -> str | int:

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import check_function, checked_integer, checked_kind
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.serving.aio.concurrency import all_in_order
@@ -78,6 +79,7 @@ async def dispatch(
     for plan in sequence:
         checked_kind("a plan", plan, Plan, "a Plan")
     checked_integer("concurrency", concurrency, 1)
+    check_function("progress", progress)
     batch = _Batch(client, sequence, OrderedQueue(concurrency), progress, params)
     outcomes = await batch.send(leaders(sequence) if leader_first else [None] * len(sequence))
     if isinstance(plans, BatchPlan):
@@ -131,15 +133,17 @@ def progress_bar(description: str = "requests") -> Iterator[Progress]:
         What `dispatch` takes as `progress`.
 
     Raises:
+        InvalidRequestError: wrong type.
         MissingExtraError: rich is not installed.
     """
+    shown = well_formed(checked_kind("description", description, str, "a text"))
     try:
         from rich.progress import Progress as Bar
     except ImportError as error:
         raise MissingExtraError("progress_bar", "cli") from error
 
     with Bar() as bar:
-        task = bar.add_task(description, total=None)
+        task = bar.add_task(shown, total=None)
         yield lambda ended, total: bar.update(task, completed=ended, total=total)
 
 

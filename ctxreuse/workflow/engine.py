@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -17,9 +18,10 @@ from dataclasses import astuple, replace
 from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
+from types import NoneType
 from typing import Any, TypeAlias
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.context.scope import current_scope
@@ -188,10 +190,12 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             session: As in `run`.
 
         Raises:
-            InvalidRequestError: wrong type of query.
+            InvalidRequestError: wrong type.
             WorkflowError: no such k or retriever, or the search has failed.
         """
         checked_kind("query", query, str, "a string")
+        checked_kind("k", k, (int, float), "an integer")  # its graph says more, and is kept by it
+        checked_kind("retriever", retriever, (str, NoneType), "a retriever's name or None")
         found: list[SearchResult] = []
 
         def keep(event: Event) -> None:
@@ -225,9 +229,10 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             The results, in the order of the jobs.
 
         Raises:
+            InvalidRequestError: wrong type.
             MissingExtraError: A bar is to be shown, and rich is not installed.
         """
-        jobs = [_checked_job(job) for job in jobs]
+        jobs = [_checked_job(job) for job in checked_list("jobs", jobs, "a list of pairs")]
         with _progress_bar(progress, len(jobs)) as advance:
 
             async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
@@ -330,7 +335,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
     ) -> WorkflowResult:
         compiled = self._checked(graph)
         if deadline_s is not None and not (
-            isinstance(deadline_s, (int, float)) and deadline_s >= 0
+            isinstance(deadline_s, (int, float)) and 0 <= deadline_s <= sys.float_info.max
         ):
             raise InvalidRequestError(
                 "deadline_s must be a number of seconds from 0, or None, not "

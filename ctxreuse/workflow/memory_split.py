@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -56,12 +56,22 @@ class ThroughputTable:
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
     def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
-        """Return the throughput at each measured memory size: (m,) stages a second."""
+        """Return the throughput at each measured memory size: (m,) stages a second.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        checked_number("arriving", arriving)
         rows = np.asarray(self.completed, dtype=np.float64)
         return np.array([np.interp(arriving, self.arriving, row) for row in rows])
 
     def at(self, memory_bytes: float, arriving: float) -> float:
-        """Return the throughput for one memory size and load, in stages a second."""
+        """Return the throughput for one memory size and load, in stages a second.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        checked_number("memory_bytes", memory_bytes)
         return float(np.interp(memory_bytes, self.memory_bytes, self.over_memory(arriving)))
 
 

@@ -11,7 +11,12 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.checks import checked_number, checked_optional_integer
+from ctxreuse.context.checks import (
+    checked_integer,
+    checked_kind,
+    checked_number,
+    checked_optional_integer,
+)
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.errors import WorkflowError
 
@@ -56,8 +61,9 @@ class CallableRetriever:
         """Return the first k blocks that the function finds.
 
         Raises:
-            InvalidRequestError: The function does not return blocks or texts.
+            InvalidRequestError: wrong type, or the function does not return blocks or texts.
         """
+        check_search(query, k)
         if self._is_async:
             found = await self._search(query, k)
         else:
@@ -65,6 +71,16 @@ class CallableRetriever:
             if inspect.isawaitable(found):  # a lambda around an async function
                 found = await found
         return found_blocks(found, k, "search")
+
+
+def check_search(query: object, k: object) -> None:
+    """Check what a search is asked for.
+
+    Raises:
+        InvalidRequestError: the query is no text, or k no number of blocks.
+    """
+    checked_kind("query", query, str, "a text")
+    checked_integer("k", k)
 
 
 def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
@@ -191,7 +207,12 @@ class KeywordRetriever:
         self._index.index(words, show_progress=False)
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
-        """Return the k blocks that fit a query best, best first; fewer if fewer share a word."""
+        """Return the k blocks that fit a query best, best first; fewer if fewer share a word.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        check_search(query, k)
         return await asyncio.to_thread(self._search, query, k)
 
     def _search(self, query: str, k: int) -> tuple[ContextBlock, ...]:
@@ -334,8 +355,10 @@ class FusedRetriever:
         """Return the k blocks that all the retrievers together find best.
 
         Raises:
+            InvalidRequestError: wrong type or out of range.
             RetrieverError: One of them fails; the others are then cancelled.
         """
+        check_search(query, k)
         wanted = max(k, 2 * k if self._candidates is None else self._candidates)
         failed: list[RetrieverError] = []
         try:

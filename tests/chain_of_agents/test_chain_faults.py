@@ -100,7 +100,8 @@ class TestDocuments:
         chain = chain_of(EmulatedEngine(), mode="parallel")
         answer = chain.invoke({"question": "q", "documents": ["fine", f"\ud800 {SECRET}"]})
         assert outcomes(answer) == ["answered", "failed", "answered"]
-        assert answer.trace.steps[1].error == "UnicodeEncodeError"
+        assert "'utf-8' codec can't encode" in answer.trace.steps[1].error
+        assert SECRET not in answer.trace.steps[1].error
 
     def test_a_question_without_room_is_refused_before_anything_is_sent(self) -> None:
         engine = EmulatedEngine()

@@ -1,9 +1,13 @@
 """`make fuzz` feeds hostile inputs to everything that reads what strangers write."""
 
+import gc
 import subprocess
 import sys
+from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +36,54 @@ def test_an_input_follows_from_seed_target_and_number_alone(mutation):
 
     assert [made(f"0:x:{n}") for n in range(50)] == [made(f"0:x:{n}") for n in range(50)]
     assert len({made(f"0:x:{n}") for n in range(50)}) > 25
+
+
+@pytest.fixture
+def public(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from fuzz_targets import public, public_names
+
+    return SimpleNamespace(called=public.called(), names=public_names, target=public)
+
+
+def test_every_public_name_is_called_with_anything_or_has_a_reason(public):
+    documented = public.names.documented()
+    for package in public.names.PACKAGES:
+        module = import_module(package)
+        assert documented.keys() >= {f"{package}.{name}" for name in module.__all__}
+    takers = {name for name, _, _ in public.names.calls()}
+    assert takers == public.called.keys() | {name for name in takers if public.names.reason(name)}
+    for wildcard, reason in public.names.REASONS.items():
+        assert len(reason) > 10
+        assert any(fnmatchcase(name, wildcard) for name in takers), f"{wildcard} is out of date"
+    assert public.called.keys() >= {
+        "ctxreuse.ReusePlanner",
+        "ctxreuse.ReusePlanner.trim",
+        "ctxreuse.serving.EnginePool.complete",
+        "chain_of_agents.ChainOfAgents.end_conversation",
+        "mem0_ctxreuse.ReuseMemory.context",
+    }
+
+
+def test_every_method_that_is_called_has_an_object_to_be_called_on(public):
+    for owner, _ in public.called.values():
+        assert owner is None or owner in public.target.OBJECTS, owner
+
+
+@pytest.mark.filterwarnings("ignore")  # what is never awaited or closed is not the matter here
+def test_genuine_arguments_are_accepted(public, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    accepted = 0
+    for name, (owner, function) in public.called.items():
+        arguments = public.target.genuine_arguments(name, owner, function)
+        if arguments is not None and name not in NOT_ACCEPTED:
+            public.target.call((name, arguments))
+            accepted += 1
+    assert accepted > 200
+    gc.collect()  # now, where nobody minds
+
+
+NOT_ACCEPTED = ["ctxreuse.evaluation.replay.simulate.load_tokenizer"]  # its file is not made here
 
 
 def test_targets_report_what_became_of_their_inputs(tmp_path):
@@ -78,4 +130,4 @@ def test_a_raw_exception_and_a_hang_are_faults_whose_inputs_are_kept(tmp_path):
 def test_an_unknown_target_is_refused_with_those_that_exist():
     run = fuzz("--target", "nothing")
     assert run.returncode == 1
-    assert "there is no target ['nothing']; choose from constructors, plans" in run.stderr
+    assert "there is no target ['nothing']; choose from public calls, plans" in run.stderr

@@ -1,16 +1,12 @@
-"""Requests, plans, conversations, prompts, plan metadata and public constructors."""
+"""Requests, plans, conversations, prompts and plan metadata."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from random import Random
 from typing import Any
-
-import pydantic
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters.formatting import format_documents
@@ -25,8 +21,8 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, render_block
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import CtxreuseError, InvalidRequestError
-from fuzz_targets.mutation import Target, json_value, junk, mutated, nested, scalar, text
+from ctxreuse.errors import CtxreuseError
+from fuzz_targets.mutation import Target, json_value, junk, mutated, nested, text
 
 _MESSAGES: list[Any] = [
     {"role": "user", "content": "[Doc_1] The Tagus\n\nWhich?"},
@@ -308,87 +304,7 @@ def _format(given: list[tuple[str, Any]]) -> None:
     assert order is None or sorted(order) == list(range(len(documents)))
 
 
-_PACKAGES = (
-    "ctxreuse",
-    "ctxreuse.cache",
-    "ctxreuse.serving",
-    "ctxreuse.workflow",
-    "langchain_ctxreuse",
-    "llamaindex_ctxreuse",
-    "mem0_ctxreuse",
-    "chain_of_agents",
-)
-_NOT_CALLED = {
-    "GpuTier": "needs a GPU",
-    "fastest_tier": "needs a GPU",
-    "SentenceTransformerEmbedder": "loads a model by its name",
-    "IVFIndex": "its functions read files or train",
-    "TfidfEmbedder": "made by its fit and load",
-    "ReuseMemoryBlock": "pydantic makes models of LlamaIndex's from dicts, with their errors",
-    "ReplayMemory": "LlamaIndex's own memory checks the arguments",
-    "reuse_memory": "LlamaIndex's own memory checks the arguments",
-}
-_OF_A_USER = {"stemmer": "a function that is called at once, and whose errors are the user's"}
-_VALID: dict[str, Callable[[], Any]] = {
-    "planner": ReusePlanner,
-    "templates": lambda: DEFAULT_TEMPLATES,
-    "base_url": lambda: "http://engine/v1",
-    "text": lambda: "The Tagus flows through Lisbon.",
-    "blocks": lambda: ["one", "two"],
-    "query": lambda: "Which?",
-    "llm": lambda: "http://engine/v1",
-}
-
-
-def _constructors() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the public functions and classes that take arguments of a user's."""
-    for package in _PACKAGES:
-        module = import_module(package)
-        for name in module.__all__:
-            thing = getattr(module, name)
-            if callable(thing) and name not in _NOT_CALLED and not _is_abstract(thing):
-                yield f"{package}.{name}", thing
-
-
-def _is_abstract(thing: Any) -> bool:
-    is_error = isinstance(thing, type) and issubclass(thing, BaseException)
-    return is_error or getattr(thing, "_is_protocol", False) or inspect.isabstract(thing)
-
-
-_BY_NAME: dict[str, Callable[..., Any]] = {}
-
-
-def _construction(source: Random) -> tuple[str, dict[str, Any]]:
-    if not _BY_NAME:
-        _BY_NAME.update(_constructors())
-    name = source.choice(list(_BY_NAME))
-    arguments: dict[str, Any] = {}
-    for parameter in inspect.signature(_BY_NAME[name]).parameters.values():
-        varies = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if varies or parameter.name in _OF_A_USER:
-            continue
-        if parameter.default is parameter.empty or source.random() < 0.5:
-            valid = parameter.name in _VALID and source.random() < 0.7
-            arguments[parameter.name] = _VALID[parameter.name]() if valid else _value(source)
-    return name, arguments
-
-
-def _value(source: Random) -> Any:
-    return junk(source) if source.random() < 0.5 else scalar(source)
-
-
-def _construct(given: tuple[str, dict[str, Any]]) -> None:
-    name, arguments = given
-    try:
-        made = _BY_NAME[name](**arguments)
-        if inspect.isawaitable(made) and hasattr(made, "close"):
-            made.close()
-    except pydantic.ValidationError as error:  # a framework's component says so, a ValueError
-        raise InvalidRequestError("refused") from error
-
-
 TARGETS = {
-    "constructors": Target(_construction, _construct),
     "plans": Target(_planning, _plan_all),
     "conversations": Target(_chat, _converse),
     "prompts": Target(_prompt, _plan_prompts),

@@ -134,6 +134,12 @@ def _written() -> tuple[list[Any], Any]:
         return plan, json.loads(Path(folder, "results").read_text())
 
 
+def written_results() -> Results:
+    """Return results as a command has measured them."""
+    with _folder({"results": json.dumps(_written()[1]).encode()}) as folder:
+        return Results.read(f"{folder}/results")
+
+
 def _bytes(lines: list[Any]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 

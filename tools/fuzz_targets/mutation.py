@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
@@ -82,11 +82,13 @@ class Target:
         run: Takes it; raises a `CtxreuseError` to refuse it. Anything else that it raises, and an
             assertion that fails, is a fault.
         most_seconds: Processor time that it may take; the generators make less than 100 KB.
+        weight: How much of the time of all targets it gets, compared with others.
     """
 
     make: Callable[[Random], Any]
     run: Callable[[Any], object]
     most_seconds: float = 2.0
+    weight: int = 1
 
 
 def text(source: Random, most: int = 6) -> str:
@@ -130,6 +132,77 @@ class Odd:
         return "Odd()"
 
 
+class UsersError(Exception):
+    """What a user's own object raises; it may come out of every call that uses the object."""
+
+
+class Refusing:
+    """A function of a user's, and a class, that refuse whatever they are given."""
+
+    def __init__(self, *args: Any) -> None:
+        if args:
+            raise UsersError("made")
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        """Refuse."""
+        raise UsersError("called")
+
+
+class _Rude(str):
+    """A text that cannot be compared and has no hash."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        raise UsersError("compared")
+
+    def __hash__(self) -> int:
+        raise UsersError("hashed")
+
+
+class _Failing(list[Any]):
+    """A list that fails while it is read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield "one"
+        raise UsersError("read")
+
+    def __repr__(self) -> str:
+        return "_Failing()"
+
+
+def hostile(source: Random) -> Any:
+    """Return an object that looks right and is not: most of them fail only when they are used."""
+    cycle: list[Any] = ["a"]
+    cycle.append(cycle)
+    return source.choice(
+        (
+            lambda: _Rude(text(source)),
+            _Failing,
+            lambda: cycle,
+            lambda: (one for one in ("one", _Rude("two"))),
+            lambda: iter(_Failing()),
+            lambda: {"role": "user", "content": cycle},
+            lambda: [text(source).encode("utf-8", "surrogatepass")],
+            lambda: bytearray(b"one"),
+            lambda: range(3),
+            lambda: SubText(text(source)),
+            lambda: SubNumber(source.randrange(5)),
+            lambda: [[float("nan")]],
+        )
+    )()
+
+
+class SubText(str):
+    """A text of a class of its own."""
+
+    __slots__ = ()
+
+
+class SubNumber(int):
+    """A number of a class of its own."""
+
+
 def junk(source: Random) -> Any:
     """Return a value of any kind, also one that is not JSON."""
     kind = source.randrange(12)
@@ -142,7 +215,7 @@ def junk(source: Random) -> Any:
     if kind == 3:
         return tuple(scalar(source) for _ in range(source.randrange(3)))
     if kind == 4:
-        return source.choice((str, len, object, print))
+        return source.choice((Refusing, Refusing()))
     if kind == 5:
         return nested(source)
     return json_value(source)

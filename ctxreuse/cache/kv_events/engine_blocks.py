@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import TypeAlias, cast
 
 from ctxreuse.cache.kv_events.block_tree import (
@@ -22,7 +23,7 @@ from ctxreuse.cache.kv_events.block_tree import (
 )
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
 from ctxreuse.cache.simulator import token_array
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.planner import ReusePlanner
 
@@ -99,7 +100,14 @@ class EngineBlocks:
         Returns:
             Whether they could be used: blocks without all their tokens cannot, nor those of a ninth
             size in their group, since each block of a prompt is looked up in every size.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        _check_names(block_hashes, group)
+        checked_kind("token_ids", token_ids, Sequence, "a list of token ids")
+        checked_kind("extra_keys", extra_keys, (Sequence, NoneType), "a list or None")
+        checked_kind("block_size", block_size, int, "a number of tokens")
         count = len(block_hashes)
         extras = [None] * count if extra_keys is None else extra_keys
         fits = block_size > 0 and len(token_ids) == count * block_size and len(extras) == count
@@ -128,7 +136,11 @@ class EngineBlocks:
         Args:
             block_hashes: The engine's names of the blocks.
             group: The group of layers.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        _check_names(block_hashes, group)
         tree = self._trees.get(group)
         if tree is not None:
             for block_hash in block_hashes:
@@ -217,6 +229,12 @@ class EngineBlocks:
 
 _RequestName: TypeAlias = tuple[str, str | int]
 """A tenant, and the id of a request of its."""
+
+
+def _check_names(block_hashes: object, group: object) -> None:
+    for block_hash in checked_kind("block_hashes", block_hashes, Sequence, "a list of hashes"):
+        checked_kind("a block's hash", block_hash, (int, bytes), "an integer or bytes")
+    checked_kind("group", group, int, "a group's number")
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ from ctxreuse.cache.kv_events.engine_blocks import (
 from ctxreuse.cache.kv_events.event_listener import EventListener
 from ctxreuse.cache.kv_events.event_stream import EventSockets
 from ctxreuse.cache.simulator import token_array
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
@@ -255,8 +256,12 @@ class KVEventSync(OnePerProcess):
 
         Returns:
             Whether that was reached in time.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
         """
-        return self._listener.settle(timeout_s)
+        checked_number("timeout_s", timeout_s)
+        return self._listener.settle(min(timeout_s, TIMEOUT_MAX))
 
     def _new_listener(self) -> EventListener:
         requests = HeldRequests(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
-from ctxreuse.context.checks import checked_choice, checked_integer
+from ctxreuse.context.checks import checked_choice, checked_integer, checked_kind
 from ctxreuse.context.files import file_errors
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
@@ -49,7 +50,7 @@ def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
         At least one passage and one question, ids unique.
 
     Raises:
-        InvalidRequestError: There is no such data set, or `chunk_tokens` is out of range.
+        InvalidRequestError: There is no such data set; wrong type or out of range.
         InputFileError: A file is missing or broken, or has an id twice.
         MissingExtraError: Documents must be cut, and langchain-text-splitters is not installed.
     """
@@ -57,6 +58,7 @@ def load(name: str, path: str | Path, *, chunk_tokens: int = 512) -> Dataset:
     if isinstance(chunk_tokens, bool):
         raise InvalidRequestError("chunk_tokens must be an integer from 1, not a bool")
     checked_integer("chunk_tokens", chunk_tokens, 1)
+    checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "read"):  # a name that the file system refuses
         loaded = loader(Path(path), chunk_tokens)
     return Dataset(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number, checked_texts
 from ctxreuse.errors import InvalidRequestError, describe
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -39,6 +39,7 @@ class Interval:
 
 def normalize_answer(text: str) -> str:
     """Return a text as SQuAD compares it: lower case, no ASCII punctuation, articles or gaps."""
+    checked_kind("an answer", text, str, "a text")
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -90,16 +91,20 @@ def bootstrap_interval(
     Raises:
         InvalidRequestError: There are no scores, or a number is out of range.
     """
-    values = np.asarray(scores, dtype=np.float64)
-    if values.ndim != 1 or not values.size:
+    try:
+        values = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        values = np.empty(0)
+    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
         raise InvalidRequestError(
             f"scores must be a list of numbers, at least one, not {describe(scores)}"
         )
-    if not 0 < confidence < 1:
+    if not 0 < checked_number("confidence", confidence) < 1:
         raise InvalidRequestError(
             f"confidence must be between 0 and 1, not {describe(confidence)}; 0.95 is usual"
         )
     checked_integer("resamples", resamples, 1)
+    checked_integer("seed", seed)
     random = np.random.default_rng(seed)
     means = np.empty(resamples)
     step = max(1, _SCORES_AT_ONCE // values.size)
@@ -118,8 +123,8 @@ def _f1(given: list[str], right: list[str]) -> float:
 
 
 def _checked(references: Sequence[str]) -> Sequence[str]:
-    if isinstance(references, str) or not references:
-        raise InvalidRequestError(
-            f"references must be a list of right answers, at least one, not {describe(references)}"
-        )
-    return references
+    words = "a list of right answers, at least one"
+    right = checked_texts("references", references, words)
+    if not right:
+        raise InvalidRequestError(f"references must be {words}, not {describe(references)}")
+    return right

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import file_errors, write_text
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.estimate import (
@@ -215,6 +217,7 @@ def measure_savings(
         InputFileError: A file is missing or broken.
         MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
     """
+    checked_kind("trace", trace, (str, os.PathLike), "a path")
     path = Path(trace)
     with file_errors(trace, "read"):
         if not path.exists():

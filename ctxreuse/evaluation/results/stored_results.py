@@ -7,11 +7,13 @@ the file, the place in it, the value and what would be right. Unknown fields are
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_args
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, file_errors
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.replay.estimate import TraceSummary
@@ -58,6 +60,7 @@ def read_stored(path: FilePath) -> Stored:
     Raises:
         InputFileError: It cannot be read, or holds no results in this format.
     """
+    checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "read"):
         text = Path(path).read_bytes()
     try:

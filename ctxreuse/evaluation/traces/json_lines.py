@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import file_errors, write_text
 from ctxreuse.errors import InputFileError, describe
 
@@ -71,8 +73,10 @@ def read_lines(path: str) -> Iterator[JsonLine]:
         path: A file's path, or "-" for standard input.
 
     Raises:
+        InvalidRequestError: wrong type.
         InputFileError: It cannot be read, or a line is no JSON object.
     """
+    checked_kind("path", path, (str, os.PathLike), 'a path, or "-"')
     name = "standard input" if path == STANDARD_STREAM else path
     with file_errors(name, "read"):
         # bytes, so that a broken character is this line's fault and not the file's

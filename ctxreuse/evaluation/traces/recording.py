@@ -27,6 +27,7 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.files import file_errors, make_folder
@@ -34,7 +35,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import as_token_counter
-from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
@@ -97,6 +98,7 @@ class TraceRecorder(OnePerProcess):
     def __init__(
         self, folder: str | Path, *, hash_only: bool = False, token_counter: Any = None
     ) -> None:
+        checked_kind("folder", folder, (str, os.PathLike), "a path")
         self._hash_only = hash_only
         self._count_tokens = as_token_counter(token_counter)
         self._salt = secrets.token_bytes(32)
@@ -346,6 +348,7 @@ def paragraphs(text: str) -> SentContext:
         >>> paragraphs("[1] The Seine flows through Paris.\n\nWhich river?").blocks
         ['The Seine flows through Paris.']
     """
+    checked_kind("text", text, str, "a text")
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     blocks = [_LABEL.sub("", part, count=1) if _LABEL.match(part) else part for part in parts[:-1]]
     return SentContext([block for block in blocks if block], parts[-1] if parts else "")
@@ -411,8 +414,16 @@ def record_client(
 
     Returns:
         The client itself.
+
+    Raises:
+        InvalidRequestError: wrong type.
     """
-    completions = client.chat.completions
+    completions = getattr(getattr(client, "chat", None), "completions", None)
+    if completions is None:
+        raise InvalidRequestError(
+            f"client must be an openai.OpenAI or openai.AsyncOpenAI, not {describe(client)}"
+        )
+    checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
     prompts = PromptRecorder(recorder, read_context)
     completions.create = _noting(completions.create, prompts)
     return client

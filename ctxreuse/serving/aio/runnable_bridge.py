@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from ctxreuse.context.checks import check_function, checked_list
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.concurrency import all_of
 
@@ -74,6 +75,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         **kwargs: Any,
     ) -> list[Output]:
         """Return the output for each input, in their order; arguments as in `abatch`."""
+        inputs = checked_list("inputs", inputs, "a list of inputs")
         configs = self._configs(config, len(inputs))
         options = {"return_exceptions": return_exceptions, "progress": progress, **kwargs}
         return self._run_sync(partial(self.abatch, inputs, configs, **options))
@@ -99,6 +101,8 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
                 has ended; `ctxreuse.serving.progress_bar()` makes one.
             **kwargs: None are known.
         """
+        inputs = checked_list("inputs", inputs, "a list of inputs")
+        check_function("progress", progress)
         configs = self._configs(config, len(inputs))
         limit: Any = configs[0].get("max_concurrency") if configs else None
         slots = asyncio.Semaphore(limit or max(1, len(inputs)))

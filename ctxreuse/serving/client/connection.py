@@ -8,6 +8,7 @@ import sys
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -163,9 +164,19 @@ class EngineConnection:
 
         Args:
             arguments: What `chat.completions.create` takes.
+
+        Raises:
+            InvalidRequestError: it does not take them, or they are no JSON.
         """
         create = self.openai.chat.completions.with_streaming_response.create
-        async with create(**arguments) as response:
+        async with AsyncExitStack() as exits:
+            try:  # what happens on the way to the engine is an error of the library's
+                response = await exits.enter_async_context(create(**arguments))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidRequestError(
+                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
+                    "what chat.completions.create takes, as JSON"
+                ) from error
             async for received in response.iter_bytes():
                 yield received
 

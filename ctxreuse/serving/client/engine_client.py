@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.context.checks import checked_kind, reported_count
+from ctxreuse.context.checks import check_function, checked_kind, reported_count
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
@@ -250,7 +250,12 @@ class EngineClient(OnePerProcess, AsyncClosing):
         return tuple(tokens)
 
     def forget(self, plan: Plan) -> None:
-        """Tell the planner that a plan's prompt is not in the engine's cache."""
+        """Tell the planner that a plan's prompt is not in the engine's cache.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("plan", plan, Plan, "a Plan")
         if self._shadow is not None:
             self._shadow.forget(plan)
         if self._planner is not None and (
@@ -272,6 +277,8 @@ class EngineClient(OnePerProcess, AsyncClosing):
     ) -> EngineCall:
         """Return the call for a prompt."""
         check_params(params)
+        checked_kind("session_id", session_id, (str, NoneType), "a text or None")
+        check_function("on_first_token", on_first_token)
         messages = messages_of(prompt)
         plan = prompt if isinstance(prompt, Plan) else None
         salt = checked_cache_salt(cache_salt)

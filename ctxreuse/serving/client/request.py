@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import Message, copied_message
@@ -63,6 +64,9 @@ class EngineCall:
         self.expectation = expectation
 
 
+_ADDED_TO = ("extra_body", "extra_headers", "stream_options")
+
+
 def messages_of(prompt: object) -> list[dict[str, Any]]:
     """Return a prompt as chat messages, copied.
 
@@ -84,8 +88,11 @@ def check_params(params: Mapping[str, Any]) -> None:
     """Check what a caller adds to a request.
 
     Raises:
-        InvalidRequestError: the client sets it, or it asks for several answers.
+        InvalidRequestError: the client sets it, it asks for several answers, or it is no dict where
+            one is added to.
     """
+    for name in _ADDED_TO:
+        checked_kind(name, params.get(name), (Mapping, NoneType), "a dict or None")
     for name in _RESERVED:
         if name in params:
             raise InvalidRequestError(f"{name} is set by the client; leave it out")

@@ -23,6 +23,7 @@ from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.serving.client.request import messages_of
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
 from ctxreuse.serving.emulation.openai_replies import (
     EmulatedReply,
@@ -139,8 +140,12 @@ class EmulatedEngine(OnePerProcess):
         self._engine = self._new_engine()
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a chat prompt."""
-        return list(self._tokenize(chat_markup(messages)))
+        """Return the tokens of a chat prompt.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return list(self._tokenize(chat_markup(messages_of(messages))))
 
     def metrics(self) -> str:
         """Return what `/metrics` shows."""
@@ -160,8 +165,11 @@ class EmulatedEngine(OnePerProcess):
                 that is installed, of both `httpx`, which every version of `openai` accepts.
 
         Raises:
+            InvalidRequestError: It is another library.
             MissingExtraError: Neither is installed.
         """
+        if library is not None and getattr(library, "__name__", None) not in _HTTP_LIBRARIES:
+            raise InvalidRequestError(f"library must be httpx or httpx2, not {describe(library)}")
         return transport_of(self._receive, self._answer, library)
 
     def _receive(self, method: str, path: str, content: bytes) -> HttpPage | EmulatedReply:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
-from ctxreuse.context.checks import checked_integer, checked_number
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
@@ -433,6 +435,7 @@ class EnginePool(OnePerProcess, AsyncClosing):
 
     async def _choose(self, prompt: Plannable, wanted: str | None, tried: _Tried) -> Replica:
         """Return where to send a request; wait as long as a busy replica is the best choice."""
+        checked_kind("replica", wanted, (str, NoneType), "a replica's name or None")
         if wanted in tried.names:
             wanted = None
         while True:
@@ -488,7 +491,7 @@ class _Tried:
 def check_limit(limit_s: object) -> None:
     """Raise InvalidRequestError unless a limit is seconds above 0, or None."""
     is_number = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
-    if limit_s is not None and not (is_number and 0 < limit_s < float("inf")):  # type: ignore[operator]
+    if limit_s is not None and not (is_number and 0 < limit_s <= sys.float_info.max):  # type: ignore[operator]
         raise InvalidRequestError(
             f"limit_s must be a number of seconds above 0, or None, not {describe(limit_s)}"
         )

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_texts
 from ctxreuse.context.files import written_file
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 
@@ -78,7 +78,7 @@ class TfidfEmbedder:
         except ImportError as error:
             raise MissingExtraError("TF-IDF embeddings", _EXTRA) from error
         checked_integer("dimensions", dimensions, 1)
-        known = _checked_texts(texts)
+        known = checked_texts("texts", texts)
         tfidf = TfidfVectorizer(sublinear_tf=True, stop_words="english")
         try:
             weights = tfidf.fit_transform(known)
@@ -98,9 +98,10 @@ class TfidfEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the texts' vectors, shape (n, dimension); queries and passages are alike."""
-        if not len(texts):
+        known = checked_texts("texts", texts)
+        if not known:
             return np.zeros((0, self.dimension), np.float32)
-        weights = self._tfidf.transform(_checked_texts(texts)).astype(np.float32)
+        weights = self._tfidf.transform(known).astype(np.float32)
         vectors = np.asarray(weights @ self._by_word, dtype=np.float32)
         return _normalized(vectors)
 
@@ -192,11 +193,13 @@ class SentenceTransformerEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n queries, shape (n, dimension)."""
-        return self._encoded([self._query_prefix + text for text in _checked_texts(texts)])
+        return self._encoded([self._query_prefix + text for text in checked_texts("texts", texts)])
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n passages, shape (n, dimension), for an index."""
-        return self._encoded([self._passage_prefix + text for text in _checked_texts(texts)])
+        return self._encoded(
+            [self._passage_prefix + text for text in checked_texts("texts", texts)]
+        )
 
     def _encoded(self, texts: list[str]) -> Vectors:
         if not texts:
@@ -239,13 +242,15 @@ class LangChainEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n queries, shape (n, dimension), asked for one by one."""
-        vectors = [self._embeddings.embed_query(text) for text in _checked_texts(texts)]
-        return checked_vectors(vectors, len(texts), self.dimension, "embed_query")
+        known = checked_texts("texts", texts)
+        vectors = [self._embeddings.embed_query(text) for text in known]
+        return checked_vectors(vectors, len(known), self.dimension, "embed_query")
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n passages, shape (n, dimension), for an index."""
-        vectors = self._embeddings.embed_documents(_checked_texts(texts))
-        return checked_vectors(vectors, len(texts), self.dimension, "embed_documents")
+        known = checked_texts("texts", texts)
+        vectors = self._embeddings.embed_documents(known)
+        return checked_vectors(vectors, len(known), self.dimension, "embed_documents")
 
 
 def checked_embedder(embedder: object) -> Embedder:
@@ -268,12 +273,6 @@ def _sentence_transformer(name: str) -> Any:
     except ImportError as error:
         raise MissingExtraError("embedding with sentence-transformers", _EXTRA) from error
     return SentenceTransformer(name)
-
-
-def _checked_texts(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequestError(f"texts must be a list of str, not {type(texts).__name__}")
-    return list(texts)
 
 
 def checked_vectors(vectors: Any, count: int, dimension: int, giver: str) -> Vectors:

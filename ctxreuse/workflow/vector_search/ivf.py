@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.context.checks import checked_integer
-from ctxreuse.errors import InputFileError, InvalidRequestError
+from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.faiss_views import (
     checked_faiss_index,
     openmp_threads,
@@ -32,6 +32,9 @@ from ctxreuse.workflow.vector_search.top_k import (
     nothing_found,
     worst_score,
 )
+
+_FEW = 1 << 16
+"""Results that may be asked of any index; of a larger one, as many as it holds."""
 
 
 class ScannedPairs(NamedTuple):
@@ -212,7 +215,9 @@ class IVFIndex:
             raise InvalidRequestError(
                 f"rows and clusters must be of one length, not {len(which)} and {len(where)}"
             )
-        _positive(k, "k")
+        most = max(self.size, _FEW)
+        if _positive(k, "k") > most:
+            raise InvalidRequestError(f"k must be at most {most}, not {describe(k)}")
         serving = self._serving
         if serving.scanner is None:
             return self._scan_lists(serving, queries, which, where, k)
@@ -262,12 +267,21 @@ class IVFIndex:
         return vectors
 
     def ids_of(self, cluster: int) -> Ids:
-        """Return the ids of a cluster's vectors, in the order in which they are stored."""
-        return self._ids_in(self._serving.lists, cluster)
+        """Return the ids of a cluster's vectors, in the order in which they are stored.
+
+        Raises:
+            InvalidRequestError: there is no such cluster.
+        """
+        return self._ids_in(self._serving.lists, self._checked_cluster(cluster))
 
     def codes_of(self, cluster: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8."""
+        """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8.
+
+        Raises:
+            InvalidRequestError: there is no such cluster.
+        """
         lists = self._serving.lists
+        self._checked_cluster(cluster)
         size = lists.list_size(cluster)
         if not size:
             return np.empty((0, self.code_size), dtype=np.uint8)
@@ -340,8 +354,15 @@ class IVFIndex:
             )
         return found
 
+    def _checked_cluster(self, cluster: int) -> int:
+        if not isinstance(cluster, (int, np.integer)) or not 0 <= cluster < self.nlist:
+            raise InvalidRequestError(
+                f"cluster must be from 0 to {self.nlist - 1}, not {describe(cluster)}"
+            )
+        return int(cluster)
+
     def _checked_vectors(self, vectors: npt.ArrayLike) -> Vectors:
-        array = np.asarray(vectors)
+        array = _array(vectors, "vectors")
         if array.ndim != 2 or array.shape[1] != self.dimension or array.dtype.kind not in "fiu":
             raise InvalidRequestError(
                 f"vectors must be numbers of shape (n, {self.dimension}), "
@@ -350,12 +371,19 @@ class IVFIndex:
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
+def _array(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as error:  # such as rows that differ
+        raise InvalidRequestError(f"{name} make no array: {describe(values)}") from error
+
+
 def _positive(number: Any, name: str) -> int:
     return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
 def _integers(values: npt.ArrayLike, name: str, low: int | None, high: int | None) -> Ids:
-    array = np.asarray(values)
+    array = _array(values, name)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InvalidRequestError(
             f"{name} must be a row of integers, not {array.dtype} of shape {array.shape}"

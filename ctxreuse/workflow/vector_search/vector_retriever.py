@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.models.embedders import Embedder, checked_embedder, checked_vectors
+from ctxreuse.workflow.retrievers import check_search
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best_by_group
 
@@ -58,12 +59,16 @@ class VectorRetriever:
                 f"the embedder makes vectors of {embedder.dimension} dimensions, the index holds "
                 f"vectors of {self.index.dimension}; use the embedder that the index was made with"
             )
+        if not callable(blocks):
+            checked_kind(
+                "blocks", blocks, Sequence, "a list of blocks, or a function from id to block"
+            )
         if not callable(blocks) and len(blocks) < self.index.size:
             raise InvalidRequestError(
                 f"blocks has {len(blocks)} entries for an index of {self.index.size} vectors; "
                 "give one for each, or a function from id to block"
             )
-        if hot is not None and hot.index is not self.index:
+        if hot is not None and getattr(hot, "index", None) is not self.index:
             raise InvalidRequestError(
                 "the hot tier is over another index; make IVFIndex(...) once, and give it to both"
             )
@@ -84,7 +89,12 @@ class VectorRetriever:
         return vectors, self.index.nearest_clusters(vectors, self.nprobe)
 
     async def retrieve(self, query: str, k: int) -> Documents:
-        """Return the k blocks nearest to a query, searched in one call in a thread."""
+        """Return the k blocks nearest to a query, searched in one call in a thread.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        check_search(query, k)
         return await asyncio.to_thread(self._search, query, k)
 
     def _search(self, query: str, k: int) -> Documents:
@@ -99,6 +109,15 @@ class VectorRetriever:
         return self.blocks_of(best.ids[best.ids >= 0].tolist())
 
     def blocks_of(self, ids: Iterable[int]) -> Documents:
-        """Return the blocks of ids, in their order."""
+        """Return the blocks of ids, in their order.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
         blocks = self._blocks
-        return Documents(blocks(i) if callable(blocks) else blocks[i] for i in ids)
+        wanted = checked_list("ids", ids, "a list of ids of the index")
+        for one in wanted:
+            checked_kind("an id", one, (int, np.integer), "an integer")
+            if not callable(blocks) and not 0 <= one < len(blocks):
+                raise InvalidRequestError(f"there are {len(blocks)} blocks, and no id {one}")
+        return Documents(blocks(i) if callable(blocks) else blocks[i] for i in wanted)

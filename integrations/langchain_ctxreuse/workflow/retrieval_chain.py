@@ -19,7 +19,7 @@ from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import AddableDict
 from pydantic import ConfigDict, Field, field_validator
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt
@@ -78,6 +78,7 @@ class WorkflowRetriever(CarryingRetriever):
         **kwargs: Any | None,
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, all at once."""
+        inputs = checked_list("inputs", inputs, "a list of queries")
         configs = get_config_list(config, len(inputs))
         work = partial(self.abatch, inputs, configs, return_exceptions=return_exceptions, **kwargs)
         return sync_bridge.run(work, lasting=True)
@@ -147,6 +148,8 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         self._retriever = checked_kind("retriever", retriever, WorkflowRetriever, wanted)
         wanted = "a prompt template; pass ChatPromptTemplate.from_messages(...)"
         self._prompt = checked_kind("prompt", prompt, BasePromptTemplate, wanted)
+        for key in (query_key, context_key, answer_key):
+            checked_kind("a key", key, str, "a string")
         if context_key not in prompt.input_variables:
             raise InvalidRequestError(
                 f"the prompt has no variable {context_key!r} for the documents, only "

@@ -23,6 +23,7 @@ from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import Prompt, messages_of
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece
+from ctxreuse.workflow.retrievers import check_search
 from langchain_ctxreuse.documents.document_components import checked_retriever
 from langchain_ctxreuse.documents.document_plans import document_block, without_plan
 from langchain_ctxreuse.messages import text_parts
@@ -162,8 +163,9 @@ class RetrieverStage:
         """Return the first k documents for a query, as blocks.
 
         Raises:
-            InvalidRequestError: the retriever returns something else than documents.
+            InvalidRequestError: wrong type, or the retriever returns something else than documents.
         """
+        check_search(query, k)
         # a vector store's retriever prefers the arguments of the call to its search_kwargs
         wanted: dict[str, Any] = (
             {"k": k} if isinstance(self._retriever, VectorStoreRetriever) else {}

@@ -31,7 +31,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
@@ -94,7 +94,9 @@ class ReuseChatEngine(BaseChatEngine):
         kind = "a LlamaIndex BaseNodePostprocessor"
         self._postprocessors = [
             checked_kind("each of node_postprocessors", one, BaseNodePostprocessor, kind)
-            for one in node_postprocessors or ()
+            for one in checked_list(
+                "node_postprocessors", node_postprocessors or (), "a list of them"
+            )
         ]
         self._skip_condense = skip_condense
         if isinstance(condense_prompt, str):
@@ -103,7 +105,7 @@ class ReuseChatEngine(BaseChatEngine):
         self._turns = ChatTurnPlanner(
             planner, system_prompt, metadata_mode, token_counter, type(self).__name__
         )
-        self._transcript = Transcript().recalled(chat_history)
+        self._transcript = Transcript().recalled(_checked_history(chat_history))
         self._lock = ForkSafeLock()
         self.callback_manager = callback_manager or CallbackManager([])
         if callback_manager is not None:
@@ -233,10 +235,16 @@ class ReuseChatEngine(BaseChatEngine):
     def _begin(
         self, message: str, chat_history: list[ChatMessage] | None
     ) -> tuple[Transcript, str | None]:
-        """Return the transcript, and the prompt that condenses the question if there is one."""
+        """Return the transcript, and the prompt that condenses the question if there is one.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("message", message, str, "a text")
+        passed = None if chat_history is None else _checked_history(chat_history)
         with self._lock:
-            if chat_history is not None:
-                self._transcript = self._transcript.recalled(chat_history)
+            if passed is not None:
+                self._transcript = self._transcript.recalled(passed)
             begun = self._transcript
         if self._skip_condense or not len(begun):
             return begun, None
@@ -293,6 +301,14 @@ class ReuseChatEngine(BaseChatEngine):
                 _add_piece(answer, piece)
                 yield piece
         self._record(turn, "".join(answer))
+
+
+def _checked_history(chat_history: Any) -> list[ChatMessage]:
+    history = checked_list("chat_history", chat_history, "a list of ChatMessage")
+    return [
+        checked_kind("an entry of chat_history", one, ChatMessage, "a ChatMessage")
+        for one in history
+    ]
 
 
 def _add_piece(answer: list[str], piece: ChatResponse) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from types import NoneType
 from typing import Any, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -31,7 +32,7 @@ from llama_index.core.settings import Settings
 from ctxreuse.adapters.plan_metadata import copied
 from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.checks import checked_integer, checked_kind, reported_count
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, reported_count
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio import sync_bridge
@@ -40,6 +41,7 @@ from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.library import context_of, speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
+from ctxreuse.workflow.retrievers import check_search
 from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
 from llamaindex_ctxreuse.nodes.node_plans import (
     checked_metadata_mode,
@@ -108,12 +110,18 @@ class WorkflowRetriever(BaseRetriever):
             scores: How near each is, the higher the nearer; None leaves nodes without.
 
         Raises:
-            InvalidRequestError: `node_of` returns something else than a node.
+            InvalidRequestError: wrong type, another number of scores, or `node_of` returns no node.
         """
-        told = [None] * len(blocks) if scores is None else scores
+        found = checked_list("blocks", blocks, "a list of ContextBlock")
+        told = [None] * len(found) if scores is None else checked_list("scores", scores, "a list")
+        if len(told) != len(found):
+            raise InvalidRequestError(f"there are {len(told)} scores of {len(found)} blocks")
+        for block, score in zip(found, told, strict=True):
+            checked_kind("a block", block, ContextBlock, "a ContextBlock")
+            checked_kind("a score", score, (float, int, NoneType), "a number or None")
         return [
             NodeWithScore(node=self._node(block), score=score)
-            for block, score in zip(blocks, told, strict=True)
+            for block, score in zip(found, told, strict=True)
         ]
 
     def _node(self, block: ContextBlock) -> BaseNode:
@@ -175,11 +183,21 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         self._streaming = streaming
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes for a query, without an answer."""
+        """Return the nodes for a query, without an answer.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("query_bundle", query_bundle, (QueryBundle, str), "a QueryBundle or a text")
         return self._retriever.retrieve(query_bundle)
 
     async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes for a query, without an answer."""
+        """Return the nodes for a query, without an answer.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("query_bundle", query_bundle, (QueryBundle, str), "a QueryBundle or a text")
         return await self._retriever.aretrieve(query_bundle)
 
     def _get_prompts(self) -> dict[str, Any]:
@@ -406,8 +424,9 @@ class RetrieverStage:
         """Return the first k nodes for a query, as blocks with their ids.
 
         Raises:
-            InvalidRequestError: the retriever returns something else than nodes.
+            InvalidRequestError: wrong type, or the retriever returns something else than nodes.
         """
+        check_search(query, k)
         if self._in_thread:
             found = await asyncio.to_thread(self._retriever.retrieve, query)
         else:
