@@ -68,8 +68,8 @@ class TenantPlanner:
 
     A tenant's state is held for short steps only: to order a request and to record it. Tokens are
     counted, histories read, batches arranged, long contexts ordered behind their cached paths and
-    overlaps looked for without it. What others send
-    or evict meanwhile changes what is expected in the cache, never which blocks a plan has.
+    overlaps looked for without it. What others send or evict meanwhile changes what is expected in
+    the cache, never which blocks a plan has.
 
     Args:
         settings: How it plans.
