@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections import defaultdict
 
 import httpx
@@ -281,3 +282,31 @@ async def test_an_index_that_follows_the_engines_events_is_not_emptied_by_guesse
         network.statuses["a", "/v1/chat/completions"] = 500
         await pool.complete(asking("m"), replica="a")
         assert (state_of(pool, "a"), index_tokens(pool)["a"]) == ("resting", 80)
+
+
+async def test_nobody_waits_for_an_index_that_is_being_emptied(monkeypatch):
+    network = Network(a=EmulatedEngine(), b=EmulatedEngine())
+    async with pool_on(network) as pool:
+        await pool.complete(asking("x"), replica="a")
+        planner, is_emptying, go_on = planner_of(pool, "a"), threading.Event(), threading.Event()
+        evict_tokens = planner.evict_tokens
+
+        def slowly(tokens):
+            is_emptying.set()
+            assert go_on.wait(60)
+            return evict_tokens(tokens)
+
+        monkeypatch.setattr(planner, "evict_tokens", slowly)
+        emptying = asyncio.get_running_loop().run_in_executor(None, pool._replica("a").reset)
+        try:
+            assert await asyncio.to_thread(is_emptying.wait, 60)
+            for name in "aba":
+                served = await asyncio.wait_for(pool.complete(asking("x"), replica=name), 60)
+                assert served.replica == name
+            assert pool.available() == ("a", "b")
+            assert [one.answered for one in pool.statistics()] == [3, 1]
+        finally:
+            go_on.set()
+        await emptying
+        # what was answered while the index was emptied is in there again
+        assert (pool.cache_epoch("a"), index_tokens(pool)) == (1, {"a": 80, "b": 80})
