@@ -13,8 +13,32 @@ import os
 from collections.abc import Callable
 from itertools import count
 from threading import RLock, local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:  # noqa: N801 - as functools names it
+        """Computes an attribute when it is first asked for; two threads may both compute it.
+
+        As in `functools`, without the lock that Python 3.11 gives it. That one belongs to the
+        class, not to the object: in a process that was forked while another thread computed the
+        property of any object, it would never be free again.
+        """
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self._compute = compute
+            self._name = compute.__name__
+            self.__doc__ = compute.__doc__
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._compute(instance)
+            return value
+
 
 _log = logging.getLogger("ctxreuse")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
-from ctxreuse.context.cached import cached_property
+from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import InvalidRequestError, describe
 
 SHORTEST_OVERLAP = 40

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ctxreuse.context.cached import cached_property
+from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import MissingExtraError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from ctxreuse.context.cached import cached_property
 from ctxreuse.context.copies import made_with
+from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import RouterError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval

@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from operator import or_
 
-from ctxreuse.context.cached import cached_property
+from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.compiled import Edges, Graph
 from ctxreuse.workflow.graph.nodes import END, START
