@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -9,11 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import PartSize, TenantLRUMap
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 
 MANAGER = -1
 """The manager's number among the agents."""
 
+_MAX_TENANTS = 1_000
+_LATEST = 64
+"""Prompts of a tenant by which the length of its tokens is told."""
+_LEAST_ESTIMATED = 256
+_STEP = 1.25
+_ROUNDING = 1e-9
 _ENTRY_CHARACTERS = 100
 """What a message, a document or a conversation takes besides its text."""
 
@@ -115,15 +123,39 @@ class AgentMemory:
         self._conversations: TenantLRUMap[ConversationKey, _Remembered] = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
         )
+        self._tokens_each: LRUMap[str, deque[float]] = LRUMap(_MAX_TENANTS)
 
     @property
     def parts(self) -> dict[str, PartSize]:
         """How much is remembered, and how much may be; all tenants together."""
         with self._lock:
             return {
+                "token_lengths": self._tokens_each.size,
                 "conversations": self._conversations.size,
                 "conversation_characters": self._conversations.weight_size,
             }
+
+    def note_tokens(self, tenant: str, estimated: int, reported: int) -> None:
+        """Remember how many tokens a model has reported of a prompt.
+
+        Args:
+            tenant: Whose prompt it was.
+            estimated: Its tokens as the planner estimates them.
+            reported: Its tokens as the model counts them.
+        """
+        if estimated >= _LEAST_ESTIMATED:
+            with self._lock:
+                latest = self._tokens_each.get_or_make(tenant, lambda: deque(maxlen=_LATEST))
+                latest.append(reported / estimated)
+
+    def tokens_each(self, tenant: str) -> float:
+        """Return the model's tokens for each one that is estimated, the most in the latest prompts.
+
+        In steps, so that long documents are mostly cut where they were cut before.
+        """
+        with self._lock:
+            most = max(self._tokens_each.get(tenant) or (1.0,))
+        return _STEP ** math.ceil(math.log(max(1.0, most), _STEP) - _ROUNDING)
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""

@@ -50,9 +50,14 @@ class ChainOfAgents(
     `ctxreuse.request_context` name these, too.
 
     The output is the answer, a string with a `trace`; the last piece of a stream is empty and has
-    the trace. An input of the wrong type, or a question that the model's context has no room for,
-    raises an `InvalidRequestError`; a manager that does not answer raises a `ManagerError`, whose
-    trace has the workers' notes.
+    the trace. An input of the wrong type or without documents, or a question that the model's
+    context has no room for, raises an `InvalidRequestError`. Workers that have read less than
+    `min_read` of the documents raise an `UnreadError`, and a manager that does not answer a
+    `ManagerError`; their traces have what was noted. What else was not read is logged, and stands
+    in `trace.unread`.
+
+    A segment that the model refuses as too long is read in parts, and the next ones are cut shorter
+    where the model reports more tokens than were estimated.
 
     Args:
         llm: A LangChain chat model, a LlamaIndex LLM, an OpenAI-compatible address or several, or
@@ -75,6 +80,8 @@ class ChainOfAgents(
         context_window: The model's, in tokens; None asks the model, and takes 8,192 if it does not
             say.
         timeout_s: Seconds after which a call that was sent has failed; None waits.
+        min_read: Which share of the documents' tokens must have been read for an answer, from 0
+            to 1. Where nothing was read there is none in any case.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
         assignment: Makes another assigner of documents for each tenant; None takes
             `ctxreuse.serving.pool.placement.DocumentAffinity` with the bound.
@@ -86,6 +93,7 @@ class ChainOfAgents(
 
     Raises:
         InvalidRequestError: wrong type or out of range.
+        TypeError: an unknown argument.
         MissingExtraError: Addresses are given and `openai` is not installed.
 
     Example:
@@ -114,6 +122,7 @@ class ChainOfAgents(
         segment_tokens: int | None = None,
         context_window: int | None = None,
         timeout_s: float | None = 300.0,
+        min_read: float = 0.5,
         bound: float = DEFAULT_BOUND,
         assignment: Callable[[], Assigner] | None = None,
         concurrency: int = 256,
@@ -143,9 +152,10 @@ class ChainOfAgents(
             segment_tokens=segment_tokens,
             context_window=context_window,
             timeout_s=timeout_s,
+            min_read=min_read,
             clock=clock,
         )
-        self._model = as_model(llm, planner, concurrency, params or {}, client)
+        self._model = as_model(llm, planner, concurrency, params or {}, client, ChainOfAgents)
         assignment = assignment or partial(DocumentAffinity, checked_number("the bound", bound, 1))
         placement = AgentPlacement(workers, self._model.engines, assignment)
         self._memory, self._placement = AgentMemory(), placement

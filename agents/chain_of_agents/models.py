@@ -13,15 +13,21 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from chain_of_agents.agent_placement import Engines
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import reported_count
+from ctxreuse.context.checks import check_keywords, reported_count
 from ctxreuse.context.copies import made_with
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.serving.pool.admission import AdmissionQueue
 from ctxreuse.serving.pool.engine_pool import EnginePool
+from ctxreuse.serving.pool.pool_result import PoolResult
+
+_SET_HERE = ("engines", "base_url", "events", "retries", "client")
+_ATTEMPTS = 6
+"""Of a request: an engine that is away for some seconds fails no question of many calls."""
 
 OnPiece: TypeAlias = Callable[[str], object]
 """Called with each piece of an answer when it comes."""
@@ -99,14 +105,18 @@ def as_model(
     concurrency: int,
     params: Mapping[str, Any],
     client: Mapping[str, Any],
+    chain: Callable[..., Any],
 ) -> AgentModel:
     """Return the AgentModel for what the user gives.
 
-    The arguments are those of `ChainOfAgents`; `client` is for an `EnginePool` that is made here.
+    The arguments are those of `ChainOfAgents`, which is `chain`; `client` is for an `EnginePool`
+    that is made here.
 
     Raises:
+        TypeError: an option that nothing takes.
         InvalidRequestError: wrong type, or options that belong to another kind of model.
     """
+    check_keywords("ChainOfAgents", client, chain, EnginePool, EngineClient, without=_SET_HERE)
     if isinstance(llm, EnginePool):
         if client:
             raise InvalidRequestError(
@@ -116,6 +126,7 @@ def as_model(
     if isinstance(llm, str) or (
         isinstance(llm, Sequence) and llm and all(isinstance(one, str) for one in llm)
     ):
+        client = {"attempts": _ATTEMPTS, **client}
         pool = EnginePool(llm, planner=planner, concurrency=concurrency, **client)
         return PoolModel(pool, params, owned=True)
     if params or client:
@@ -156,21 +167,15 @@ class PoolModel:
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
     ) -> AgentReply:
-        """Send a request to the agent's replica, or to the one that the pool chooses."""
-        options: dict[str, Any] = {
-            "replica": request.replica,
-            "session_id": request.session_id,
-            "limit_s": request.limit_s,
-            "max_tokens": request.max_tokens,
-            **self._params,
-        }
-        if on_piece is None:
-            result = await self.engines.complete(request.context, **options)
-        else:
-            async with self.engines.stream(request.context, **options) as pieces:
-                async for piece in pieces:
-                    on_piece(piece)
-            result = pieces.served
+        """Send a request to the agent's replica, or to the one that the pool chooses.
+
+        One that says nothing is not asked again: another one is, if there is one.
+        """
+        result = await self._ask(request, request.replica, on_piece)
+        others = [name for name in self.engines.available() if name != result.replica]
+        if others and not result.completion.text.strip():
+            other = self.engines.route(request.context, among=others)
+            result = await self._ask(request, other, on_piece)
         completion = result.completion
         return AgentReply(
             text=completion.text,
@@ -180,6 +185,23 @@ class PoolModel:
             cached_tokens=completion.cached_tokens,
             completion_tokens=completion.completion_tokens,
         )
+
+    async def _ask(
+        self, request: AgentRequest, replica: str | None, on_piece: OnPiece | None
+    ) -> PoolResult:
+        options: dict[str, Any] = {
+            "replica": replica,
+            "session_id": request.session_id,
+            "limit_s": request.limit_s,
+            "max_tokens": request.max_tokens,
+            **self._params,
+        }
+        if on_piece is None:
+            return await self.engines.complete(request.context, **options)
+        async with self.engines.stream(request.context, **options) as pieces:
+            async for piece in pieces:
+                on_piece(piece)
+        return pieces.served
 
     async def aclose(self) -> None:
         """Close the pool, if the chain has made it."""

@@ -17,6 +17,11 @@ from ctxreuse.errors import InvalidRequestError, describe
 NOTE_SEPARATOR = "\n\n"
 """Separates the notes that the manager reads."""
 
+_LABEL = re.compile(r"\[\w+\]")
+_LOOKED_AT = 1_000
+_SHORT = 6
+_NEGATIONS = (["no"], ["none"], ["not"], ["nothing"], ["irrelevant"], ["n"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainPrompts:
@@ -29,7 +34,8 @@ class ChainPrompts:
         manager: The manager's system message.
         note: How the manager is shown a note; `{worker}`, counted from 1, then `{note}`.
         final: The manager's question; `{notes}` then `{question}`.
-        no_notes: Replaces the notes where there are none.
+        no_notes: Replaces the notes where the readers have found nothing.
+        nothing: What a worker writes that has found nothing: such a reply is no note.
 
     Raises:
         InvalidRequestError: A text lacks its field or has another one.
@@ -38,13 +44,14 @@ class ChainPrompts:
     worker: str = (
         "You are one of several readers of a long context. You read one part of it. Note what your "
         "part says that helps to answer the question at its end, with the label of the document, "
-        "such as [Doc_1]. Be brief, and write nothing that is not there. If nothing helps, write: "
-        "Nothing relevant."
+        "such as [Doc_1]. Be brief, and write nothing that is not there. If nothing helps and "
+        "there is no note yet, write: Nothing relevant."
     )
     first: str = "Question: {question}\n\nWrite your note."
     next: str = (
         "Note of the readers before you:\n{note}\n\nQuestion: {question}\n\n"
-        "Write the note again, with what your part adds to it."
+        "Write the note again, with what your part adds to it. If it adds nothing, write the note "
+        "again as it stands."
     )
     manager: str = (
         "Several readers have each read a part of a long context for you and noted what helps to "
@@ -54,6 +61,7 @@ class ChainPrompts:
     note: str = "Reader {worker}: {note}"
     final: str = "Notes:\n{notes}\n\nQuestion: {question}\n\nAnswer:"
     no_notes: str = "(The readers found nothing.)"
+    nothing: str = "Nothing relevant."
 
     def __post_init__(self) -> None:
         for name, fields in (
@@ -68,11 +76,29 @@ class ChainPrompts:
                     f"the chain's prompt {name} is {describe(template)}; it must hold "
                     f"{' then '.join(fields)}, each once, and no other braces"
                 )
-        for name in ("worker", "manager", "no_notes"):
+        for name in ("worker", "manager", "no_notes", "nothing"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidRequestError(
                     f"the chain's prompt {name} is {describe(getattr(self, name))}; it must be text"
                 )
+
+    def note_after(self, note: str, reply: str) -> str | None:
+        """Return the note behind a worker, which has read one and written a reply.
+
+        Args:
+            note: The note before; empty where there is none.
+            reply: What the worker wrote.
+
+        Returns:
+            The reply, behind the note where it may only say that nothing was found; None where it
+            says no more than that, so that the note before stands.
+        """
+        said, nothing = _words(reply), _words(self.nothing)
+        if said and said == nothing[: len(said)]:
+            return None
+        says_it = bool(nothing) and said[: len(nothing)] == nothing
+        may_say_it = len(said) <= _SHORT and said[:1] in _NEGATIONS
+        return f"{note}\n{reply}" if note and (says_it or may_say_it) else reply
 
     def worker_query(self, question: str, note: str = "") -> str:
         """Return what follows a worker's segment."""
@@ -93,6 +119,11 @@ class ChainPrompts:
     def note_shown(self, worker: int, note: str) -> str:
         """Return a worker's note as the manager is shown it."""
         return self.note.format(worker=worker, note=note)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text without labels and marks, of a long one the first ones."""
+    return re.findall(r"\w+", _LABEL.sub("", text[:_LOOKED_AT]).casefold())
 
 
 DEFAULT_PROMPTS = ChainPrompts()

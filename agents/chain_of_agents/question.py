@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 
 from chain_of_agents.agent_memory import ConversationKey
 from chain_of_agents.prompts import ChainPrompts
-from chain_of_agents.segments import Packing, as_blocks
+from chain_of_agents.segments import Packing, as_blocks, as_sent
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import (
     checked_choice,
@@ -42,6 +42,7 @@ class Settings:
     segment_tokens: int | None
     context_window: int | None
     timeout_s: float | None
+    min_read: float
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
@@ -57,6 +58,12 @@ class Settings:
         if limit_s is not None and not (is_number and limit_s > 0):
             raise InvalidRequestError(
                 f"timeout_s must be a number above 0 or None, not {describe(limit_s)}"
+            )
+        share = self.min_read
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise InvalidRequestError(
+                f"min_read must be a number from 0 to 1, a share of the documents, not "
+                f"{describe(share)}"
             )
         if not callable(self.clock):
             raise InvalidRequestError(f"clock must be a function, not {describe(self.clock)}")
@@ -104,7 +111,7 @@ def question_of(given: object, config: RunnableConfig | None = None) -> ChainQue
             raise InvalidRequestError(
                 f"the chain's input has no {name!r}; it has {', '.join(map(repr, given)) or 'none'}"
             )
-    text = checked_kind("the question", given["question"], str, "a string")
+    text = as_sent(checked_kind("the question", given["question"], str, "a string"))
     configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
     tenant = given.get("tenant", configurable.get("tenant"))
     conversation = given.get("conversation_id", configurable.get("thread_id"))

@@ -12,7 +12,7 @@ from chain_of_agents.models import AgentRequest
 from chain_of_agents.prompts import NOTE_SEPARATOR
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
-from chain_of_agents.trace.steps import Step
+from chain_of_agents.trace.steps import Step, remarked
 from ctxreuse.adapters.engine_options import conversation_session
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.rendering import render_block
@@ -31,6 +31,8 @@ _HIGH_NUMBER = 9_999
 _QUESTION_TOKENS = 256
 _ESTIMATE_MARGIN = 0.75
 """Share of a window that is used where tokens are only estimated."""
+_LEARNT_MARGIN = 0.9
+"""The same where the model has told how long its tokens are."""
 _CUT = " ..."
 
 
@@ -58,7 +60,11 @@ class Budget:
 
 
 def budget_of(
-    question: str, window: int | None, settings: Settings, planner: ReusePlanner
+    question: str,
+    window: int | None,
+    settings: Settings,
+    planner: ReusePlanner,
+    tokens_each: float = 1.0,
 ) -> Budget:
     """Return the bounds of a question's prompts.
 
@@ -70,6 +76,7 @@ def budget_of(
         window: The model's context window, in tokens; None if unknown.
         settings: The chain's.
         planner: Counts or estimates tokens, and has the words around documents.
+        tokens_each: The model's tokens for each one that is estimated, as far as is known.
 
     Raises:
         InvalidRequestError: There is no room for a segment.
@@ -77,7 +84,8 @@ def budget_of(
     window = window or _DEFAULT_WINDOW_TOKENS
     prompts, templates, count_tokens = settings.prompts, planner.templates, planner.count_tokens
     note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
-    usable = window if planner.counts_tokens else int(window * _ESTIMATE_MARGIN)
+    margin = min(_ESTIMATE_MARGIN, _LEARNT_MARGIN / tokens_each)
+    usable = window if planner.counts_tokens else int(window * margin)
     asked = _QUESTION_TOKENS
     while asked < count_tokens(question):
         asked *= 2
@@ -214,10 +222,29 @@ class AgentRequests:
         )
         return request, remark
 
-    def note_of(self, step: Step) -> Note:
-        """Return the note of a worker's step as the next agent reads it."""
-        note = clipped(step.note.strip(), self.settings.note_tokens, self.planner.count_tokens)
-        return step.position + 1, note
+    def note_of(self, step: Step, before: str) -> tuple[Step, str]:
+        """Return a worker's step, with remarks, and its note as the next agent reads it.
+
+        Args:
+            step: What the worker has written.
+            before: The note that it was shown; empty where there was none.
+
+        Returns:
+            The note is empty where the one before stands.
+        """
+        if step.outcome != "answered":
+            return step, ""
+        settings, count_tokens = self.settings, self.planner.count_tokens
+        note = settings.prompts.note_after(before, step.note.strip())
+        if note is None:
+            stands = "; the note before it stands" if before else ""
+            return remarked(step, f"it found nothing{stands}"), ""
+        longest = settings.note_tokens
+        if (step.completion_tokens or longest + 1) <= longest:
+            # it is within max_tokens, whatever is estimated of other scripts than Latin ones
+            longest = max(longest, count_tokens(step.note) + count_tokens(before))
+        cut = clipped(note, longest, count_tokens)
+        return remarked(step, "its note was cut to note_tokens" * (cut != note)), cut
 
     def _context(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,14 @@ from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.requests import AgentRequests, Note, budget_of
 from chain_of_agents.segments import Segment, pieces_of, segments_of
-from chain_of_agents.trace.answer import ManagerError, Trace
-from chain_of_agents.trace.steps import Step, failure_of, outcome_of
+from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
+from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
+from ctxreuse.context.rendering import message_texts
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.pool.placement import Document
+
+_log = logging.getLogger("ctxreuse")
 
 _CALL_TOKENS = 100
 """What a call costs its engine besides the documents: the question, and the answer's steps."""
@@ -45,6 +50,7 @@ class ChainRun:
         self._began = self.settings.clock()
         self._turns: list[AgentTurn] = []
         self._steps: tuple[Step, ...] = ()
+        self._first_failure: Exception | None = None
 
     @property
     def trace(self) -> Trace:
@@ -58,13 +64,24 @@ class ChainRun:
             on_piece: Asks for a streamed answer, and is called with its pieces.
 
         Raises:
-            InvalidRequestError: The model's context has no room for the question.
+            InvalidRequestError: There are no documents, or the model's context has no room for the
+                question.
+            UnreadError: Too little of the documents was read.
             ManagerError: The manager does not answer.
         """
+        if not (
+            self.question.documents or self.memory.history(self.question.conversation, MANAGER)
+        ):
+            raise InvalidRequestError(
+                "documents is empty, so there is nothing to answer from; give at least one "
+                "document, or ask the model itself"
+            )
         window = self.settings.context_window or await self.model.engines.context_window()
-        budget = budget_of(self.question.text, window, self.settings, self.planner)
+        scale = self.memory.tokens_each(self.question.tenant)
+        budget = budget_of(self.question.text, window, self.settings, self.planner, scale)
         requests = AgentRequests(self.question, self.settings, self.planner, self.memory, budget)
         notes = await self._read(self._segments(requests), requests)
+        self._look_at_unread()
         request, remark = requests.manager(notes)
         step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
         step, reply = await self._ask(step, request, on_piece=on_piece)
@@ -102,40 +119,78 @@ class ChainRun:
 
     async def _read(self, segments: Sequence[Segment], requests: AgentRequests) -> list[Note]:
         """Let the workers read; return the notes that the manager reads."""
+        notes: list[Note] = []
         if self.settings.mode == "parallel":
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._work(position, segment, "", requests))
-                    for position, segment in enumerate(segments)
+                    group.create_task(self._work(segment, "", requests)) for segment in segments
                 ]
-            self._steps = tuple(task.result() for task in tasks)
-            return [requests.note_of(step) for step in self._steps if step.outcome == "answered"]
-        notes: list[Note] = []
-        for position, segment in enumerate(segments):
+            read = [one for task in tasks for one in task.result()]
+            self._steps = tuple(replace(step, position=n) for n, (step, _) in enumerate(read))
+            return [(n, note) for n, (_, note) in enumerate(read, 1) if note]
+        for segment in segments:
             note = notes[0][1] if notes else ""
-            step = await self._work(position, segment, note, requests)
-            self._steps += (step,)
-            if step.outcome == "answered":
-                notes = [requests.note_of(step)]
+            for step, written in await self._work(segment, note, requests):
+                self._steps += (replace(step, position=len(self._steps)),)
+                if written:
+                    notes = [(len(self._steps), written)]
         return notes
 
     async def _work(
-        self, position: int, segment: Segment, note: str, requests: AgentRequests
-    ) -> Step:
-        """Let a worker read its segment; a failure stands in the step."""
+        self, segment: Segment, note: str, requests: AgentRequests
+    ) -> list[tuple[Step, str]]:
+        """Let a worker read its segment, in parts if the model has no room for the whole.
+
+        Returns:
+            The steps, in which failures stand, each with its note; empty where it has written none.
+        """
         began = self._now()
         engine = self.placement.engine_of(segment.agent)
         request, remark = requests.worker(segment, note, engine)
+        in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
         step = Step(
             role="worker",
             agent=segment.agent,
-            position=position,
+            position=-1,
             documents=tuple(block.id for block in segment.blocks),
-            remark=remark,
+            document_tokens=segment.tokens,
             began_s=began,
         )
-        step, _ = await self._ask(step, request, keeps_turn=segment.is_first_of_agent)
-        return step
+        step = remarked(step, remark, in_parts)
+        step, reply = await self._ask(step, request, keeps_turn=segment.is_first_of_agent)
+        parts = segment.halves(self.planner.count_tokens) if is_too_long(reply) else ()
+        if not parts:
+            return [requests.note_of(step, note)]
+        read: list[tuple[Step, str]] = []
+        for part in parts:
+            read += await self._work(part, note, requests)
+            if self.settings.mode == "sequential":
+                note = next((written for _, written in reversed(read) if written), note)
+        return read
+
+    def _look_at_unread(self) -> None:
+        """Raise UnreadError if too little was read for an answer; else say what was not."""
+        trace = self.trace
+        if not trace.unread:
+            return
+        share = f"{trace.read_share:.0%}".replace("%", " %")
+        first = trace.failures[0]
+        why = (
+            f"{len(trace.failures)} of {len(trace.steps)} calls failed, the first one because "
+            f"{first.error or 'what it said is ' + first.outcome}"
+        )
+        least = self.settings.min_read
+        if not trace.read_share:
+            raise UnreadError(
+                f"none of the documents was read, so the manager was not asked: {why}", trace
+            ) from self._first_failure
+        if trace.read_share < least:
+            raise UnreadError(
+                f"only {share} of the documents' tokens were read, and min_read is {least}, so the "
+                f"manager was not asked: {why}",
+                trace,
+            ) from self._first_failure
+        _log.warning("an answer rests on %s of its documents' tokens: %s", share, why)
 
     async def _ask(
         self,
@@ -153,8 +208,11 @@ class ChainRun:
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:
-            outcome, description = failure_of(error)
+            prompt = [request.context.query, *[block.text for block in request.context.blocks]]
+            outcome, description = failure_of(error, "\n".join(prompt))
+            self._first_failure = self._first_failure or error
             return replace(step, outcome=outcome, error=description, ended_s=self._now()), error
+        self._learn_token_length(reply)
         step = replace(
             step,
             note=reply.text or "",
@@ -168,10 +226,17 @@ class ChainRun:
             ended_s=self._now(),
         )
         if keeps_turn and self.question.conversation is not None and step.outcome == "answered":
-            before, shown = request.context.history or (), (one.key for one in reply.plan.blocks)
+            before, shown = request.context.history or (), [one.key for one in reply.plan.blocks]
             turn = AgentTurn(step.agent, before, reply.plan.content, step.note, tuple(shown))
             self._turns.append(turn)
         return step, reply
+
+    def _learn_token_length(self, reply: AgentReply) -> None:
+        """Compare what a prompt was estimated at with what the model says it has."""
+        if reply.prompt_tokens is not None and not self.planner.counts_tokens:
+            texts = [text for one in reply.plan.messages() for text in message_texts(one)]
+            estimated = sum(map(self.planner.count_tokens, texts))
+            self.memory.note_tokens(self.question.tenant, estimated, reply.prompt_tokens)
 
     async def _reply(
         self, agent: str, request: AgentRequest, on_piece: OnPiece | None

@@ -6,19 +6,26 @@ of one agent make one segment, or several where they are too long for a call or 
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeAlias
 
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.tokens import joined_up_to
+from ctxreuse.context.tokens import joined_up_to, well_formed
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
+
+_log = logging.getLogger("ctxreuse")
 
 Packing: TypeAlias = Literal["auto", "single", "packed"]
 """One document a call, or all that an agent has; "auto" is one where there are enough agents."""
 
+_MOST_HALVINGS = 4
+"""So parts are a sixteenth: no text has more tokens for each that is estimated."""
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
 
 
@@ -29,12 +36,34 @@ class Segment:
     Attributes:
         agent: The agent's number.
         blocks: The documents, or pieces of them, best first.
+        tokens: How long these are together; at least 1 each.
         is_first_of_agent: Whether it is the agent's first one, which continues its history.
+        halvings: How often what it is a part of was halved, because the model refused it as too
+            long.
     """
 
     agent: int
     blocks: tuple[ContextBlock, ...]
+    tokens: int
     is_first_of_agent: bool
+    halvings: int = 0
+
+    def halves(self, count_tokens: Callable[[str], int]) -> list[Segment]:
+        """Return it in parts, of half its length at most; empty where it is not to be cut again."""
+        blocks = self.blocks
+        if len(blocks) == 1:  # by its text: the tokens that a user gives are not those of its parts
+            [whole] = blocks
+            half = -(-count_tokens(whole.text) // 2)
+            blocks = tuple(pieces_of(replace(whole, tokens=None), half, count_tokens))
+        if len(blocks) < 2 or self.halvings == _MOST_HALVINGS:
+            return []
+        lengths = [max(1, count_tokens(block.text)) for block in blocks]
+        middle = max(1, bisect_left(list(accumulate(lengths)), sum(lengths) / 2))
+        agent, halvings = self.agent, self.halvings + 1
+        return [
+            Segment(agent, blocks[begin:end], sum(lengths[begin:end]), False, halvings)
+            for begin, end in pairwise((0, middle, len(blocks)))
+        ]
 
 
 def as_blocks(documents: object) -> list[ContextBlock]:
@@ -56,10 +85,20 @@ def as_blocks(documents: object) -> list[ContextBlock]:
     for position, document in enumerate(documents):
         try:
             block = _as_block(document)
+            text = as_sent(block.text)
+            block = block if text == block.text else replace(block, text=text)
         except CtxreuseError as error:
             raise InvalidRequestError(f"document {position}: {error}") from error
         blocks.setdefault(block.key, block)
     return list(blocks.values())
+
+
+def as_sent(text: str) -> str:
+    """Return a text as it can be sent: UTF-8 has no lone surrogates."""
+    sent = well_formed(text)
+    if sent != text:
+        _log.warning("a text has lone surrogates, which no engine takes; '?' is sent for each")
+    return sent
 
 
 def pieces_of(
@@ -142,7 +181,8 @@ def segments_of(
     known: set[int] = set()
     for agent, members in closed:
         blocks = tuple(pieces[position] for position in members)
-        segments.append(Segment(agent, blocks, agent not in known))
+        length = sum([max(1, tokens[position]) for position in members])
+        segments.append(Segment(agent, blocks, length, agent not in known))
         known.add(agent)
     return segments
 

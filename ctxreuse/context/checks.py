@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from inspect import signature
 from typing import Any, TypeGuard, TypeVar
 
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
@@ -105,6 +106,30 @@ def check_function(name: str, value: Any) -> None:
     """
     if value is not None and not callable(value):
         raise InvalidRequestError(f"{name} must be a function or None, not {describe(value)}")
+
+
+def check_keywords(
+    owner: str, given: Iterable[str], *takers: Callable[..., Any], without: Collection[str] = ()
+) -> None:
+    """Check the names of arguments that are handed on, as Python does for a function's own.
+
+    Args:
+        owner: What the caller has called, for the message.
+        given: The names.
+        *takers: Who takes them, the owner first.
+        without: Names that no caller may give.
+
+    Raises:
+        TypeError: an unknown name.
+    """
+    known = [name for taker in takers for name in signature(taker).parameters]
+    for name in given:
+        if name not in known or name in without:
+            from difflib import get_close_matches  # slow to import, and seldom needed
+
+            near = get_close_matches(name, [one for one in known if one not in without], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def checked_list(name: str, value: Any, words: str) -> list[Any]:

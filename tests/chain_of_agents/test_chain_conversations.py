@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_helpers import location_words
 
-from chain_of_agents import ChainOfAgents, ManagerError
+from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
 from ctxreuse import request_context
 from ctxreuse.serving import EmulatedEngine
 
@@ -80,6 +80,8 @@ def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
     before: dict[str, list[dict[str, Any]]] = {}
     texts = documents(10)
     for number, turn in enumerate(given_turns):
+        if not turn and not number:
+            return  # there is nothing to answer from
         trace = agents.run([texts[one] for one in turn], f"Turn {number}?", conversation_id="c")
         names = [step.name for step in trace.steps]
         assert len(set(names)) == len(names)
@@ -143,7 +145,8 @@ def test_a_worker_that_fails_keeps_its_history_from_before() -> None:
     agents = Agents(answer, workers=1)
     agents.run(["a"], conversation_id="c")
     fails = True
-    agents.run(["a", "b"], conversation_id="c")
+    with pytest.raises(UnreadError):
+        agents.run(["a", "b"], conversation_id="c")
     fails = False
     agents.run(["a", "b"], conversation_id="c")
     assert [message["role"] for message in agents.model.prompts[0]][1:] == [

@@ -22,7 +22,7 @@ from chain_helpers import (
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 
-from chain_of_agents import ChainOfAgents, ManagerError
+from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine
@@ -50,13 +50,6 @@ def outcomes(answer: Any) -> list[str]:
 
 
 class TestDocuments:
-    @MODES
-    def test_without_documents_the_manager_is_told_that_nothing_was_found(self, mode: Any) -> None:
-        agents = Agents(mode=mode)
-        trace = agents.run([])
-        assert [step.name for step in trace.steps] == ["manager"]
-        assert "Notes:\n(The readers found nothing.)\n\n" in agents.model.prompts[0][-1]["content"]
-
     @MODES
     def test_one_document_is_read_by_one_worker(self, mode: Any) -> None:
         agents = Agents(mode=mode)
@@ -87,21 +80,12 @@ class TestDocuments:
         assert agents.model.prompts[0][-1]["content"].endswith("Question: \n\nWrite your note.")
 
     @MODES
-    def test_control_characters_and_lone_surrogates_reach_the_model_as_they_are(
-        self, mode: Any
-    ) -> None:
-        text = "\x00\x1b[31m\ud800 odd"
+    def test_control_characters_reach_the_model_as_they_are(self, mode: Any) -> None:
+        text = "\x00\x1b[31m odd"
         model = SaysModel()
         chain = ChainOfAgents(llm=model, mode=mode)
-        assert chain.invoke({"question": "\ud801?", "documents": [text]}).trace.failures == ()
-        assert f"[Doc_1] {text}\n\nQuestion: \ud801?" in str(model.prompts[0][-1].content)
-
-    def test_what_an_engine_s_client_cannot_send_fails_that_worker_only(self) -> None:
-        chain = chain_of(EmulatedEngine(), mode="parallel")
-        answer = chain.invoke({"question": "q", "documents": ["fine", f"\ud800 {SECRET}"]})
-        assert outcomes(answer) == ["answered", "failed", "answered"]
-        assert "'utf-8' codec can't encode" in answer.trace.steps[1].error
-        assert SECRET not in answer.trace.steps[1].error
+        assert chain.invoke({"question": "\x7f?", "documents": [text]}).trace.failures == ()
+        assert f"[Doc_1] {text}\n\nQuestion: \x7f?" in str(model.prompts[0][-1].content)
 
     def test_a_question_without_room_is_refused_before_anything_is_sent(self) -> None:
         engine = EmulatedEngine()
@@ -123,7 +107,7 @@ class TestWorkers:
             AIMessage(content=[{"type": "image_url", "image_url": {"url": "data:"}}]),
             AIMessage(content=[{"type": "text", "text": "Last"}, " note."]),
         )
-        chain = ChainOfAgents(llm=model, mode=mode, packing="single")
+        chain = ChainOfAgents(llm=model, mode=mode, packing="single", min_read=0.1)
         answer = chain.invoke(question(7))
 
         assert answer == "The answer."
@@ -150,10 +134,10 @@ class TestWorkers:
     def test_an_engine_that_answers_a_worker_with_tool_calls_only_has_written_no_note(self) -> None:
         call = ToolCall(id="1", name="look_up", arguments="{}")
         engine = EmulatedEngine(
-            answer=lambda body: "Answer." if is_managers(body["messages"]) else call
+            answer=lambda body: call if "says 0" in str(body["messages"]) else "Answer."
         )
-        answer = chain_of(engine).invoke(question(1))
-        assert (answer, outcomes(answer)) == ("Answer.", ["empty", "answered"])
+        answer = chain_of(engine, packing="single").invoke(question(2))
+        assert (answer, outcomes(answer)) == ("Answer.", ["empty", "answered", "answered"])
 
     @MODES
     def test_a_worker_that_takes_too_long_has_timed_out(self, mode: Any) -> None:
@@ -178,15 +162,6 @@ class TestWorkers:
         assert sorted(outcomes(answer)) == ["answered", "answered", "timed out"]
         assert "did not answer within 0.3 s" in answer.trace.failures[0].error
         assert busy.running == 0
-
-    @MODES
-    def test_where_all_workers_fail_the_manager_is_told_that_nothing_was_found(
-        self, mode: Any
-    ) -> None:
-        model = failing(*[ValueError(SECRET)] * 3)
-        answer = ChainOfAgents(llm=model, mode=mode, packing="single").invoke(question(3))
-        assert outcomes(answer) == ["failed", "failed", "failed", "answered"]
-        assert "(The readers found nothing.)" in str(model.prompts[-1][-1].content)
 
     @MODES
     def test_a_note_that_is_too_long_is_cut_for_who_reads_it_and_whole_in_the_trace(
@@ -225,12 +200,12 @@ class TestWorkers:
             assert len({step.documents for step in answer.trace.workers}) == 12
         assert {step.replica for step in third.trace.steps} <= {"e1", "e2"}
 
-    def test_where_all_engines_are_down_the_manager_error_has_what_happened(self) -> None:
+    def test_where_all_engines_are_down_the_error_has_what_happened(self) -> None:
         engines = [EmulatedEngine(fail=lambda number, body: "refuse") for _ in range(2)]
         chain = chain_of(*engines, mode="parallel", packing="single")
-        with pytest.raises(ManagerError) as failed:
+        with pytest.raises(UnreadError) as failed:
             chain.invoke({"question": "q", "documents": [SECRET, "b"]})
-        assert [step.outcome for step in failed.value.trace.steps] == ["failed"] * 3
+        assert [step.outcome for step in failed.value.trace.steps] == ["failed"] * 2
         assert isinstance(failed.value.__cause__, EngineError)
         assert all("4711" not in step.error for step in failed.value.trace.steps)
 

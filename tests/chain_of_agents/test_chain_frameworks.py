@@ -138,14 +138,26 @@ class TestLangChain:
 
     def test_callbacks_hear_of_workers_and_managers_that_fail(self) -> None:
         runs = Runs()
-        chain = ChainOfAgents(llm=SaysModel(says=lambda text: ValueError("no")), workers=1)
+        model = SaysModel(says=lambda text: ValueError("no"))
         with pytest.raises(RuntimeError):
-            chain.invoke(question(1), {"callbacks": [runs]})
+            ChainOfAgents(llm=model, workers=2, packing="single").invoke(
+                question(2), {"callbacks": [runs]}
+            )
         assert runs.errors == [
             "worker 0: ValueError",
-            "manager: ValueError",
-            "ChainOfAgents: ManagerError",
+            "worker 1: ValueError",
+            "ChainOfAgents: UnreadError",
         ]
+
+    def test_callbacks_hear_of_managers_that_fail(self) -> None:
+        runs = Runs()
+
+        def says(prompt: str) -> Any:
+            return ValueError("no") if prompt.startswith("Several readers") else "A note."
+
+        with pytest.raises(RuntimeError):
+            ChainOfAgents(llm=SaysModel(says=says)).invoke(question(1), {"callbacks": [runs]})
+        assert runs.errors == ["manager: ValueError", "ChainOfAgents: ManagerError"]
 
     async def test_events_are_streamed_from_workers_and_manager(self) -> None:
         model = FakeListChatModel(responses=["ab"])

@@ -67,7 +67,8 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
                 "role": "user",
                 "content": (
                     "[Doc_1] D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
-                    "Question: Q?\n\nWrite the note again, with what your part adds to it."
+                    "Question: Q?\n\nWrite the note again, with what your part adds to it. If it "
+                    "adds nothing, write the note again as it stands."
                 ),
             },
         ],
@@ -90,6 +91,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
                 agent=0,
                 position=0,
                 documents=(5,),
+                document_tokens=2,
                 labels={"[Doc_1]": 5},
                 note="D5 was read.",
                 replica="e0",
@@ -104,6 +106,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it() -> None:
                 agent=1,
                 position=1,
                 documents=(7,),
+                document_tokens=2,
                 labels={"[Doc_1]": 7},
                 note="D7 was read.",
                 replica="e0",
@@ -385,6 +388,7 @@ def test_the_package_s_face() -> None:
         "ManagerError",
         "Step",
         "Trace",
+        "UnreadError",
     ]
     first = list(inspect.signature(ChainOfAgents).parameters)[:4]
     assert first == ["llm", "workers", "planner", "mode"]

@@ -223,7 +223,8 @@ class TestPrompts:
         assert prompts.worker_query("Why?") == "Question: Why?\n\nWrite your note."
         assert prompts.worker_query("Why?", "n") == (
             "Note of the readers before you:\nn\n\nQuestion: Why?\n\n"
-            "Write the note again, with what your part adds to it."
+            "Write the note again, with what your part adds to it. If it adds nothing, write the "
+            "note again as it stands."
         )
 
     def test_braces_in_notes_and_questions_mean_nothing(self) -> None:

@@ -142,6 +142,7 @@ class Agents:
             "segment_tokens": None,
             "context_window": None,
             "timeout_s": None,
+            "min_read": 0.5,
             "clock": lambda: 0.0,
             **settings,
         }

@@ -1,10 +1,11 @@
-"""What a question results in: an answer with its trace, or the error of the manager."""
+"""What a question results in: an answer with its trace, or an error with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from chain_of_agents.trace.steps import Step
+from ctxreuse.context.blocks import BlockId
 from ctxreuse.errors import CtxreuseError
 
 
@@ -36,6 +37,19 @@ class Trace:
     def failures(self) -> tuple[Step, ...]:
         """The calls that were not answered as they should be."""
         return tuple(step for step in self.steps if step.outcome != "answered")
+
+    @property
+    def unread(self) -> tuple[BlockId, ...]:
+        """Ids of the documents, or parts of them, that no worker has answered about."""
+        ids = [(step, name) for step in self.workers for name in step.documents]
+        return tuple([name for step, name in ids if step.outcome != "answered"])
+
+    @property
+    def read_share(self) -> float:
+        """Which share of the documents' tokens workers have answered about, from 0 to 1."""
+        total = sum(step.document_tokens for step in self.workers)
+        unread = sum(step.document_tokens for step in self.workers if step.outcome != "answered")
+        return 1 - unread / total if total else 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -88,8 +102,8 @@ class Answer(str):
         return Answer, (str(self), self.trace)
 
 
-class ManagerError(CtxreuseError, RuntimeError):
-    """The manager did not answer; the model's own error is the cause.
+class ChainError(CtxreuseError, RuntimeError):
+    """There is no answer; the model's own error is the cause.
 
     Attributes:
         trace: What the workers read and noted.
@@ -99,5 +113,13 @@ class ManagerError(CtxreuseError, RuntimeError):
         super().__init__(message)
         self.trace = trace
 
-    def __reduce__(self) -> tuple[type[ManagerError], tuple[str, Trace]]:
-        return ManagerError, (str(self), self.trace)
+    def __reduce__(self) -> tuple[type[ChainError], tuple[str, Trace]]:
+        return type(self), (str(self), self.trace)
+
+
+class ManagerError(ChainError):
+    """The manager did not answer."""
+
+
+class UnreadError(ChainError):
+    """Too little of the documents was read for an answer; the manager was not asked."""

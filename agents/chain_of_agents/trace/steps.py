@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.errors import CtxreuseError
+from ctxreuse.serving.client.reply import field_of
 
 Role: TypeAlias = Literal["worker", "manager"]
 
@@ -18,6 +20,16 @@ Outcome: TypeAlias = Literal["answered", "empty", "garbage", "failed", "timed ou
 _REPEATED_WORDS = 24
 _REPEATED_SHARE = 0.8
 _UNREADABLE_SHARE = 0.2
+_LONG_WORDS = 2_000
+_LONGEST_WORDS = 200
+_QUOTED = 16
+_MOST_CAUSES = 10
+_TOO_LONG_STATUS = (400, 413, 422)
+_TOO_LONG = re.compile(
+    r"context.{0,20}(length|window|size)|maximum context|(prompt|input|request)s? (is|are) too long"
+    r"|too many (input )?tokens|exceeds? .{0,40}(tokens|context)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +41,14 @@ class Step:
         agent: The worker's number, from 0; -1 for the manager.
         position: Its segment's place among the segments, from 0; -1 for the manager.
         documents: Ids of the documents, or parts of them, that it had to read in this call.
+        document_tokens: How long these are together, as the planner counts; at least 1 each.
         shown_before: Ids of those that the prompt only points to, because the agent has read them
             earlier in the conversation.
         labels: What each label in its prompt stands for.
         note: What it wrote, as it came.
         outcome: How the call ended.
         error: Why it was not answered, without any text of documents; empty if it was.
-        remark: A remark, such as that a history was left out to fit the model.
+        remark: What else happened, such as that a history was left out to fit the model.
         replica: The engine that answered; empty where there is only one model.
         prompt_tokens: Tokens of its prompt; None where the model does not report them.
         cached_tokens: Those served from the prefix cache; None is unknown, not 0.
@@ -48,6 +61,7 @@ class Step:
     agent: int
     position: int
     documents: tuple[BlockId, ...] = ()
+    document_tokens: int = 0
     shown_before: tuple[BlockId, ...] = ()
     labels: Mapping[str, BlockId] = field(default_factory=dict)
     note: str = ""
@@ -65,6 +79,11 @@ class Step:
     def name(self) -> str:
         """The agent's name: "worker 3" or "manager"."""
         return "manager" if self.role == "manager" else f"worker {self.agent}"
+
+
+def remarked(step: Step, *remarks: str) -> Step:
+    """Return a step with further remarks; empty ones are left out."""
+    return replace(step, remark="; ".join(filter(None, (step.remark, *remarks))))
 
 
 def outcome_of(text: str | None) -> Outcome:
@@ -89,15 +108,59 @@ def outcome_of(text: str | None) -> Outcome:
     return "answered"
 
 
-def failure_of(error: BaseException) -> tuple[Outcome, str]:
+def failure_of(error: BaseException, prompt: str = "") -> tuple[Outcome, str]:
     """Return whether an error is a timeout, and its description.
 
-    The description leaves out the messages of client libraries, which may quote documents.
+    The description leaves out the messages of client libraries, which may quote documents; what a
+    server says stands there, unless it quotes the prompt.
+
+    Args:
+        error: What a model raised.
+        prompt: What it was sent.
     """
     description = str(error) if isinstance(error, CtxreuseError) else type(error).__name__
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
-            return "timed out", description
-        cause = cause.__cause__
+    words = server_words(error)[:_LONGEST_WORDS]
+    if words and not _quotes(words, prompt):
+        description += f"; the server says {words!r}"
+    if any(
+        isinstance(one, TimeoutError) or "Timeout" in type(one).__name__ for one in _causes(error)
+    ):
+        return "timed out", description
     return "failed", description
+
+
+def is_too_long(error: object) -> bool:
+    """Return whether a model has refused a prompt because its context has no room for it."""
+    if not isinstance(error, BaseException):
+        return False
+    refused = (getattr(one, "status_code", None) in _TOO_LONG_STATUS for one in _causes(error))
+    named = any("ContextOverflow" in type(one).__name__ for one in _causes(error))
+    return named or (any(refused) and _TOO_LONG.search(server_words(error)) is not None)
+
+
+def server_words(error: BaseException) -> str:
+    """Return what the server has said with an error status, in one line; empty if nothing."""
+    for one in _causes(error):
+        body = getattr(one, "body", None)
+        if getattr(one, "status_code", None) is not None and body is not None:
+            words = field_of(body, "message") or field_of(body, "error", "message") or body
+            if isinstance(words, str):
+                shown = "".join(sign if sign.isprintable() else " " for sign in words[:_LONG_WORDS])
+                return " ".join(shown.split())
+    return ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what has caused it, one after the other."""
+    cause: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__
+
+
+def _quotes(words: str, prompt: str) -> bool:
+    """Return whether a piece of a prompt, and not just a word of it, stands in some words."""
+    starts = range(max(1, len(words) - _QUOTED + 1))
+    return any(words[start : start + _QUOTED] in prompt for start in starts)

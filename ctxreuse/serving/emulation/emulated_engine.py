@@ -228,7 +228,11 @@ class EmulatedEngine(OnePerProcess):
         if salt is not None and not is_cache_salt(salt):
             return refusal(400, "cache_salt must be a non-empty string of 128 characters at most")
         if self._max_model_len is not None and len(tokens) > self._max_model_len:
-            return refusal(400, f"the model's context holds {self._max_model_len} tokens")
+            return refusal(
+                400,
+                f"This model's maximum context length is {self._max_model_len} tokens. However, "
+                f"your request has {len(tokens)} input tokens.",
+            )
         with self._lock:
             usage = self._engine.cache.serve(tokens, salt or "")
             self.usage += usage

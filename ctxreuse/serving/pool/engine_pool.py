@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any
 
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
+from ctxreuse.context.checks import check_keywords, checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
@@ -19,6 +19,7 @@ from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.connection import is_busy, is_retryable
+from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
@@ -30,6 +31,8 @@ from ctxreuse.serving.pool.routing import (
     request_of,
 )
 
+_SET_HERE = ("base_url", "events", "retries", "client")
+"""Arguments of an `EngineClient` that the pool sets."""
 _DRAINING_S = 0.02
 _PATIENCE_S = 600.0
 """How long a request without a time limit waits for busy engines."""
@@ -77,6 +80,7 @@ class EnginePool(OnePerProcess, AsyncClosing):
 
     Raises:
         InvalidRequestError: wrong type or out of range.
+        TypeError: an unknown argument.
         MissingExtraError: `openai` or `tenacity` is not installed.
 
     Example:
@@ -114,6 +118,7 @@ class EnginePool(OnePerProcess, AsyncClosing):
         rest_s: float | None = None,
         **client: Any,
     ) -> None:
+        check_keywords("EnginePool", client, EnginePool, EngineClient, without=_SET_HERE)
         checked_number("queue_weight", queue_weight)
         self._backoff_s = checked_number("backoff_s", backoff_s)
         self._attempts = checked_integer("attempts", attempts, 1)

@@ -1,0 +1,318 @@
+"""What was not read: no answer from nothing, no note lost, nothing cut without a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import re
+from typing import Any
+
+import httpx
+import pytest
+from chain_helpers import (
+    Agents,
+    SaysModel,
+    chain_of,
+    client_of,
+    is_managers,
+    notes_in,
+    pool_of,
+    question,
+)
+
+from chain_of_agents import ChainOfAgents, UnreadError
+from ctxreuse import ContextBlock
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
+
+MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
+
+
+def worker_text(body: dict[str, Any]) -> str:
+    return str(body["messages"][-1]["content"])
+
+
+def digits(text: str) -> list[int]:
+    """Return a token for each word, digit and sign: many tokenizers take digits one by one."""
+    return [ord(one[0]) for one in re.findall(r"[^\W\d]+|\d|[^\w\s]", text)]
+
+
+TABLE = "\n".join(f"{n},{n * 7919 % 9973},{n * 104729 % 99991}" for n in range(2_500))
+
+
+class TestNothingRead:
+    @MODES
+    def test_where_all_workers_fail_the_manager_is_not_asked(self, mode: Any) -> None:
+        engine = EmulatedEngine(
+            fail=lambda number, body: None if is_managers(body["messages"]) else 503
+        )
+        with pytest.raises(UnreadError) as raised:
+            chain_of(engine, mode=mode, packing="single").invoke(question(3))
+        assert str(raised.value).startswith(
+            "none of the documents was read, so the manager was not asked: 3 of 3 calls failed, "
+            "the first one because the engine at engine did not answer: status 503"
+        )
+        trace = raised.value.trace
+        assert [step.outcome for step in trace.steps] == ["failed"] * 3
+        assert len(trace.unread) == 3
+        assert trace.read_share == 0
+        assert not any(is_managers(body["messages"]) for body in engine.requests)
+        again = pickle.loads(pickle.dumps(raised.value))
+        assert (str(again), again.trace) == (str(raised.value), trace)
+
+    @MODES
+    def test_an_answer_from_less_than_min_read_is_an_error(self, mode: Any) -> None:
+        def fail(number: int, body: dict[str, Any]) -> int | None:
+            read = re.search(r"Document (\d) says", worker_text(body))
+            return 503 if read and read[1] in "012" else None
+
+        engine = EmulatedEngine(fail=fail)
+        with pytest.raises(UnreadError, match="25 % of the documents' tokens were read, and min_r"):
+            chain_of(engine, mode=mode, packing="single").invoke(question(4))
+        answer = chain_of(engine, mode=mode, packing="single", min_read=0.2).invoke(question(4))
+        assert answer == "OK."
+        assert 0.24 < answer.trace.read_share < 0.26
+
+    def test_what_was_not_read_is_said_where_the_answer_is_given(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(number: int, body: dict[str, Any]) -> int | None:
+            return 503 if "Document 1 says" in worker_text(body) else None
+
+        documents = [{"id": n, "text": f"Document {n} says so. " * 20} for n in range(4)]
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            answer = chain_of(EmulatedEngine(fail=fail), packing="single").invoke(
+                question(documents=documents)
+            )
+        assert answer.trace.unread == (1,)
+        [record] = caplog.records
+        assert record.getMessage().startswith("an answer rests on 75 % of its documents' tokens")
+        assert "says so" not in record.getMessage()
+
+    @MODES
+    def test_no_documents_are_no_reason_to_ask_the_manager(self, mode: Any) -> None:
+        model = SaysModel()
+        for ask in (
+            lambda chain: chain.invoke(question(documents=[])),
+            lambda chain: list(chain.stream(question(documents=[]))),
+        ):
+            with pytest.raises(InvalidRequestError, match="documents is empty"):
+                ask(ChainOfAgents(llm=model, mode=mode))
+        assert model.prompts == []
+
+    @pytest.mark.parametrize("min_read", [-0.1, 1.1, "0.5", True, float("nan")])
+    def test_min_read_is_a_share(self, min_read: Any) -> None:
+        with pytest.raises(InvalidRequestError, match="min_read must be a number from 0 to 1"):
+            ChainOfAgents(llm=SaysModel(), min_read=min_read)
+
+    def test_a_conversation_goes_on_after_a_turn_in_which_nothing_was_read(self) -> None:
+        down = True
+        engine = EmulatedEngine(fail=lambda number, body: 503 if down else None)
+        chain = chain_of(engine)
+        with pytest.raises(UnreadError):
+            chain.invoke(question(2, conversation_id="c"))
+        down = False
+        assert chain.invoke(question(2, conversation_id="c")).trace.unread == ()
+
+
+class TestBusyEngines:
+    def test_some_seconds_of_a_restarting_engine_do_not_fail_a_chain(self) -> None:
+        """The pool that a chain makes asks more often than one for single requests."""
+        failed: dict[str, int] = {}
+
+        def fail(number: int, body: dict[str, Any]) -> int | None:
+            key = json.dumps(body["messages"])
+            failed[key] = failed.get(key, 0) + 1
+            return 503 if failed[key] <= 4 else None
+
+        engine = EmulatedEngine(fail=fail)
+        chain = ChainOfAgents(
+            llm="http://engine", http_client=client_of(engine), backoff_s=0.001, failures=100
+        )
+        assert chain.invoke(question(2)).trace.failures == ()
+
+    def test_an_engine_that_asks_for_time_is_given_it(self) -> None:
+        engine = EmulatedEngine()
+        refusals = 0
+
+        class Limited(httpx.AsyncBaseTransport):
+            inner: Any = engine.transport()
+
+            async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+                nonlocal refusals
+                if request.url.path.endswith("completions") and refusals < 2:
+                    refusals += 1
+                    return httpx.Response(429, headers={"retry-after": "0.05"}, json={})
+                response: httpx.Response = await self.inner.handle_async_request(request)
+                return response
+
+        client = httpx.AsyncClient(transport=Limited())
+        chain = ChainOfAgents(llm="http://engine", http_client=client)
+        assert chain.invoke(question(2)).trace.failures == ()
+        assert refusals == 2
+
+    def test_an_engine_that_says_nothing_is_asked_elsewhere(self) -> None:
+        mute = EmulatedEngine(answer=lambda body: "" if not is_managers(body["messages"]) else "A")
+        engines = [mute, EmulatedEngine(answer="A note.")]
+        chain = chain_of(*engines, mode="parallel", packing="single", workers=4)
+        answer = chain.invoke(question(4))
+        assert answer.trace.failures == ()
+        assert {step.replica for step in answer.trace.workers} == {"e1"}
+
+
+class TestTooLongForTheModel:
+    @MODES
+    def test_a_table_of_numbers_is_read_whole(self, mode: Any) -> None:
+        """Four bytes are no token there: the engine refuses, and smaller parts are sent."""
+        engine = EmulatedEngine(answer="A note.", max_model_len=4_000, tokenize=digits)
+        chain = chain_of(engine, mode=mode, workers=4, note_tokens=64, answer_tokens=64)
+        answer = chain.invoke({"question": "Which?", "documents": [{"id": "t", "text": TABLE}]})
+        assert answer.trace.failures == ()
+        assert answer.trace.read_share == 1
+        read = "\n".join(
+            re.sub(r"\[Doc_\d+\] ", "", worker_text(body).rpartition("\n\nQuestion:")[0]).partition(
+                "\n\nNote of the readers"
+            )[0]
+            for body in engine.requests
+            if not is_managers(body["messages"])
+            and len(engine.prompt_tokens(body["messages"])) <= 4_000
+        )
+        assert set(TABLE.split()) <= set(read.split())
+
+        refused = len(engine.requests) - len(answer.trace.steps)
+        assert refused > 0
+        engine.requests.clear()
+        again = chain.invoke({"question": "When?", "documents": [{"id": "t", "text": TABLE}]})
+        assert again.trace.read_share == 1
+        assert len(engine.requests) == len(again.trace.steps), (
+            "the length of a token was not learnt"
+        )
+
+    def test_what_one_tenant_reads_says_nothing_of_tokens_to_another(self) -> None:
+        engine = EmulatedEngine(answer="A note.", max_model_len=4_000, tokenize=digits)
+        chain = chain_of(engine, mode="parallel", workers=4, note_tokens=64, answer_tokens=64)
+        plain = chain_of(engine, mode="parallel", workers=4, note_tokens=64, answer_tokens=64)
+        chain.invoke({"question": "Which?", "documents": [TABLE], "tenant": "a"})
+        text = "A sentence about something. " * 2_000
+        asked = {"question": "Which?", "documents": [text], "tenant": "b"}
+        one, other = chain.invoke(asked).trace, plain.invoke(asked).trace
+        assert [step.documents for step in one.workers] == [
+            step.documents for step in other.workers
+        ]
+
+    def test_an_engine_that_finds_everything_too_long_is_not_asked_without_end(self) -> None:
+        engine = EmulatedEngine(answer="A note.", max_model_len=1)
+        chain = chain_of(engine, context_window=8_192, mode="parallel", min_read=0)
+        with pytest.raises(UnreadError, match="maximum context length is 1 token"):
+            chain.invoke({"question": "Which?", "documents": ["word " * 5_000]})
+        assert len(engine.requests) < 64
+
+    def test_langchain_models_that_refuse_are_asked_for_parts_too(self) -> None:
+        class TooLongError(ValueError):
+            status_code = 400
+            body = {"message": "prompt is too long: 9 tokens > 8 maximum"}  # noqa: RUF012
+
+        def says(prompt: str) -> Any:
+            if prompt.startswith("Several readers"):
+                return "The answer."
+            return TooLongError() if prompt.count("Document") > 20 else "A note."
+
+        answer = ChainOfAgents(llm=SaysModel(says=says), workers=1).invoke(question(4))
+        assert answer.trace.failures == ()
+        assert all("in parts" in step.remark for step in answer.trace.workers)
+
+
+class TestNotes:
+    def test_a_worker_that_finds_nothing_replaces_no_note(self) -> None:
+        answers = iter(["[Doc_1]: 1877.", "Nothing relevant.", "**Nothing relevant**", "Answer."])
+        agents = Agents(lambda messages: next(answers), workers=3)
+        trace = agents.run(["a", "b", "c"])
+        assert notes_in(agents.model.prompts[-1][-1]["content"]) == ["[Doc_1]: 1877."]
+        assert [step.remark for step in trace.workers] == [
+            "",
+            *["it found nothing; the note before it stands"] * 2,
+        ]
+
+    def test_what_stands_behind_a_nothing_is_added(self) -> None:
+        answers = iter(["[Doc_1]: 1877.", "Nothing relevant here, but [Doc_1] is in Porto.", "A."])
+        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
+        agents.run(["a", "b"])
+        shown = agents.model.prompts[-1][-1]["content"]
+        assert "1877." in shown
+        assert "is in Porto." in shown
+
+    def test_a_worker_is_not_told_two_things(self) -> None:
+        agents = Agents(workers=2)
+        agents.run(["a", "b"])
+        system, user = (message["content"] for message in agents.model.prompts[1])
+        assert "there is no note yet, write: Nothing relevant." in system
+        assert user.endswith("If it adds nothing, write the note again as it stands.")
+
+    @MODES
+    def test_a_note_within_max_tokens_is_handed_on_whole(self, mode: Any) -> None:
+        """Four bytes are no token in most scripts."""
+        note = "Мост Марии Пиа в Порту построил Гюстав Эйфель. " * 4
+        engine = EmulatedEngine(answer=note)
+        chain = chain_of(engine, mode=mode, note_tokens=80, packing="single")
+        answer = chain.invoke(question(2))
+        assert engine.prompt_tokens(engine.requests[-1]["messages"])
+        assert note.strip() in str(engine.requests[-1]["messages"])
+        assert {step.remark for step in answer.trace.steps} == {""}
+
+    @MODES
+    def test_a_note_that_is_cut_is_said_to_be(self, mode: Any) -> None:
+        agents = Agents(lambda messages: " ".join(map(str, range(100))), mode=mode)
+        trace = agents.run(["a", "b"])
+        assert {step.remark for step in trace.workers} == {"its note was cut to note_tokens"}
+
+
+class TestOddInput:
+    def test_a_lone_surrogate_fails_no_worker(self, caplog: pytest.LogCaptureFixture) -> None:
+        engine = EmulatedEngine()
+        documents = ["a \ud800 b", ContextBlock(id="x", text="\udfff"), {"id": 3, "text": "ok"}]
+        answer = chain_of(engine, packing="single").invoke(
+            {"question": "Why \ud801?", "documents": documents}
+        )
+        assert answer.trace.failures == ()
+        assert "a ? b" in str(engine.requests[0]["messages"])
+        assert "lone surrogates" in caplog.text
+
+    def test_the_servers_words_stand_in_the_step_and_in_the_error(self) -> None:
+        def transport(request: httpx.Request) -> httpx.Response:
+            words = "The model `m` does not exist. Run `serve m` first.\n" + "x" * 1_000
+            return httpx.Response(404, json={"error": {"message": words}})
+
+        client = httpx.AsyncClient(transport=httpx.MockTransport(transport))
+        pool = EnginePool({"e": lambda: EngineClient("http://e", model="m", http_client=client)})
+        with pytest.raises(
+            UnreadError, match=r"'The model `m` does not exist. Run `serve"
+        ) as raised:
+            ChainOfAgents(llm=pool).invoke(question(1))
+        assert len(raised.value.trace.steps[0].error) < 600
+
+    def test_words_that_quote_a_document_are_left_out(self) -> None:
+        def transport(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(
+                400, json={"error": {"message": "bad input: The PIN is 4711 0815."}}
+            )
+
+        client = httpx.AsyncClient(transport=httpx.MockTransport(transport))
+        pool = EnginePool({"e": lambda: EngineClient("http://e", model="m", http_client=client)})
+        with pytest.raises(UnreadError) as raised:
+            ChainOfAgents(llm=pool).invoke(
+                {"question": "q", "documents": ["The PIN is 4711 0815."]}
+            )
+        assert "4711" not in str(raised.value)
+        assert "4711" not in raised.value.trace.steps[0].error
+
+    def test_an_unknown_argument_is_named_as_the_chains(self) -> None:
+        with pytest.raises(TypeError) as raised:
+            ChainOfAgents(llm="http://127.0.0.1:9/v1", wokers=3)
+        assert str(raised.value) == (
+            "ChainOfAgents() got an unexpected keyword argument 'wokers'; did you mean 'workers'?"
+        )
+        with pytest.raises(TypeError, match=r"EnginePool\(\) got an unexpected .* 'concurency'"):
+            EnginePool("http://127.0.0.1:9/v1", concurency=3)
+        with pytest.raises(TypeError, match="wokers"):
+            ChainOfAgents(llm=pool_of(EmulatedEngine()), wokers=3)
