@@ -15,7 +15,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
@@ -161,7 +161,7 @@ class ContextIndex:
         self.request_size = 0
         # a heap of every node that has become a leaf, by last use; stale entries are passed over
         self._leaves: list[tuple[int, int, Node]] = []
-        self._numbers = count()  # of turns, and of heap entries, to decide between equal last uses
+        self._numbers = 0  # given to turns and heap entries, to decide between equal last uses
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -241,7 +241,7 @@ class ContextIndex:
             node = self._roots.setdefault(node.edge, node)
         node.last_use = now
         if path:
-            mark = ("turn", next(self._numbers))
+            mark = ("turn", self._next_number())
             node = self._grow(node, mark, tuple(path), tuple(weights), now)
         self._end_request(node, request_id)
         return Inserted(node, 0)
@@ -414,6 +414,10 @@ class ContextIndex:
             self.request_size -= id_size(request_id)
         return node
 
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
     def _note_leaf(self, node: Node) -> None:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
         if node.children:
@@ -422,10 +426,10 @@ class ContextIndex:
             if not node.request_ids and self._roots.get(node.edge) is node:
                 del self._roots[node.edge]
             return
-        heapq.heappush(self._leaves, (node.last_use, next(self._numbers), node))
+        heapq.heappush(self._leaves, (node.last_use, self._next_number(), node))
         if len(self._leaves) > 64 + 4 * self.node_count:  # most are stale
             leaves = [one for one in self.nodes() if one.parent is not None and not one.children]
-            self._leaves = [(leaf.last_use, next(self._numbers), leaf) for leaf in leaves]
+            self._leaves = [(leaf.last_use, self._next_number(), leaf) for leaf in leaves]
             heapq.heapify(self._leaves)
 
     def _oldest_leaf(self) -> Node | None:

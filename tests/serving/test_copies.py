@@ -1,6 +1,8 @@
 """Copying, deep-copying and pickling what applications hold."""
 
 import copy
+import copyreg
+import itertools
 import pickle
 from typing import Any
 
@@ -12,10 +14,10 @@ from llama_index.core.llms import MockLLM
 
 from ctxreuse import ContextRequest, ReusePlanner, Templates
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.cache import CapacityTracker, KVEventSync
+from ctxreuse.cache import BlockLevelCache, CapacityTracker, KVEventSync, PrefixCacheSimulator
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
-from ctxreuse.workflow.engine import WorkflowEngine
+from ctxreuse.workflow import EmulatedLLM, WorkflowEngine
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 
@@ -89,6 +91,47 @@ def test_a_copied_langchain_model_answers_and_has_a_planner(again: Any, make: An
 def test_wrappers_and_what_they_hold_can_be_copied(again: Any, make: Any) -> None:
     one = make()
     assert type(again(one)) is type(one)
+
+
+@pytest.fixture
+def no_iterator_is_copied(monkeypatch: Any) -> None:
+    """Refuse what Python 3.12 warns of and 3.14 refuses itself."""
+
+    def refuse(iterator: Any) -> Any:
+        raise TypeError(f"a copy holds an {type(iterator)}")
+
+    for kind in (itertools.count, itertools.chain, itertools.islice, itertools.accumulate):
+        monkeypatch.setitem(copyreg.dispatch_table, kind, refuse)
+
+
+def used_cache() -> BlockLevelCache:
+    cache = BlockLevelCache(100)
+    cache.serve([b"a", b"b"], [3, 4])
+    return cache
+
+
+@pytest.mark.usefixtures("no_iterator_is_copied")
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        used_cache,
+        PrefixCacheSimulator,
+        lambda: EmulatedLLM(str),
+        lambda: ReuseChatModel(inner=FakeListChatModel(responses=["Yes."])),
+        lambda: ReuseLLM(inner=MockLLM()),
+        lambda: ReusePlanner().conversation("c"),
+    ],
+    ids=["cache", "simulator", "EmulatedLLM", "ReuseChatModel", "ReuseLLM", "Conversation"],
+)
+def test_no_copy_holds_an_iterator_that_python_no_longer_copies(again: Any, make: Any) -> None:
+    again(make())
+
+
+def test_a_copied_cache_goes_on_where_the_original_is() -> None:
+    one = used_cache()
+    for again in COPIES.values():
+        assert again(one).serve([b"a", b"b"], [3, 4]).cached_tokens == 7
 
 
 def test_a_copied_registry_finds_what_was_rendered_and_an_unpickled_one_is_empty() -> None:

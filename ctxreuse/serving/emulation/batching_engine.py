@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import accumulate, count, repeat
+from itertools import accumulate, repeat
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_optional_integer
@@ -154,7 +154,7 @@ class BatchingEngine:
         self._prefilling: BatchedRequest | None = None
         # a heap of (step that the reader hears of, order, request)
         self._decoding: list[tuple[int, int, BatchedRequest]] = []
-        self._orders = count()
+        self._orders = 0
         self._step = 0
         self._readers: dict[BatchedRequest, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # in which steps are going on
@@ -216,7 +216,8 @@ class BatchingEngine:
                 self._prefilling = request
                 break
             self._prefilling = None
-            request.order, request.last_step = next(self._orders), self._step + len(request.answer)
+            request.order, request.last_step = self._orders, self._step + len(request.answer)
+            self._orders += 1
             self._await_news(request)
         duration_s = self._rates.step_s(self._max_step_tokens - budget, len(self._decoding))
         self._step += 1
