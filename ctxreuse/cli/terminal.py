@@ -73,7 +73,10 @@ class _WritesHelp:
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with file_errors("standard output", "written"):
-            super().format_help(ctx, formatter)  # type: ignore[misc]  # of Typer's own class
+            try:
+                super().format_help(ctx, formatter)  # type: ignore[misc]  # of Typer's own class
+            except SystemExit as end:  # Rich's, in silence, where the reader of a pipe is gone
+                raise end.__context__ or end from None
 
 
 class Command(_WritesHelp, TyperCommand):

@@ -333,7 +333,15 @@ def test_no_file_takes_the_place_of_a_closed_stream(command, tmp_path):
     assert (tmp_path / "plan.jsonl").read_text() == expected
 
 
-@pytest.mark.parametrize("arguments", [PLAN, ("estimate", "trace.jsonl")])
+@pytest.mark.parametrize("nobody", ["2>&-", "2> /dev/full"])
+@pytest.mark.parametrize("arguments", [("plan",), ("nothing",), ("--nothing",)])
+def test_a_usage_error_that_nobody_takes_ends_with_its_exit_code(command, arguments, nobody):
+    assert command(*arguments, after=nobody).returncode == command(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [PLAN, ("estimate", "trace.jsonl"), ("--help",), ("plan", "--help")]
+)
 def test_a_pipe_whose_reader_is_gone_is_one_line(command, arguments):
     # the reader has ended long before Python has begun
     done = command(*arguments, after="| true; exit ${PIPESTATUS[0]}")
