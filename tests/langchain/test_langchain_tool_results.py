@@ -179,3 +179,9 @@ def test_no_character_of_a_result_is_lost(texts, around, separator):
         assert all(one in block.text for one, block in zip(texts, found.blocks, strict=True)), (
             "each piece holds its document"
         )
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+def test_a_result_that_nests_too_deeply_is_a_text_as_any_other(depth):
+    text = '{"results": ' + "[" * depth + "]" * depth + "}"
+    assert blocks_in(None, text, "\n\n", splits=False) is None

@@ -160,7 +160,7 @@ def _parsed(text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:  # some other text
+    except (ValueError, RecursionError):  # some other text, or one that nests too deeply
         return None
 
 
