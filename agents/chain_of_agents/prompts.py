@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ctxreuse.context.checks import checked_each, checked_integer, checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 
 NOTE_SEPARATOR = "\n\n"
@@ -101,8 +102,13 @@ class ChainPrompts:
         return f"{note}\n{reply}" if note and (says_it or may_say_it) else reply
 
     def worker_query(self, question: str, note: str = "") -> str:
-        """Return what follows a worker's segment."""
-        if not note:
+        """Return what follows a worker's segment.
+
+        Raises:
+            InvalidRequestError: wrong type, as from all methods here.
+        """
+        checked_kind("question", question, str, "a string")
+        if not checked_kind("note", note, str, "a string"):
             return self.first.format(question=question)
         return self.next.format(note=note, question=question)
 
@@ -113,11 +119,21 @@ class ChainPrompts:
             question: The question.
             notes: Numbers of workers and their notes, in the order of the segments.
         """
-        shown = NOTE_SEPARATOR.join(self.note_shown(number, note) for number, note in notes)
+        checked_kind("question", question, str, "a string")
+        listed = checked_each("notes", notes, tuple, "a pair of a worker's number and its note")
+        for pair in listed:
+            if len(pair) != 2:
+                raise InvalidRequestError(
+                    "each of notes must be a pair of a worker's number and its note, not "
+                    f"{len(pair)} values"
+                )
+        shown = NOTE_SEPARATOR.join(self.note_shown(number, note) for number, note in listed)
         return self.final.format(notes=shown or self.no_notes, question=question)
 
     def note_shown(self, worker: int, note: str) -> str:
         """Return a worker's note as the manager is shown it."""
+        checked_integer("worker", worker)
+        checked_kind("note", note, str, "a string")
         return self.note.format(worker=worker, note=note)
 
 

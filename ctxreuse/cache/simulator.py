@@ -310,9 +310,13 @@ class BlockLevelCache:
 
     Args:
         capacity_tokens: What the cache holds; None is unlimited.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
     """
 
     def __init__(self, capacity_tokens: int | None = None) -> None:
+        checked_optional_integer("capacity_tokens", capacity_tokens)
         self._index = ContextIndex(capacity_tokens, max_nodes=2**62)
         self._requests = 0
 

@@ -98,14 +98,14 @@ def checked_kind(
     return value
 
 
-def check_function(name: str, value: Any) -> None:
-    """Check an argument that is a function or None.
+def check_function(name: str, value: Any, words: str = "a function or None") -> None:
+    """Check an argument that is a function or, if the words say so, None.
 
     Raises:
         InvalidRequestError: wrong type.
     """
-    if value is not None and not callable(value):
-        raise InvalidRequestError(f"{name} must be a function or None, not {describe(value)}")
+    if not callable(value) and not (value is None and words.endswith("None")):
+        raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
 
 
 def check_keywords(
@@ -146,6 +146,22 @@ def checked_list(name: str, value: Any, words: str) -> list[Any]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
     return list(value)
+
+
+def checked_each(name: str, value: Any, kind: type[_Kind], words: str) -> list[_Kind]:
+    """Return a list of objects of one kind as one.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What the caller passed.
+        kind: The class.
+        words: One of them in words, such as "a TraceRequest"; a remedy may follow "; ".
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    listed = checked_list(name, value, f"a list, each {words.partition('; ')[0]}")
+    return [checked_kind(f"each of {name}", one, kind, words) for one in listed]
 
 
 def checked_texts(name: str, value: Any, words: str = "a list of str") -> list[str]:

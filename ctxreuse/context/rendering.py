@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_texts
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import InvalidRequestError, describe
 
@@ -90,25 +91,35 @@ class Templates:
             )
 
     def block_label(self, ordinal: int) -> str:
-        """Return the label of the block that was sent as the `ordinal`-th, from 1."""
+        """Return the label of the block that was sent as the `ordinal`-th, from 1.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range, as from all methods here.
+        """
+        checked_integer("ordinal", ordinal, 1)
         if ordinal <= _KEPT_LABELS:
-            return self._first_labels[ordinal - 1]
+            return self._first_labels[ordinal]
         return self.label.replace("{ordinal}", str(ordinal))
 
     def block_labels(self, ordinals: Sequence[int]) -> list[str]:
         """Return the labels of several blocks."""
-        if not ordinals or max(ordinals) > _KEPT_LABELS:
-            return [self.block_label(ordinal) for ordinal in ordinals]
-        first = self._first_labels
-        return [first[ordinal - 1] for ordinal in ordinals]
+        known = checked_list("ordinals", ordinals, "a list of integers")
+        try:
+            return list(map(self._first_labels.__getitem__, known))
+        except (KeyError, TypeError):  # a later one, or no ordinal
+            return [self.block_label(ordinal) for ordinal in known]
 
     @cached_property
-    def _first_labels(self) -> list[str]:
-        return [self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)]
+    def _first_labels(self) -> dict[int, str]:
+        return {n: self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)}
 
     def before_text(self, label: str) -> str:
         """Return what stands in the message before a block's text."""
-        return self.block.partition("{text}")[0].replace("{label}", label)
+        return _filled(self._before_text, "label", label)
+
+    @cached_property
+    def _before_text(self) -> str:
+        return self.block.partition("{text}")[0]
 
     @cached_property
     def after_text(self) -> str:
@@ -129,19 +140,26 @@ class Templates:
         Args:
             labels: The labels of the sent blocks, in the retriever's order.
         """
-        return self.order.replace("{order}", self.order_separator.join(labels))
+        ranking = self.order_separator.join(checked_texts("labels", labels))
+        return _filled(self.order, "order", ranking)
 
     def location_annotation(self, label: str) -> str:
         """Return the words that stand in place of a block that the conversation shows already."""
-        return self.location.replace("{label}", label)
+        return _filled(self.location, "label", label)
 
     def legend_annotation(self, labels: Sequence[str]) -> str:
         """Return the words that say which labels the documents before them have, in order."""
-        return self.legend.replace("{labels}", ", ".join(labels))
+        return _filled(self.legend, "labels", ", ".join(checked_texts("labels", labels)))
 
     def overlap_annotation(self, label: str) -> str:
         """Return the words that stand for the beginning of a block that repeats an earlier one."""
-        return self.overlap.replace("{label}", label)
+        return _filled(self.overlap, "label", label)
+
+
+def _filled(template: str, field: str, text: str) -> str:
+    """Return a template with a text in place of its field."""
+    checked_kind(field, text, str, "a string")
+    return template.replace(f"{{{field}}}", text)
 
 
 DEFAULT_TEMPLATES = Templates()

@@ -118,6 +118,16 @@ CALLS = {
         {"ids_a": ["a"], "ids_b": ["a"]},
         ["ids_a", "ids_b", "alpha"],
     ),
+    **{
+        f"Templates.{name}": (
+            lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
+            {},
+            list(inspect.signature(getattr(Templates, name)).parameters)[1:],
+        )
+        for name, method in vars(Templates).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    },
+    "BlockLevelCache": (BlockLevelCache, {}, ["capacity_tokens"]),
     "BlockLevelCache.serve": (
         lambda **arguments: BlockLevelCache(9).serve(**arguments),
         {"blocks": [b"k"], "tokens": [3]},

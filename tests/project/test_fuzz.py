@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ctxreuse.errors import CtxreuseError
+
 ROOT = Path(__file__).resolve().parents[2]
 FUZZ = ROOT / "tools" / "fuzz.py"
 
@@ -81,6 +83,32 @@ def test_genuine_arguments_are_accepted(public, monkeypatch):
             accepted += 1
     assert accepted > 200
     gc.collect()  # now, where nobody minds
+
+
+def is_made_by_users_seldom(name):
+    """Return whether few programs call it, so that nobody sees soon if it fails from its depth."""
+    parts = ("ChainPrompts", "LLM.stream", "CompletionStream", "TfidfEmbedder", "HotTier.note")
+    return any(
+        part in name for part in (*parts, "workflow.Graph", "workflow.State", "evaluation.re")
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_wrong_argument_between_good_ones_is_an_answer_or_an_error_that_names_it(public):
+    refusals = []
+    for name, (owner, function) in public.called.items():
+        good = public.target.genuine_arguments(name, owner, function)
+        if good is None or not is_made_by_users_seldom(name):
+            continue
+        for parameter in good:
+            for wrong in (None, -1, 1.5, "\ud800", b"x", object(), [[]], {"a": 1}, {1: 2}, print):
+                try:
+                    public.target.call((name, good | {parameter: wrong}))
+                except CtxreuseError as error:
+                    refusals.append(str(error))
+    assert len(refusals) > 300
+    assert all(10 < len(words) < 500 for words in refusals)
+    gc.collect()
 
 
 NOT_ACCEPTED = ["ctxreuse.evaluation.replay.simulate.load_tokenizer"]  # its file is not made here

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,20 +28,29 @@ from chain_of_agents import ChainOfAgents, ChainPrompts
 from ctxreuse import ContextBlock, ContextRequest, Conversation, ReusePlanner, Templates
 from ctxreuse.cache import (
     BlockLevelCache,
+    CacheUsage,
     CapacityTracker,
     EngineBlocks,
     KVEventSync,
     PrefixCacheMetrics,
     PrefixCacheSimulator,
 )
+from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.evaluation.replay.estimate import TraceSummary
+from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, Policy, ReorderedTrace
+from ctxreuse.evaluation.replay.run_result import Run, RunResult
+from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
+from ctxreuse.serving.client.request import EngineCall
 from ctxreuse.workflow import (
     END,
     START,
     CallableRetriever,
+    Documents,
     EmulatedLLM,
     FusedRetriever,
     Graph,
@@ -58,11 +68,13 @@ from ctxreuse.workflow import (
     WorkflowGraph,
     one_shot,
 )
+from ctxreuse.workflow.graph.compiled import Router
 from fuzz_targets.files import written_results
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
 _TEXTS = [f"{name} flows through {city}" for name, city in zip("abcd", "wxyz", strict=True)]
 _CORPUS = '{"id": "a", "text": "The Tagus flows through Lisbon."}\n'
+_TRACE = '{"request_id": "r", "query": "Which?", "blocks": ["a"]}\n'
 _QUERIES = '{"id": "q", "question": "Which?"}\n'
 _MESSAGES = [{"role": "user", "content": "Which?"}]
 _FRAMEWORKS = (pydantic.ValidationError, openai.OpenAIError)
@@ -207,6 +219,35 @@ def _started(graph: Graph) -> State:
     return graph.initial_state({"input": "Which?"})
 
 
+async def _no_pieces() -> AsyncGenerator[str]:
+    for piece in ():
+        yield piece
+
+
+def _corpus() -> dict[BlockId, ContextBlock]:
+    return {number: ContextBlock(id=number, text=words) for number, words in enumerate(_TEXTS)}
+
+
+def _trace() -> list[TraceRequest]:
+    blocks = tuple(_corpus().values())
+    return [
+        TraceRequest("r", "Which?", blocks, "c"),
+        TraceRequest("s", "And?", blocks[::-1], "c", 1),
+    ]
+
+
+def _run_result() -> RunResult:
+    return Replay(_trace(), _corpus()).run(OURS_ONLINE)
+
+
+@cache
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    return Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+
+
 OBJECTS: dict[type, Callable[[], Any]] = {
     AsyncReuseMemory: lambda: AsyncReuseMemory(_AsyncMemories()),
     BlockLevelCache: BlockLevelCache,
@@ -228,12 +269,15 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     KeywordRetriever: _keywords,
     LangChainEmbedder: _embedder,
     OpenAILLM: lambda: OpenAILLM(_client()),
+    Policy: lambda: OURS_ONLINE,
     PrefixCacheMetrics: PrefixCacheMetrics,
     PrefixCacheSimulator: PrefixCacheSimulator,
     PromptRecorder: lambda: PromptRecorder(TraceRecorder("recorded")),
     Results: lambda: written_results(),
+    Replay: lambda: Replay(_trace(), _corpus()),
     ReuseMemory: lambda: ReuseMemory(_Memories()),
     ReusePlanner: _planner,
+    RunResult: lambda: replace(_run_result(), request_ids=("r", "s"), first_token_s=(0.1, 0.2)),
     SentenceTransformerEmbedder: lambda: SentenceTransformerEmbedder(_Encoder()),
     State: lambda: _started(one_shot().compile()),
     Templates: Templates,
@@ -274,6 +318,65 @@ VALID: dict[str, Callable[[], Any]] = {
     "CapacityTracker.capacity_tokens": lambda: 1_000,
     "ChainOfAgents.input": lambda: {"question": "Which?", "documents": list(_TEXTS)},
     "ChainOfAgents.inputs": lambda: [{"question": "Which?", "documents": list(_TEXTS)}],
+    "ChainPrompts.notes": lambda: [(1, "It flows west.")],
+    "ChainPrompts.note": lambda: "It flows west.",
+    "ChainPrompts.worker": lambda: 1,
+    "Templates.ordinal": lambda: 1,
+    "Templates.ordinals": lambda: [1, 2],
+    "Templates.label": lambda: "[Doc_1]",
+    "Templates.labels": lambda: ["[Doc_1]"],
+    "Graph.edges": lambda: one_shot().compile().edges,
+    "Graph.nodes": lambda: one_shot().compile().nodes,
+    "Graph.router": lambda: Router(lambda state: END),
+    "Graph.returned": lambda: END,
+    "Graph.targets": lambda: [END],
+    "Graph.defaults": dict,
+    "workflow.Graph.inputs": lambda: ["input"],
+    "workflow.Graph.answer": lambda: "answer",
+    "Graph.initial_state.inputs": lambda: {"input": "Which?"},
+    "State.node": lambda: "search",
+    "State.key": lambda: "input",
+    "State.writes": lambda: {"docs": Documents(_TEXTS)},
+    "State.visited": lambda: ["search"],
+    "TfidfEmbedder.words": lambda: ["tagus", "seine"],
+    "TfidfEmbedder.idf": lambda: [1.0, 2.0],
+    "TfidfEmbedder.components": lambda: [[0.5, 0.5]],
+    "HotTier.note.clusters": lambda: [0, 1],
+    "CompletionStream.call": lambda: EngineCall(None, {}, 1_000),
+    "CompletionStream.pieces": _no_pieces,
+    "CompletionStream.drop": lambda: lambda: None,
+    "evaluation.policy": lambda: OURS_ONLINE,
+    "evaluation.policies": lambda: [AS_SENT, OURS_ONLINE],
+    "evaluation.trace": _trace,
+    "measure_savings.trace": lambda: (
+        _file("corpus.jsonl", _CORPUS) and _file("trace.jsonl", _TRACE)
+    ),
+    "measure_savings.corpus": lambda: _file("corpus.jsonl", _CORPUS),
+    "evaluation.corpus": _corpus,
+    "evaluation.replay": lambda: Replay(_trace(), _corpus()),
+    "evaluation.run": lambda: Run(OURS_ONLINE, _trace()),
+    "evaluation.runs": lambda: [_run_result()],
+    "evaluation.planned": lambda: list(_run_result().planned),
+    "evaluation.shown": lambda: list(_run_result().planned),
+    "evaluation.request": lambda: _run_result().planned[0],
+    "evaluation.reordered": lambda: ReorderedTrace(_trace()),
+    "evaluation.usages": lambda: [CacheUsage(5, 2)],
+    "evaluation.results": written_results,
+    "Results.of.trace": lambda: TraceSummary.of(_trace()),
+    "Results.of.title": lambda: "A title",
+    "Results.of.level": lambda: "blocks",
+    "evaluation.block": lambda: ContextBlock(text="The Tagus"),
+    "simulate_tokens.cache": PrefixCacheSimulator,
+    "evaluation.tokenizer": _tokenizer,
+    "measure_savings.tokenizer": lambda: None,
+    "evaluation.ks": lambda: [1, 2],
+    "evaluation.capacities": lambda: [None, 1_000],
+    "evaluation.capacity_tokens": lambda: 1_000,
+    "evaluation.deduplicate": lambda: True,
+    "evaluation.planning_s": lambda: 0.5,
+    "evaluation.share": lambda: 50,
+    "RunResult.request_ids": lambda: {"r"},
+    "PlannedRequest.of.plan": lambda: _planner().plan(_request()),
     "ChainOfAgents.llm": lambda: _chat_model(),
     "SpeculativeRAGChain.llm": lambda: _chat_model(),
     "SpeculativeRAGChain.prompt": lambda: ChatPromptTemplate.from_template("{context} {input}"),
@@ -303,6 +406,8 @@ VALID: dict[str, Callable[[], Any]] = {
     "llamaindex_ctxreuse.ReuseRetriever.retriever": lambda: _Nodes(),
     "llamaindex_ctxreuse.ReuseChatEngine.retriever": lambda: _Nodes(),
     "llamaindex_ctxreuse.LlamaIndexLLM.llm": lambda: MockLLM(),
+    "llamaindex_ctxreuse.ReuseChatEngine.from_defaults.retriever": lambda: _Nodes(),
+    "llamaindex_ctxreuse.ReuseChatEngine.from_defaults.llm": lambda: MockLLM(),
     "llamaindex_ctxreuse.ReuseChatEngine.llm": lambda: MockLLM(),
     "SpeculativeRAGQueryEngine.llm": lambda: MockLLM(),
     "SpeculativeRAGQueryEngine.retriever": lambda: for_llamaindex.WorkflowRetriever(_engine()),

@@ -35,31 +35,12 @@ _MEMBERS = re.compile(r"members: \[(.*?)\]")
 
 _INTERFACE = "the framework's own interface, which hands its arguments to what is wrapped"
 _EVENTS = "the framework calls it with what it has made itself"
-_TYPED = "takes what this package has made from files, which are targets of their own"
-_CALLED_HERE = "this package calls it with what it has made or checked"
-_MADE_HERE = "this package makes it"
-_THEIRS = "LlamaIndex's own class checks the arguments"
 _GPU = "needs a GPU"
 _FAISS = "takes faiss's own objects"
 
 REASONS = {
     "*.model_post_init": "pydantic calls it",
-    "chain_of_agents.ChainPrompts.*": _CALLED_HERE,
-    "ctxreuse.Templates.*": _CALLED_HERE,
-    "ctxreuse.workflow.Graph": _MADE_HERE,
-    "ctxreuse.workflow.Graph.*": _CALLED_HERE,
-    "ctxreuse.workflow.State.*": _CALLED_HERE,
-    "ctxreuse.workflow.HotTier.note": _CALLED_HERE,
-    "ctxreuse.workflow.OpenAILLM.stream": _CALLED_HERE,
-    "ctxreuse.workflow.EmulatedLLM.stream": _CALLED_HERE,
-    "*.LangChainLLM.stream": _CALLED_HERE,
-    "*.LlamaIndexLLM.stream": _CALLED_HERE,
-    "ctxreuse.serving.CompletionStream": _MADE_HERE,
-    "ctxreuse.workflow.TfidfEmbedder": "made by its `fit` and `load`",
-    "llamaindex_ctxreuse.ReuseMemoryBlock": _THEIRS,
-    "llamaindex_ctxreuse.ReplayMemory": _THEIRS,
-    "llamaindex_ctxreuse.reuse_memory": _THEIRS,
-    "llamaindex_ctxreuse.ReuseChatEngine.from_defaults": "LlamaIndex looks for its default model",
+    "llamaindex_ctxreuse.ReplayMemory": "LlamaIndex's own class compares its arguments",
     "langchain_ctxreuse.ReuseChatModel.*": _INTERFACE,
     "langchain_ctxreuse.ReuseCompressor.*": _INTERFACE,
     "langchain_ctxreuse.ReuseRetriever.*": _INTERFACE,
@@ -69,20 +50,6 @@ REASONS = {
     "llamaindex_ctxreuse.ReuseMemoryBlock.*": _INTERFACE,
     "llamaindex_ctxreuse.ReplayMemory.*": _INTERFACE,
     "llamaindex_ctxreuse.recording.*SpanHandler*": _EVENTS,
-    "ctxreuse.evaluation.replay.estimate.*": _TYPED,
-    "ctxreuse.evaluation.replay.explain_plan.*": _TYPED,
-    "ctxreuse.evaluation.replay.plan_file.PlannedRequest.of": _TYPED,
-    "ctxreuse.evaluation.replay.policies.Policy.*": _TYPED,
-    "ctxreuse.evaluation.replay.run_result.RunResult.*": _TYPED,
-    "ctxreuse.evaluation.replay.simulate.Replay*": _TYPED,
-    "ctxreuse.evaluation.replay.simulate.prompt_tokens": _TYPED,
-    "ctxreuse.evaluation.replay.simulate.sent_blocks": _TYPED,
-    "ctxreuse.evaluation.replay.simulate.simulate_*": _TYPED,
-    "ctxreuse.evaluation.replay.simulate.total_usage": _TYPED,
-    "ctxreuse.evaluation.report.*": _TYPED,
-    "ctxreuse.evaluation.results.results_file.Results.of": _TYPED,
-    "ctxreuse.evaluation.results.results_file.Results.part": _TYPED,
-    "ctxreuse.evaluation.traces.trace_files.block_tokens": _TYPED,
     "ctxreuse.serving.EnginePool.watch": "ends when it is cancelled; `check` is its step",
     "ctxreuse.workflow.GpuTier*": _GPU,
     "ctxreuse.workflow.fastest_tier": _GPU,

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_list
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.evaluation.replay.policies import OURS_ONLINE, POLICIES, Policy
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
-from ctxreuse.evaluation.replay.simulate import Replay
+from ctxreuse.evaluation.replay.simulate import Replay, checked_trace
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, block_tokens
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
@@ -46,7 +47,12 @@ class TraceSummary:
 
     @classmethod
     def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
-        """Return the summary of a trace."""
+        """Return the summary of a trace.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        trace = checked_trace(trace)
         seen: set[tuple[str, bytes]] = set()
         distinct: dict[bytes, int] = {}
         conversations = set()
@@ -83,8 +89,13 @@ class TraceSummary:
 
 
 def cut(trace: Sequence[TraceRequest], k: int) -> list[TraceRequest]:
-    """Return the trace that a retriever which finds k blocks a request would have given."""
-    return [replace(traced, blocks=traced.blocks[:k]) for traced in trace]
+    """Return the trace that a retriever which finds k blocks a request would have given.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    checked_integer("k", k)
+    return [replace(traced, blocks=traced.blocks[:k]) for traced in checked_trace(trace)]
 
 
 def estimate(
@@ -99,10 +110,15 @@ def estimate(
         replay: The trace.
         capacities: Tokens that the cache holds; None is unlimited.
         policies: The policies to try.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
     """
-    for policy in policies:
+    checked_kind("replay", replay, Replay, "a Replay")
+    sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
+    for policy in checked_each("policies", policies, Policy, "a Policy"):
         for deduplicate in deduplications(replay.trace):
-            for capacity in capacities:
+            for capacity in sizes:
                 try:
                     yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
                 except BatchTooLargeError:
@@ -121,17 +137,27 @@ def estimate_over_k(
         replay: The trace.
         ks: Numbers of blocks to try.
         policies: The policies to try.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
     """
-    for k in ks:
+    checked_kind("replay", replay, Replay, "a Replay")
+    tried = checked_each("policies", policies, Policy, "a Policy")
+    for k in checked_list("ks", ks, "a list of integers"):
         shorter = replay.of(cut(replay.trace, k))
-        for policy in policies:
+        for policy in tried:
             with suppress(BatchTooLargeError):
                 yield k, replace(shorter.run(policy), part=Part.k, k=k)
 
 
 def reuse_bounds(trace: Sequence[TraceRequest], ks: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """Return for each k the share of the block tokens that had been sent before."""
-    return tuple((k, TraceSummary.of(cut(trace, k)).reuse_bound) for k in ks)
+    """Return for each k the share of the block tokens that had been sent before.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    requests, known = checked_trace(trace), checked_list("ks", ks, "a list of integers")
+    return tuple((k, TraceSummary.of(cut(requests, k)).reuse_bound) for k in known)
 
 
 def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:

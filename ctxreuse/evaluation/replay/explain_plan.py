@@ -13,7 +13,7 @@ from typing import Any
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
-from ctxreuse.evaluation.replay.simulate import Tokenizer, prompt_tokens, sent_blocks
+from ctxreuse.evaluation.replay.simulate import Tokenizer, checked_plans, prompt_tokens, sent_blocks
 from ctxreuse.evaluation.traces.trace_files import Corpus, block_tokens
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, Explanation, SentPrompt, explain
 
@@ -53,7 +53,9 @@ def explain_plan(
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
+        InvalidRequestError: wrong type.
     """
+    planned = checked_plans(planned, corpus)
     sent = _SentPrompts()
     tokens_of: dict[str | int, array[int]] = {}
     prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)

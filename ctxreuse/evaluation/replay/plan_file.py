@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.checks import checked_id, checked_integer, checked_kind
 from ctxreuse.context.rendering import Reference
 from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 from ctxreuse.planning.plan import Plan
@@ -52,7 +53,14 @@ class PlannedRequest:
             plan: The plan.
             turn: Its turn in the conversation, from 0.
             after: The id of the request that the history ends with.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
         """
+        checked_kind("plan", plan, Plan, "a Plan")
+        checked_integer("turn", turn)
+        if after is not None:
+            checked_id("after", after)
         return cls(
             request_id=plan.request_id,
             parts=tuple(

@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from ctxreuse.cache import CacheUsage
+from ctxreuse.context.checks import checked_each, checked_kind, checked_number, checked_texts
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import Policy, ReorderedTrace
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
@@ -129,7 +131,15 @@ class RunResult:
             planning_s: The planner's time for all of them, in seconds.
             notes: What a reader has to know of it.
             **more: What only an engine says.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        checked_kind("run", run, Run, "a Run")
+        checked_kind("reordered", reordered, ReorderedTrace, "a ReorderedTrace")
+        checked_each("planned", planned, PlannedRequest, "a PlannedRequest")
+        checked_each("usages", usages, CacheUsage, "a CacheUsage")
+        checked_number("planning_s", planning_s)
         planning_ms = reordered.planning_ms
         if planning_ms is None:
             planning_ms = 1e3 * planning_s / max(1, len(planned))
@@ -150,7 +160,7 @@ class RunResult:
             k=run.k,
             sessions=run.sessions,
             planned=planned,
-            notes=(*([wrong] if reordered.wrong else []), *notes),
+            notes=(*([wrong] if reordered.wrong else []), *checked_texts("notes", notes)),
             **more,
         )
 
@@ -184,11 +194,27 @@ class RunResult:
         return fmean(exact for *_, exact in self.scores)
 
     def first_token_percentile_s(self, share: float) -> float:
-        """Return a percentile of an engine's times to the first token, in seconds."""
+        """Return a percentile of an engine's times to the first token, in seconds.
+
+        Args:
+            share: Which, from 0 to 100.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range, or the run had no engine.
+        """
+        if checked_number("share", share) > 100:
+            raise InvalidRequestError(f"share must be at most 100, not {describe(share)}")
+        if not self.first_token_s:
+            raise InvalidRequestError("a run without an engine has no times to the first token")
         return float(np.percentile(self.first_token_s, share))
 
     def only(self, request_ids: Set[str]) -> Self:
-        """Return the part of an engine's result that is about some requests."""
+        """Return the part of an engine's result that is about some requests.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("request_ids", request_ids, Set, "a set of request ids")
         places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
         parts: dict[str, Any] = {
             name: tuple(getattr(self, name)[at] for at in places)

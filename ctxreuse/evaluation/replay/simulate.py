@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator, block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, render_turn
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import InputFileError, MissingExtraError, describe
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import ANSWER, plan_under
 from ctxreuse.evaluation.replay.policies import Policy
@@ -38,6 +39,36 @@ class Tokenizer(Protocol):
         """Return the tokens of a text."""
 
 
+def checked_trace(trace: object) -> list[TraceRequest]:
+    """Return the requests of a trace.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    return checked_each("trace", trace, TraceRequest, "a TraceRequest; read them with read_trace")
+
+
+def checked_plans(planned: object, corpus: object) -> list[PlannedRequest]:
+    """Return the requests of a plan, whose blocks are those of a corpus.
+
+    Raises:
+        InvalidRequestError: wrong type of either.
+    """
+    checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
+    words = "a PlannedRequest; read them with read_plan"
+    return checked_each("planned", planned, PlannedRequest, words)
+
+
+def _checked_tokenizer(tokenizer: Any) -> Tokenizer:
+    is_other = isinstance(tokenizer, (str, type))  # a path has an encode() of its own
+    if is_other or not callable(getattr(tokenizer, "encode", None)):
+        raise InvalidRequestError(
+            f"tokenizer must have encode(), not be {describe(tokenizer)}; use load_tokenizer"
+        )
+    checked: Tokenizer = tokenizer
+    return checked
+
+
 def simulate_blocks(
     planned: Sequence[PlannedRequest], corpus: Corpus, cache: BlockLevelCache
 ) -> Iterator[CacheUsage]:
@@ -53,14 +84,17 @@ def simulate_blocks(
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
+        InvalidRequestError: wrong type.
     """
+    planned = checked_plans(planned, corpus)
+    checked_kind("cache", cache, BlockLevelCache, "a BlockLevelCache")
     prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
     continued = Counter(request.after for request in planned)
     for number, request in enumerate(planned):
         keys: list[BlockKey] = []
         tokens: list[int] = []
         if request.after is not None:
-            earlier_keys, earlier_tokens = _continued(prompts, request.after, continued)
+            earlier_keys, earlier_tokens = _continued(prompts, request, continued)
             # the turn before ends in a question and an answer that no other prompt has
             keys = [*earlier_keys, block_key(f"turn {number}")]
             tokens = [*earlier_tokens, 0]
@@ -90,7 +124,10 @@ def simulate_tokens(
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
+        InvalidRequestError: wrong type.
     """
+    planned = checked_plans(planned, corpus)
+    checked_kind("cache", cache, PrefixCacheSimulator, "a PrefixCacheSimulator")
     prompts = prompt_tokens(planned, corpus, tokenizer)
     for request, prompt in zip(planned, prompts, strict=True):
         yield cache.serve(prompt, salt=request.tenant)
@@ -111,7 +148,10 @@ def prompt_tokens(
 
     Raises:
         InputFileError: A plan names a block that the corpus lacks.
+        InvalidRequestError: wrong type.
     """
+    planned = checked_plans(planned, corpus)
+    _checked_tokenizer(tokenizer)
     prompts: dict[str | int, list[int]] = {}
     continued = Counter(request.after for request in planned)
 
@@ -122,7 +162,7 @@ def prompt_tokens(
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
     for request in planned:
         if request.after is not None:
-            before = _continued(prompts, request.after, continued)
+            before = _continued(prompts, request, continued)
         else:
             before = [] if request.system is None else encode("system", request.system)
         prompt = before + encode("user", _content(request, corpus))
@@ -132,12 +172,20 @@ def prompt_tokens(
 
 
 def _continued(
-    prompts: dict[str | int, _Prompt], after: str | int, continued: Counter[str | int | None]
+    prompts: dict[str | int, _Prompt],
+    request: PlannedRequest,
+    continued: Counter[str | int | None],
 ) -> _Prompt:
     """Return the prompt that a turn continues; forget it if no other turn does, too.
 
     So a conversation of n turns takes the memory of its longest prompt, not of all.
     """
+    after = request.after
+    if after is None or after not in prompts:
+        raise InputFileError(
+            f"{request.place}: request {describe(request.request_id)} comes after "
+            f"{describe(after)}, which is no request before it; give the turns in order"
+        )
     continued[after] -= 1
     return prompts[after] if continued[after] else prompts.pop(after)
 
@@ -145,10 +193,15 @@ def _continued(
 def total_usage(
     usages: Iterator[CacheUsage], advance: Callable[[], object] = lambda: None
 ) -> CacheUsage:
-    """Return the sum of all usages, calling `advance` once a request."""
+    """Return the sum of all usages, calling `advance` once a request.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    check_function("advance", advance, "a function")
     total = CacheUsage()
-    for usage in usages:
-        total += usage
+    for usage in checked_kind("usages", usages, Iterable, "an iterator of CacheUsage"):
+        total += checked_kind("each of usages", usage, CacheUsage, "a CacheUsage")
         advance()
     return total
 
@@ -197,7 +250,9 @@ def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
 
     Raises:
         InputFileError: The corpus lacks one.
+        InvalidRequestError: wrong type.
     """
+    checked_plans([request], corpus)
     return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
 
 
@@ -208,7 +263,7 @@ def _corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) 
             f"{request.place}: block {describe(block_id)} is not in the corpus; "
             "pass the corpus that the plan was made with"
         )
-    return block
+    return checked_kind("each block of the corpus", block, ContextBlock, "a ContextBlock")
 
 
 Outcome = RunResult
@@ -226,12 +281,22 @@ class Replay:
         corpus: Their blocks.
         tokenizer: Simulates whole prompts, token by token; None counts blocks by their tokens.
         advance: Called twice a request and run, for progress bars.
+
+    Raises:
+        InvalidRequestError: wrong type, as from all methods here.
     """
 
     trace: Sequence[TraceRequest]
     corpus: Corpus
     tokenizer: Tokenizer | None = None
     advance: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        checked_trace(self.trace)
+        checked_plans((), self.corpus)
+        if self.tokenizer is not None:
+            _checked_tokenizer(self.tokenizer)
+        check_function("advance", self.advance, "a function")
 
     def of(self, trace: Sequence[TraceRequest]) -> Replay:
         """Return a replay of another trace of the same corpus."""
@@ -250,6 +315,7 @@ class Replay:
         Raises:
             BatchTooLargeError: The papers' algorithm cannot hold the batch.
         """
+        checked_kind("policy", policy, Policy, "a Policy")
         return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
 
     def measure(self, run: Run) -> RunResult:
@@ -258,7 +324,7 @@ class Replay:
         Raises:
             BatchTooLargeError: The papers' algorithm cannot hold the batch.
         """
-        reordered = run.reordered()
+        reordered = checked_kind("run", run, Run, "a Run").reordered()
         planner = run.planner()
         import scipy.cluster.hierarchy  # noqa: F401 - else the first batch waits for it below
 

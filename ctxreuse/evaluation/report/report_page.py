@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import make_folder, write_text, written_file
 from ctxreuse.evaluation.html_page import HtmlPage
 from ctxreuse.evaluation.report.charts import charts
@@ -31,8 +32,10 @@ def page(results: Results) -> str:
     """Return results as an HTML page that holds everything it shows.
 
     Raises:
+        InvalidRequestError: wrong type.
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
+    _check_results(results)
     return _PAGE.render(
         results=results,
         charts=charts(results),
@@ -46,6 +49,7 @@ def write_report(results: Results, path: str | Path) -> None:
 
     Raises:
         InputFileError: The file cannot be written.
+        InvalidRequestError: wrong type.
         MissingExtraError: jinja2 or matplotlib is not installed.
     """
     write_text(path, page(results))
@@ -56,8 +60,10 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
 
     Raises:
         InputFileError: A file cannot be written.
+        InvalidRequestError: wrong type.
         MissingExtraError: matplotlib is not installed.
     """
+    _check_results(results)
     paths = []
     make_folder(folder)
     for chart in charts(results):
@@ -68,6 +74,10 @@ def write_pictures(results: Results, folder: str | Path) -> list[Path]:
             figure.savefig(file, format="png", dpi=160)
         paths.append(path)
     return paths
+
+
+def _check_results(results: object) -> None:
+    checked_kind("results", results, Results, "Results; read them with Results.read")
 
 
 def _cards(results: Results) -> Iterator[_Card]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import check_function, checked_each, checked_kind, checked_list
 from ctxreuse.context.files import file_errors, write_text
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.estimate import (
@@ -28,7 +28,13 @@ from ctxreuse.evaluation.replay.explain_plan import TreeNode, explain_plan, sent
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.policies import POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
-from ctxreuse.evaluation.replay.simulate import Progress, Replay, load_tokenizer, no_progress
+from ctxreuse.evaluation.replay.simulate import (
+    Progress,
+    Replay,
+    checked_plans,
+    load_tokenizer,
+    no_progress,
+)
 from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
 from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
@@ -100,15 +106,21 @@ class Results:
             shown: The policy's plans.
             corpus: The blocks.
             **more: Further attributes.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
-        explained = [one.explanation for one in explain_plan(shown, corpus)]
+        checked_kind("trace", trace, TraceSummary, "a TraceSummary")
+        measured = checked_each("runs", runs, RunResult, "a RunResult")
+        plans = checked_plans(shown, corpus)
+        explained = [one.explanation for one in explain_plan(plans, corpus)]
         explained.sort(key=lambda one: -one.lost_tokens)
         return cls(
             title=title,
             level=level,
             trace=trace,
-            runs=tuple(run.without_plans() for run in runs),
-            tree=sent_tree(shown, corpus),
+            runs=tuple(run.without_plans() for run in measured),
+            tree=sent_tree(plans, corpus),
             misses=tuple(
                 Miss(str(one.request_id), one.cause.value, one.lost_tokens, one.words)
                 for one in explained[:_WORST]
@@ -215,9 +227,12 @@ def measure_savings(
 
     Raises:
         InputFileError: A file is missing or broken.
+        InvalidRequestError: wrong type or out of range.
         MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
     """
     checked_kind("trace", trace, (str, os.PathLike), "a path")
+    check_function("progress", progress, "a function")
+    smaller = checked_list("capacities", capacities, "a list of tokens")
     path = Path(trace)
     with file_errors(trace, "read"):
         if not path.exists():
@@ -228,7 +243,7 @@ def measure_savings(
     requests = read_trace(str(path), blocks)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
-    sizes = [None, *capacities] if capacities else summary.cache_sizes()
+    sizes = [None, *smaller] if smaller else summary.cache_sizes()
     most = max((len(one.blocks) for one in requests), default=0)
     ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
     rounds = len(POLICIES) * (len(deduplications(requests)) * len(sizes) + len(ks))

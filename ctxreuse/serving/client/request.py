@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import Message, copied_message
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import check_function, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -18,7 +18,7 @@ from ctxreuse.serving.client.reply import ReplyReader
 Prompt: TypeAlias = Plan | Sequence[Message]
 """What is sent: a plan, or chat messages as they are."""
 
-_RESERVED = ("messages", "stream")
+_RESERVED = ("messages", "stream", "prompt")
 
 
 @dataclass(slots=True)
@@ -84,13 +84,23 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
     return [copied_message(message) for message in prompt]
 
 
+def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError:
+    """Return the error for chat messages that a framework cannot make its own of."""
+    return InvalidRequestError(
+        f"{framework} cannot read the chat messages ({type(error).__name__}); give each a role "
+        "that it knows, such as 'user', and text as content"
+    )
+
+
 def check_params(params: Mapping[str, Any]) -> None:
     """Check what a caller adds to a request.
 
     Raises:
-        InvalidRequestError: the client sets it, it asks for several answers, or it is no dict where
-            one is added to.
+        InvalidRequestError: wrong type, the client sets it, it asks for several answers, or it is
+            no dict where one is added to.
     """
+    for name in checked_kind("params", params, Mapping, "a dict"):
+        checked_kind("each parameter's name", name, str, "a string")
     for name in _ADDED_TO:
         checked_kind(name, params.get(name), (Mapping, NoneType), "a dict or None")
     for name in _RESERVED:
@@ -105,13 +115,20 @@ class CompletionStream(AsyncClosing):
 
     Made by `EngineClient.stream`. The request is sent when the first piece is asked for;
     `completion` is there once the iteration has ended.
+
+    Raises:
+        InvalidRequestError: wrong type; `EngineClient.stream` makes it.
     """
 
     def __init__(
         self, call: EngineCall, pieces: AsyncGenerator[str], drop: Callable[[], None]
     ) -> None:
-        self._call = call
-        self._pieces = pieces
+        made_by = "made by EngineClient.stream"
+        self._call = checked_kind("call", call, EngineCall, f"an EngineCall {made_by}")
+        self._pieces = checked_kind(
+            "pieces", pieces, AsyncGenerator, f"an async generator {made_by}"
+        )
+        check_function("drop", drop, f"a function {made_by}")
         self._drop = drop
         self._has_begun = False
 

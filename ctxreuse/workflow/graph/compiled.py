@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list, checked_texts
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import describe
-from ctxreuse.workflow.errors import RouterError, StateKeyError, VisitLimitError, quoted
-from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
+from ctxreuse.workflow.errors import GraphError, RouterError, StateKeyError, VisitLimitError, quoted
+from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval, Stage
 from ctxreuse.workflow.graph.state import State
 
 Targets: TypeAlias = str | Sequence[str]
@@ -61,6 +62,10 @@ class Graph:
         inputs: The keys of a run's inputs; a bare text is the value of the first.
         defaults: The values of keys that no node has written yet.
         answer: The key that holds the answer.
+
+    Raises:
+        GraphError: a node, or START, has no entry in `edges`.
+        InvalidRequestError: wrong type.
     """
 
     name: str
@@ -71,6 +76,14 @@ class Graph:
     answer: str
 
     def __post_init__(self) -> None:
+        checked_kind("name", self.name, str, "a string")
+        checked_kind("answer", self.answer, str, "a string")
+        checked_texts("inputs", self.inputs, "a list of keys")
+        for name, kind in (("nodes", Stage), ("edges", Edges), ("defaults", object)):
+            values = checked_kind(name, getattr(self, name), Mapping, "a dict").values()
+            checked_each(name, values, kind, f"of type {kind.__name__}; use WorkflowGraph")
+        for name in (START, *self.nodes):
+            self._edges_of(name)
         for name in ("nodes", "edges", "defaults"):
             object.__setattr__(self, name, MappingProxyType(getattr(self, name)))
 
@@ -93,7 +106,7 @@ class Graph:
 
     def _leads_to(self, name: str) -> set[str]:
         """Return the nodes that an edge from a node can lead to, visit limits included."""
-        edges = self.edges[name]
+        edges = self._edges_of(name)
         targets = set(edges.static)
         for router in edges.routers:
             targets.update(self.nodes if router.targets is None else router.targets)
@@ -118,8 +131,10 @@ class Graph:
         """Return the state in which a run begins; defaults are copied for it.
 
         Raises:
+            InvalidRequestError: wrong type.
             StateKeyError: An input is missing or unknown.
         """
+        checked_kind("inputs", inputs, Mapping, "a dict of keys and values")
         for key in (*inputs, *self.inputs):
             if key not in self.inputs:
                 problem = f"has no input {quoted([key])}; it has {quoted(self.inputs)}"
@@ -142,8 +157,11 @@ class Graph:
             returned: The result of its function, awaited.
 
         Raises:
+            InvalidRequestError: wrong type of source or router.
             RouterError: not one or several names that the router may lead to.
         """
+        checked_kind("source", source, str, "a node's name or START")
+        checked_kind("router", router, Router, "a Router of this graph's edges")
         names = (returned,) if isinstance(returned, str) else returned
         if not isinstance(names, Sequence) or not names:
             raise RouterError(
@@ -174,11 +192,15 @@ class Graph:
             state: The committed state, whose visits count the last wavefront.
 
         Raises:
+            GraphError: There is no such node.
+            InvalidRequestError: wrong type.
             VisitLimitError: A node is reached once too often and has no `otherwise`.
             RouterError: Two of the nodes write the same key; a router that returns several targets
                 can lead there.
         """
-        reached = {self._within_limit(target, state) for target in targets}
+        checked_kind("state", state, State, "a State")
+        known = checked_list("targets", targets, "a list of nodes' names and END")
+        reached = {self._within_limit(target, state) for target in known}
         writer_of: dict[str, str] = {}
         for name in self._in_order(reached):
             output = self.nodes[name].output
@@ -199,8 +221,14 @@ class Graph:
             name: The node.
             state: The state before the node's visit is committed: a node that may not be visited
                 again is replaced by its `otherwise`. None ignores visit limits.
+
+        Raises:
+            GraphError: There is no such node.
+            InvalidRequestError: wrong type.
         """
-        edges = self.edges[name]
+        if state is not None:
+            checked_kind("state", state, State, "a State or None")
+        edges = self._edges_of(name)
         if edges.routers or len(edges.static) != 1:
             return None
         target = edges.static[0]
@@ -209,7 +237,7 @@ class Graph:
                 target = self._within_limit(target, state.commit({}, [name]))
             except VisitLimitError:
                 return None
-        return None if target == END else self.nodes[target]
+        return None if target == END else self._node(target)
 
     def next_generation(self, name: str, state: State | None = None) -> Generation | None:
         """Return the `successor` if it is a generation."""
@@ -221,9 +249,27 @@ class Graph:
         node = self.successor(name, state)
         return node if isinstance(node, Retrieval) else None
 
+    def _node(self, name: str) -> Node:
+        node = self.nodes.get(checked_kind("a node", name, str, "a node's name"))
+        if node is None:
+            raise self._unknown(name)
+        return node
+
+    def _edges_of(self, name: str) -> Edges:
+        edges = self.edges.get(checked_kind("a node", name, str, "a node's name"))
+        if edges is None:
+            raise self._unknown(name)
+        return edges
+
+    def _unknown(self, name: str) -> GraphError:
+        return GraphError(
+            f"workflow {quoted([self.name])} has no node {quoted([name])} with edges; choose one "
+            f"of {quoted(self.nodes)}, or build the graph with WorkflowGraph"
+        )
+
     def _within_limit(self, target: str, state: State) -> str:
         while target != END:
-            node = self.nodes[target]
+            node = self._node(target)
             if node.max_visits is None or state.visits(target) < node.max_visits:
                 break
             if node.otherwise is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
 
@@ -24,6 +24,9 @@ class State(Mapping[str, Any]):
         values: The values that the run begins with. Their version is 0.
         versions: How often each key was written.
         visits: How often each node has run.
+
+    Raises:
+        InvalidRequestError: wrong type.
     """
 
     __slots__ = ("_values", "_versions", "_visits")
@@ -38,12 +41,10 @@ class State(Mapping[str, Any]):
         versions: Mapping[str, int] | None = None,
         visits: Mapping[str, int] | None = None,
     ) -> None:
-        for name, given in (("values", values), ("versions", versions), ("visits", visits)):
-            if given is not None:
-                checked_kind(name, given, (Mapping,), "a dict or None")
-        self._values: Mapping[str, Any] = dict(values or {})
-        self._versions = Counter(versions)
-        self._visits = Counter(visits)
+        known = {} if values is None else checked_kind("values", values, Mapping, "a dict or None")
+        self._values: Mapping[str, Any] = dict(known)
+        self._versions = _counts("versions", versions)
+        self._visits = _counts("visits", visits)
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -68,12 +69,20 @@ class State(Mapping[str, Any]):
         return f"{type(self).__name__}({quoted(self)})"  # values may be whole documents
 
     def visits(self, node: str) -> int:
-        """Return how often a node has run."""
-        return self._visits[node]
+        """Return how often a node has run.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return self._visits[checked_kind("node", node, str, "a node's name")]
 
     def version(self, key: str) -> int:
-        """Return how often nodes have written a key; 0 for a value that the run began with."""
-        return self._versions[key]
+        """Return how often nodes have written a key; 0 for a value that the run began with.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return self._versions[checked_kind("key", key, str, "a string")]
 
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
         """Return the state after a wavefront; this one stays as it is.
@@ -81,16 +90,33 @@ class State(Mapping[str, Any]):
         Args:
             writes: What its nodes have written.
             visited: The nodes that have run, each once.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        checked_kind("writes", writes, Mapping, "a dict")
+        ran = checked_texts("visited", visited, "a list of nodes' names")
         return State(
             {**self._values, **writes},
             versions=self._versions + Counter(writes.keys()),
-            visits=self._visits + Counter(visited),
+            visits=self._visits + Counter(ran),
         )
 
     def overlay(self, writes: Mapping[str, Any]) -> Overlay:
-        """Return this state as it would be if those values had been written."""
-        return Overlay(self, writes)
+        """Return this state as it would be if those values had been written.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        return Overlay(self, checked_kind("writes", writes, Mapping, "a dict"))
+
+
+def _counts(name: str, given: Mapping[str, int] | None) -> Counter[str]:
+    if given is None:
+        return Counter()
+    for times in checked_kind(name, given, Mapping, "a dict or None").values():
+        checked_integer(f"each of {name}", times)
+    return Counter(given)
 
 
 class Overlay(State):

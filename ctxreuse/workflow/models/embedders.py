@@ -39,8 +39,17 @@ class TfidfEmbedder:
     Fast, local and deterministic; made by `fit` or `load`. A text without a known word gets the
     zero vector, all others have length 1.
 
+    Args:
+        words: The words that count, n of them, each once.
+        idf: (n,) their inverse document frequencies.
+        components: (dimension, n) the rows of the SVD.
+
     Attributes:
         dimension: Length of a vector.
+
+    Raises:
+        InvalidRequestError: wrong type, or sizes that do not agree.
+        MissingExtraError: scikit-learn is not installed.
 
     Source: Deerwester et al., Indexing by Latent Semantic Analysis, 1990.
     """
@@ -50,13 +59,14 @@ class TfidfEmbedder:
             from sklearn.feature_extraction.text import TfidfVectorizer
         except ImportError as error:
             raise MissingExtraError("TF-IDF embeddings", _EXTRA) from error
+        known, idf, components = _tfidf_parts(words, idf, components)
         self.dimension = len(components)
-        self._words = tuple(words)
+        self._words = tuple(known)
         self._components = components
         # sparse times dense wants the dense one by rows; else it is copied with every call
         self._by_word = np.ascontiguousarray(components.T)
         self._tfidf = TfidfVectorizer(
-            sublinear_tf=True, vocabulary={word: number for number, word in enumerate(words)}
+            sublinear_tf=True, vocabulary={word: number for number, word in enumerate(known)}
         )
         self._tfidf.idf_ = idf
 
@@ -132,21 +142,39 @@ class TfidfEmbedder:
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 words = np.asarray(stored["words"], np.uint8).tobytes().decode().split("\n")
-                idf = np.asarray(stored["idf"], np.float64)
-                components = np.ascontiguousarray(stored["components"], np.float32)
-            if idf.shape != (len(words),) or components.shape[1:] != (len(words),):
-                raise ValueError("the sizes do not agree")
-            if len(set(words)) < len(words) or not len(components):
-                raise ValueError("a word is there twice, or there is no dimension")
-            if not (np.isfinite(idf).all() and np.isfinite(components).all()):
-                raise ValueError("a number is not finite")
+                parts = _tfidf_parts(words, stored["idf"], stored["components"])
         except (
             Exception
         ) as error:  # broken bytes reach numpy, zipfile, several packers and a parser
             raise InputFileError(
                 f"{describe(str(path))} cannot be read as a TfidfEmbedder; write one with save()"
             ) from error
-        return cls(words, idf, components)
+        return cls(*parts)
+
+
+def _tfidf_parts(
+    words: Sequence[str], idf: NDArray[Any], components: Vectors
+) -> tuple[list[str], NDArray[Any], Vectors]:
+    known = checked_texts("words", words)
+    try:
+        frequencies = np.asarray(idf, np.float64)
+        rows = np.ascontiguousarray(components, np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(
+            "idf and components must be arrays of numbers, not "
+            f"{type(idf).__name__} and {type(components).__name__}; use TfidfEmbedder.fit"
+        ) from error
+    wanted = (len(known),)
+    if not known or frequencies.shape != wanted or rows.shape[1:] != wanted or not len(rows):
+        raise InvalidRequestError(
+            f"{len(known)} words need idf and rows of components of that length, and a row at "
+            f"least, not {frequencies.shape} and {rows.shape}; use TfidfEmbedder.fit"
+        )
+    if len(set(known)) < len(known):
+        raise InvalidRequestError("words must be different ones; use TfidfEmbedder.fit")
+    if not (np.isfinite(frequencies).all() and np.isfinite(rows).all()):
+        raise InvalidRequestError("idf and components must be finite; use TfidfEmbedder.fit")
+    return known, frequencies, rows
 
 
 class SentenceTransformerEmbedder:

@@ -9,7 +9,7 @@ from typing import Any
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import checked_integer, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.serving.client.request import Prompt, messages_of
+from ctxreuse.serving.client.request import Prompt, check_params, messages_of
 from ctxreuse.serving.emulation.batching_engine import BatchingEngine
 from ctxreuse.serving.emulation.rates import COMMON_RATES, EngineRates
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
@@ -97,6 +97,7 @@ class EmulatedLLM:
             InvalidRequestError: The prompt is of the wrong type or larger than the cache, or the
                 function returns no text.
         """
+        check_params(params)
         messages = messages_of(prompt)
         text = self._answer(messages)
         if not isinstance(text, str):

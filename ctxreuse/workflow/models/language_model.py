@@ -102,6 +102,7 @@ class OpenAILLM(AsyncClosing):
             InvalidRequestError: wrong type of prompt or parameter.
             EngineError: The engine did not answer, or broke off.
         """
+        check_params(params)
         counted = 0
         async with self._client.stream(prompt, **{**self._params, **params}) as texts:
             async for text in texts:

@@ -21,7 +21,7 @@ from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.faiss_views import require_faiss
-from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.ivf import IVFIndex, integers
 
 _ID_BYTES = 8
 
@@ -119,9 +119,13 @@ class ClusterTier(ABC, Generic[_Copy]):
         return counters.hot_codes / counters.codes if counters.codes else 0.0
 
     def note(self, clusters: npt.NDArray[np.int64]) -> None:
-        """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`."""
-        clusters = clusters[clusters >= 0]
-        accesses = np.bincount(clusters, minlength=self.index.nlist)
+        """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        known = integers(clusters, "clusters", -1, self.index.nlist - 1)
+        accesses = np.bincount(known[known >= 0], minlength=self.index.nlist)
         codes = accesses * self.index.cluster_sizes
         with self._counting:
             self._accesses += accesses

@@ -209,8 +209,8 @@ class IVFIndex:
             more than k vectors of one cluster tie, those that faiss keeps.
         """
         queries = self._checked_vectors(vectors)
-        which = _integers(rows, "rows", 0, len(queries) - 1)
-        where = _integers(clusters, "clusters", -1, self.nlist - 1)
+        which = integers(rows, "rows", 0, len(queries) - 1)
+        where = integers(clusters, "clusters", -1, self.nlist - 1)
         if which.shape != where.shape:
             raise InvalidRequestError(
                 f"rows and clusters must be of one length, not {len(which)} and {len(where)}"
@@ -244,8 +244,8 @@ class IVFIndex:
         Raises:
             InvalidRequestError: An id is not in its cluster.
         """
-        wanted = _integers(ids, "ids", None, None)
-        where = _integers(clusters, "clusters", 0, self.nlist - 1)
+        wanted = integers(ids, "ids", None, None)
+        where = integers(clusters, "clusters", 0, self.nlist - 1)
         if wanted.shape != where.shape:
             raise InvalidRequestError(
                 f"ids and clusters must be of one length, not {len(wanted)} and {len(where)}"
@@ -382,7 +382,12 @@ def _positive(number: Any, name: str) -> int:
     return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
-def _integers(values: npt.ArrayLike, name: str, low: int | None, high: int | None) -> Ids:
+def integers(values: npt.ArrayLike, name: str, low: int | None, high: int | None) -> Ids:
+    """Return a row of integers from `low` to `high`; None sets no bounds.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range; it says the name.
+    """
     array = _array(values, name)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InvalidRequestError(

@@ -20,7 +20,7 @@ from ctxreuse.context.checks import reported_count
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.reply import field_of
-from ctxreuse.serving.client.request import Prompt, messages_of
+from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers import check_search
@@ -67,10 +67,19 @@ class LangChainLLM:
         Args:
             prompt: A plan, or chat messages.
             params: Keyword arguments for the model.
+
+        Raises:
+            InvalidRequestError: wrong type of prompt or parameter.
         """
+        check_params(params)
+        messages = messages_of(prompt)
+        try:
+            converted = convert_to_messages(messages)
+        except Exception as error:  # LangChain raises of several kinds; its words hold the message
+            raise unreadable_messages("LangChain", error) from error
         if isinstance(prompt, Plan):  # a wrapped model leaves alone what the workflow has planned
             context_registry().remember_plan(prompt)
-        return streamed(self._model, convert_to_messages(messages_of(prompt)), None, params)
+        return streamed(self._model, converted, None, params)
 
 
 async def streamed(

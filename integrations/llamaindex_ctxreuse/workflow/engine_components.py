@@ -36,7 +36,7 @@ from ctxreuse.context.checks import checked_integer, checked_kind, checked_list,
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.client.request import Prompt, messages_of
+from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.library import context_of, speculative_rag_graph
@@ -360,11 +360,19 @@ class LlamaIndexLLM:
 
         Yields:
             The pieces.
+
+        Raises:
+            InvalidRequestError: wrong type of prompt or parameter.
         """
+        check_params(params)
         told = used = 0
         if isinstance(prompt, Plan):  # a wrapped LLM leaves alone what the workflow has planned
             context_registry().remember_plan(prompt)
-        messages = [ChatMessage(**message) for message in messages_of(prompt)]
+        given = messages_of(prompt)
+        try:
+            messages = [ChatMessage(**message) for message in given]
+        except Exception as error:  # pydantic's words hold the message
+            raise unreadable_messages("LlamaIndex", error) from error
         chunks: Any = await self._llm.astream_chat(messages, **params)
         async with aclosing(chunks):
             async for chunk in chunks:
