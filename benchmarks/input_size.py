@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -25,6 +25,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.adapters.prompt_planner import PromptPart, PromptPlanner, ScopedPrompt
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
+from ctxreuse.context.scope import RequestScope
 
 SIZES = 7
 _FILLER = "The river rises in the hills and flows to the sea. "
@@ -300,6 +301,72 @@ def left_out_again(size: int) -> Prepared:
     return Prepared(lambda: made_whole(messages, DEFAULT_TEMPLATES, ContextRegistry()))
 
 
+def results_of_many_tools(size: int) -> Prepared:
+    """Plan the results of `size` tools that an agent's model has called at once."""
+    from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+
+    from langchain_ctxreuse.agents.middleware import ReuseMiddleware
+
+    planner = ReusePlanner()
+    middleware: Any = ReuseMiddleware(planner=planner, tools=["search"])
+    calls = [{"name": "search", "args": {}, "id": f"{number}"} for number in range(size)]
+    messages: list[AnyMessage] = [
+        HumanMessage("Why?", id="question"),
+        AIMessage("", id="calls", tool_calls=calls),
+    ]
+    for number in range(size):
+        text = f"Text {number}.\n\n{_FILLER}"
+        messages.append(ToolMessage(text, tool_call_id=f"{number}", id=f"{number}", name="search"))
+    return Prepared(lambda: middleware.before_model({"messages": messages}, None), planner)
+
+
+def prompts_of_many_tenants(size: int) -> Prepared:
+    """Plan `size` prompts of as many tenants together."""
+    registry = ContextRegistry()
+    prompts = PromptPlanner(registry=registry)
+    waiting = []
+    for number in range(size):
+        context = registry.render([_block(f"Text {number}.")], tenant=f"{number}")
+        part = PromptPart("user", context)
+        waiting.append(ScopedPrompt((part,), RequestScope(tenant=f"{number}")))
+    return Prepared(lambda: prompts.plan(waiting))
+
+
+def calls_given_up(size: int) -> Prepared:
+    """Look whether `size` calls are stalled of which the first half was given up."""
+    from ctxreuse.adapters.ordered_release import OrderedQueue, Slot
+
+    queue: OrderedQueue[int, int] = OrderedQueue(places=0)
+    slots = [Slot(queue, number) for number in range(size)]
+    queue.line_up(slots)
+    for slot in slots[: size // 2]:
+        slot.leave(release=False)
+    return Prepared(lambda: [queue.release_if_stalled(math.inf) for _ in slots[size // 2 :]])
+
+
+def plans_of_many_tenants(size: int) -> Prepared:
+    """Believe a document of each of `size` plans, where as many tenants have other plans."""
+    from ctxreuse.adapters.issued_plans import IssuedPlans, Turn, digest_of
+
+    plans = IssuedPlans()
+    for number in range(size):
+        plans.issue({"tenant": number}, Turn(f"{number}", None, None), 1)
+    digests = [digest_of({"plan": number}) or b"" for number in range(size)]
+    return Prepared(lambda: [plans.find(one, Turn("", None, None)) for one in digests])
+
+
+def ends_of_blocks(size: int) -> Prepared:
+    """Look for the ends of `size` blocks in a prompt whose tokens a function counts."""
+    from ctxreuse.cache import block_ends
+
+    plan = ReusePlanner().plan(ContextRequest([f"{n}. {_FILLER}" for n in range(size)], "Why?"))
+
+    def count(text: str) -> int:
+        return sum(letter == " " for letter in text)
+
+    return Prepared(lambda: block_ends(plan, count, render=lambda shown: shown[0]["content"]))
+
+
 def workflow_chain(size: int) -> Prepared:
     """Compile a workflow of `size` nodes, each of which reads what the one before wrote."""
     from ctxreuse.workflow import END, START, WorkflowGraph
@@ -447,6 +514,11 @@ CASES: dict[str, tuple[Case, int]] = {
     "pieces_of_one_agent": (pieces_of_one_agent, 1_000),
     "unbroken_document": (unbroken_document, 5_000),
     "left_out_again": (left_out_again, 50),
+    "results_of_many_tools": (results_of_many_tools, 25),
+    "prompts_of_many_tenants": (prompts_of_many_tenants, 100),
+    "calls_given_up": (calls_given_up, 200),
+    "plans_of_many_tenants": (plans_of_many_tenants, 200),
+    "ends_of_blocks": (ends_of_blocks, 50),
     "workflow_chain": (workflow_chain, 15),
     "workflow_side_by_side": (workflow_side_by_side, 15),
     "recorded_prompts": (recorded_prompts, 100),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, text_digest
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
@@ -120,9 +120,10 @@ class AgentPlacement:
             new = [one for one, new in zip(documents, is_new, strict=True) if new]
             assigned: Iterator[int | str] = iter(())
             if new:
-                assigner = self._assigner(tenant)
+                name = text_digest(tenant).hex()  # a tenant's may be long
+                assigner = self._assigner(name)
                 assigned = iter(assigner.assign(new, agents, self._lives_on))
-                self._keep_bound(tenant)
+                self._keep_bound(name)
             return [
                 int(next(assigned)) if new else shown[one.key]
                 for one, new in zip(documents, is_new, strict=True)

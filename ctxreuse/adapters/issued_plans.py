@@ -107,6 +107,7 @@ class IssuedPlans:
 
     def _forget_all(self) -> None:
         self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
+        self._holders: dict[bytes, dict[str, None]] = {}  # the tenants that have a digest's plans
         self._shares = TenantShares(self._max_items)
 
     @property
@@ -141,14 +142,15 @@ class IssuedPlans:
                 elif len(alike.items) <= size:  # else they were retrieved in many orders
                     issued = replace(issued, items=alike.items)
             plans.put(digest, (issued, *others[: _ALIKE - 1]))
-            self._shares.note(turn.tenant, plans.weight)
-            self._forget_oldest(digest)
+            self._holders.setdefault(digest, {})[turn.tenant] = None
+            self._note(turn.tenant)
+            self._forget_oldest(turn.tenant)
         return issued
 
     def find(self, digest: bytes, turn: Turn) -> list[IssuedPlan]:
         """Return the plans of this digest that may be of a turn, the newest first."""
         with self._lock:
-            tenants = (turn.tenant, "") if turn.tenant else tuple(self._of)
+            tenants = (turn.tenant, "") if turn.tenant else tuple(self._holders.get(digest, ()))
             held = [self._of[tenant] for tenant in tenants if tenant in self._of]
             found = [plan for plans in held for plan in plans.peek(digest) or ()]
         found = [plan for plan in found if plan.turn.may_be(turn)]
@@ -169,20 +171,32 @@ class IssuedPlans:
                 documents,
             )
 
-    def _forget_oldest(self, newest: bytes) -> None:
-        """Forget the older half of the tenant with the most items, until the bound is kept."""
+    def _forget_oldest(self, newest: str) -> None:
+        """Forget the oldest plans of whoever has the most items, but for the one just issued.
+
+        Args:
+            newest: The tenant that it was issued to.
+        """
         while self._shares.is_exceeded:
             tenant = self._shares.largest()
             plans = self._of[tenant]
-            before = plans.weight
-            for digest in list(plans)[: (len(plans) + 1) // 2]:
-                if digest != newest:
-                    plans.pop(digest)
-            if plans.weight == before:
+            if tenant == newest and len(plans) == 1:
                 return
-            self._shares.note(tenant, plans.weight)
-            if not len(plans):
-                del self._of[tenant]
+            digest, _ = plans.pop_oldest()
+            holders = self._holders[digest]
+            del holders[tenant]
+            if not holders:
+                del self._holders[digest]
+            self._note(tenant)
+
+    def _note(self, tenant: str) -> None:
+        """Take note of how much a tenant holds; a long name counts as further items."""
+        plans = self._of[tenant]
+        if len(plans):
+            self._shares.note(tenant, plans.weight + id_size(tenant) - 1)
+        else:
+            self._shares.note(tenant, 0)
+            del self._of[tenant]
 
 
 def _size(plans: tuple[IssuedPlan, ...]) -> int:
@@ -230,7 +244,7 @@ class SearchedTexts:
 
     def _forget_all(self) -> None:
         self._texts: TenantLRUMap[bytes, tuple[SearchedText, ...]] = TenantLRUMap(
-            max_weight=MAX_ITEMS, weight_of=len
+            MAX_ITEMS, max_weight=MAX_ITEMS, weight_of=len
         )
 
     @property

@@ -182,7 +182,10 @@ class OrderedQueue(Generic[_Item, _Result]):
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            return any(slot.state is SlotState.WAITING for _, _, slot in self._lanes[lane])
+            line = self._lanes[lane]
+            while line and line[0][2].state is not SlotState.WAITING:  # it was given up
+                heappop(line)
+            return bool(line)
 
     def take_arrived(self) -> list[Slot[_Item, _Result]]:
         """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""

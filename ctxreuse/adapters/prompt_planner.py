@@ -163,7 +163,9 @@ class PromptPlanner:
 
     def _forget_sent_texts(self) -> None:
         self._sent_texts: TenantLRUMap[bytes, str] = TenantLRUMap(
-            max_weight=_REMEMBERED_CHARACTERS, weight_of=lambda text: len(text) + _ENTRY_CHARACTERS
+            _REMEMBERED_CHARACTERS // _ENTRY_CHARACTERS,
+            max_weight=_REMEMBERED_CHARACTERS,
+            weight_of=lambda text: len(text) + _ENTRY_CHARACTERS,
         )
 
     def statistics(self) -> PromptStatistics:
@@ -218,8 +220,10 @@ class PromptPlanner:
     def _claim(self, drafts: Sequence[_Draft]) -> None:
         """Leave alone what the application did not put there, and what is too much to plan."""
         counts: Counter[str] = Counter()
-        for tenant in dict.fromkeys(draft.tenant for draft in drafts):
-            of_tenant = [draft for draft in drafts if draft.tenant == tenant]
+        by_tenant: dict[str, list[_Draft]] = {}
+        for draft in drafts:
+            by_tenant.setdefault(draft.tenant, []).append(draft)
+        for tenant, of_tenant in by_tenant.items():
             sightings = [
                 sighting
                 for number, draft in enumerate(of_tenant)

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from ctxreuse.context.blocks import id_size
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -198,6 +200,8 @@ class TenantShares:
 class TenantLRUMap(Generic[Key, Value]):
     """The entries of several tenants within common bounds; the tenant that holds most loses first.
 
+    A tenant's name counts as further entries if it is long: one for every 64 characters.
+
     So nobody's traffic makes the map forget what a tenant keeps who holds no more than an equal
     share of the bounds. Not locked, its owner does that; a step takes O(log tenants).
 
@@ -218,9 +222,10 @@ class TenantLRUMap(Generic[Key, Value]):
         self._maps: dict[str, LRUMap[Key, Value]] = {}
         self._entries = TenantShares(max_entries)
         self._weights = TenantShares(max_weight)
+        self._count = 0
 
     def __len__(self) -> int:
-        return self._entries.total
+        return self._count
 
     @property
     def tenants(self) -> int:
@@ -268,11 +273,13 @@ class TenantLRUMap(Generic[Key, Value]):
         if entries is None:
             entries = self._maps[tenant] = LRUMap(weight_of=self._weight_of)
         gone = [(tenant, *one) for one in entries.put(key, value)]
+        self._count += 1 - len(gone)
         self._note(tenant)
         for shares in (self._entries, self._weights):
-            while shares.is_exceeded and len(self) > 1:
+            while shares.is_exceeded and self._count > 1:
                 largest = shares.largest()
                 gone.append((largest, *self._maps[largest].pop_oldest()))
+                self._count -= 1
                 self._note(largest)
         return gone
 
@@ -281,13 +288,14 @@ class TenantLRUMap(Generic[Key, Value]):
         entries = self._maps.get(tenant)
         value = None if entries is None else entries.pop(key)
         if value is not None:
+            self._count -= 1
             self._note(tenant)
         return value
 
     def _note(self, tenant: str) -> None:
         """Take note of how much a tenant holds now."""
         entries = self._maps[tenant]
-        self._entries.note(tenant, len(entries))
+        self._entries.note(tenant, len(entries) and len(entries) + id_size(tenant) - 1)
         self._weights.note(tenant, entries.weight)
         if not entries:
             del self._maps[tenant]

@@ -151,8 +151,11 @@ def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> Pa
     node = root
     steps = _STEPS + _STEPS_A_BLOCK * len(rank)
     while True:
+        steps -= len(node.children)
+        if steps < 0:
+            break
         candidates = [child for child in node.children.values() if child.edge in context]
-        steps -= len(node.children) + sum([len(child.run) for child in candidates])
+        steps -= sum([len(child.run) for child in candidates])
         if not candidates or steps < 0:
             break
         node = min(

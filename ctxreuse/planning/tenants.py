@@ -156,6 +156,15 @@ _LIMITS = (
 _STEPS_A_HOLD = 64
 
 
+def _holder(request_id: str | int, states: Iterable[TenantState]) -> TenantState | None:
+    """Return the only one of some tenants whose index holds a request; None if there is none.
+
+    An index is asked without its tenant's lock: that is one look-up in a dictionary.
+    """
+    holding = [state for state in states if request_id in state.index]
+    return holding[0] if len(holding) == 1 else None
+
+
 class _Hold:
     """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
 
@@ -336,8 +345,9 @@ class Tenants:
         asked = tuple(dict.fromkeys(request_ids))
         requests = tokens = 0
         unknown: list[str | int] = []
+        states = self._asked(tenant)
         for request_id in asked:
-            holder = self._holder(request_id, tenant)
+            holder = _holder(request_id, states)
             if holder is None:
                 unknown.append(request_id)
                 continue
@@ -348,18 +358,13 @@ class Tenants:
             unknown += evicted.unknown
         return Evicted(requests, tokens, tuple(unknown))
 
-    def _holder(self, request_id: str | int, tenant: str | None) -> TenantState | None:
-        """Return whose index holds a request: the tenant's or, for None, the only one that does.
-
-        An index is asked without its tenant's lock: that is one look-up in a dictionary.
-        """
+    def _asked(self, tenant: str | None) -> list[TenantState]:
+        """Return the state of a tenant, if it is known; for None all states."""
         if tenant is None:
             with self._lock:
-                states = list(self._states.values())
-            holding = [state for state in states if request_id in state.index]
-            return holding[0] if len(holding) == 1 else None
+                return list(self._states.values())
         state = self.known(tenant)
-        return state if state is not None and request_id in state.index else None
+        return [] if state is None else [state]
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Shorten the least recently used leaves of all tenants: the engine's cache is one.
@@ -423,7 +428,7 @@ class Tenants:
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`."""
-        holder = self._holder(request_id, tenant)
+        holder = _holder(request_id, self._asked(tenant))
         if holder is None:
             return Evicted(0, 0, (request_id,))
         with _Hold(self, holder) as state:

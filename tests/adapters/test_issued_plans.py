@@ -309,3 +309,23 @@ def test_a_context_holds_each_text_once_and_unaltered_whatever_the_metadata_says
     assert re.fullmatch(r"(\[Doc_\d\] |\n\n)*", rest), "nothing but our own words"
     order = retrievers_order(given)
     assert order is None or sorted(order) == list(range(len(given)))
+
+
+def test_a_new_plan_takes_no_more_room_than_it_needs():
+    plans = IssuedPlans(max_items=100)
+    turn = Turn("acme", None, None)
+    for number in range(150):
+        plans.issue({"number": number}, turn, 1)
+    assert plans.parts["planned_documents"] == (100, 100)
+    newest = digest_of({"number": 149}) or b""
+    assert [plan.turn for plan in plans.find(newest, Turn("", None, None))] == [turn]
+    assert plans.find(digest_of({"number": 49}) or b"", turn) == []
+
+
+def test_a_turn_without_a_tenant_finds_the_plans_of_all():
+    plans = IssuedPlans()
+    turns = [Turn(tenant, None, None) for tenant in ("acme", "other", "")]
+    for turn in turns:
+        plans.issue({"same": 1}, turn, 1)
+    found = plans.find(digest_of({"same": 1}) or b"", Turn("", None, None))
+    assert [plan.turn for plan in found] == turns[::-1]

@@ -3,7 +3,7 @@ from array import array
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events import engine_blocks
-from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, SentRequest
+from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests, SentRequest
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheCleared
 from ctxreuse.index.radix_tree import IndexStatistics
 
@@ -182,3 +182,33 @@ def test_tenants_requests_of_one_id_are_followed_apart():
     followed.requests.settle(0.0)
     assert followed.planner.evict(["same"], "a").tokens == 8
     assert followed.planner.evict(["same"], "b").tokens == 0
+
+
+def test_what_waits_to_be_followed_is_bounded_and_the_tenant_that_has_most_pays(monkeypatch):
+    monkeypatch.setattr(engine_blocks, "_MOST_TOKENS", 100)
+    planner = ReusePlanner()
+    waiting = RecordedRequests(planner, max_requests=10)
+
+    def record(tenant, tokens):
+        block = ContextBlock(id=tokens, text="text", tokens=tokens)
+        plan = planner.plan(ContextRequest([block], tenant=tenant), "none")
+        prompt = array("q", range(tokens))
+        waiting.add(SentRequest(plan.request_id, tenant, prompt, [tokens], None, None, 0.0))
+
+    record("quiet", 5)
+    for _ in range(30):
+        record("loud", 4)
+    record("long", 120)
+    assert waiting.parts["recorded_requests"] == (9, 10)
+    assert waiting.parts["recorded_tokens"] == (37, 100)
+    assert planner.statistics().requests == 9  # what nobody will follow has left the index
+    taken = waiting.take()
+    assert [one.tenant for one in taken] == ["quiet"] + ["loud"] * 8
+    assert waiting.take() == []
+
+
+def test_groups_share_the_bound_on_the_blocks():
+    blocks = EngineBlocks(max_blocks=12)
+    for group in range(4):
+        blocks.stored(range(12), None, range(12), 1, group=group)
+    assert blocks.parts == {"cache_blocks": (12, 12)}

@@ -115,6 +115,7 @@ def test_groups_that_store_parts_of_prompts_are_marked():
         {"type": "BlockFrozen"},
         {"block_hashes": None},
         {"block_hashes": ["x"]},
+        {"block_hashes": [b"x" * 65]},
         {"block_hashes": [True]},
         {"parent_block_hash": "x"},
         {"token_ids": "1234"},

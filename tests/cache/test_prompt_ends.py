@@ -182,7 +182,7 @@ def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text()
     ):
         sync = KVEventSync(planner, "tcp://127.0.0.1:1", tokenizer=tokenizer)
         sync.record(plan, tokens)
-        assert sync._recorded[0].block_ends == ends
+        assert sync._recorded.take()[0].block_ends == ends
 
 
 def test_estimated_ends_allow_for_words_of_the_template_before_the_messages():
@@ -199,3 +199,16 @@ def test_estimated_ends_allow_for_words_of_the_template_before_the_messages():
         tokens = len(ENGINE_TOKENIZER.ids(render(plan.messages())))
         estimated = estimated_ends(plan, tokens)
         assert all(real <= late <= tokens for real, late in zip(exact, estimated, strict=True))
+
+
+def test_of_many_blocks_the_first_64_ends_are_counted_as_a_whole():
+    plan = ReusePlanner().plan(ContextRequest([f"one two {n}" for n in range(100)], "?"))
+    counted = []
+
+    def words(text):
+        counted.append(len(text))
+        return len(text.split())
+
+    ends = block_ends(plan, words, render=lambda messages: messages[0]["content"])
+    assert ends == [4 * (n + 1) for n in range(100)]
+    assert sum(counted) < 40 * len(plan.content)

@@ -20,6 +20,7 @@ from chain_of_agents.requests import budget_of, clipped, clipped_together, histo
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
 from chain_of_agents.trace.steps import failure_of, outcome_of
 from ctxreuse import ContextBlock, Templates
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity
@@ -332,7 +333,7 @@ class TestPlacement:
         placement = AgentPlacement(5, engines, DocumentAffinity)
         read = some(*"klmnop")
         placement.assign(read, "quiet", {})
-        kept = placement._assigners.peek("quiet")
+        kept = placement._assigners.peek(text_digest("quiet").hex())
         assert isinstance(kept, DocumentAffinity)
         for number in range(100):
             placement.assign(some(*(f"{number} {n}" for n in range(number % 9))), "loud", {})

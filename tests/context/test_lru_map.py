@@ -135,3 +135,13 @@ def test_shares_keep_nothing_of_changes_or_of_tenants_that_are_gone():
         shares.note(f"{number}", 0)
     assert len(shares._held) == 1
     assert len(shares._largest) < 100
+
+
+def test_long_names_of_tenants_count_as_entries():
+    entries: TenantLRUMap[int, str] = TenantLRUMap(10)
+    entries.put("short", 1, "kept")
+    for number in range(5):
+        entries.put(f"{number}" * 200, 1, "text")  # as three entries more
+    assert len(entries) == 3
+    assert entries.get("short", 1) == "kept"
+    assert entries.size == (9, 10)

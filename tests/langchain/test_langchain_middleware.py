@@ -25,6 +25,7 @@ from langchain_agent_helpers import (
 )
 from langchain_core.documents import Document
 from langchain_core.messages import (
+    AIMessage,
     HumanMessage,
     ToolMessage,
     convert_to_openai_messages,
@@ -42,6 +43,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxreuse import ReusePlanner
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse.agents.middleware import _log_too_many
 
 __all__ = ["no_sockets"]
 
@@ -352,3 +354,18 @@ def test_a_process_that_starts_anew_replays_the_history_and_counts_the_labels_on
     assert is_append_only([*model.seen, *model_again.seen])
     assert messages[4].content == f"[Doc_5] {E}\n\ne"
     assert results(messages)[1] == f"[Doc_6] {D}", "who showed d is forgotten: it is shown again"
+
+
+def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so(caplog):
+    middleware: Any = ReuseMiddleware(tools=["search"])
+    _log_too_many.cache_clear()
+    results = [
+        ToolMessage(f"one {n}\n\ntwo {n}", tool_call_id=f"{n}", id=f"{n}", name="search")
+        for n in range(66)
+    ]
+    calls = [{"name": "search", "args": {}, "id": f"{n}"} for n in range(66)]
+    messages = [HumanMessage("Why?", id="q"), AIMessage("", id="a", tool_calls=calls), *results]
+    planned = middleware.before_model({"messages": messages}, None)["messages"]
+    assert [message.id for message in planned] == [f"{n}" for n in range(64)]
+    assert planned[-1].content == "[Doc_127] one 63\n\n[Doc_128] two 63"
+    assert ["more than 64" in one.getMessage() for one in caplog.records] == [True]

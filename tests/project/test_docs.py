@@ -21,6 +21,7 @@ from importlib.metadata import distribution
 from io import StringIO
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -409,3 +410,93 @@ def test_blocks_are_read_with_their_headings_lines_and_neighbours() -> None:
     assert three == Block("page.md", 14, "A", "console", "$ x\n", None)
     with pytest.raises(AssertionError, match="not read"):
         blocks_of("page.md", "```python\nprint(1)\n")
+
+
+def stated_bounds(page: str) -> dict[str, dict[str, int]]:
+    """Return the bounds in the tables of a page, by the last cell of their row, then by name.
+
+    Several names before a number share it.
+    """
+    stated: dict[str, dict[str, int]] = {}
+    for line in page.splitlines():
+        *_, cell, where = ["", *(one.strip() for one in line.strip("|").split("|"))]
+        names: list[str] = []
+        for name, number, unit in re.findall(r"`(\w+)`|(\d[\d,]*)( MiB)?", cell):
+            if name:
+                names.append(name)
+            elif names:
+                bound = int(number.replace(",", "")) * (2**20 if unit else 1)
+                stated.setdefault(where, {}).update(dict.fromkeys(names, bound))
+                names = []
+    return stated
+
+
+def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
+    from chain_of_agents.agent_memory import AgentMemory
+    from chain_of_agents.agent_placement import AgentPlacement
+    from ctxreuse.adapters.issued_plans import ISSUED_PLANS, SEARCHED_TEXTS
+    from ctxreuse.adapters.prompt_planner import PromptPlanner
+    from ctxreuse.adapters.rendered_contexts import context_registry
+    from ctxreuse.cache import KVEventSync
+    from ctxreuse.evaluation.traces.recording import TraceRecorder
+    from ctxreuse.serving import EnginePool
+    from ctxreuse.serving.pool.placement import DocumentAffinity
+    from ctxreuse.workflow.runtime.services import Services, WorkflowOptions
+    from llamaindex_ctxreuse import ReuseMemoryBlock
+
+    planner = ctxreuse.ReusePlanner()
+    pool = EnginePool({"a": EmulatedEngine})  # type: ignore[dict-item]  # never asked
+    of_engine = EnginePool(
+        [ctxreuse.serving.EngineSpec(base_url="http://a", capacity_tokens=1)], "model"
+    )
+    chain = AgentMemory().parts | AgentPlacement(2, pool, DocumentAffinity).parts
+    services = Services(None, {}, None, WorkflowOptions(), None, float)
+    with TraceRecorder(tmp_path / "recording") as recorder:
+        kept = {
+            "`ISSUED_PLANS.parts`": ISSUED_PLANS.parts,
+            "`SEARCHED_TEXTS.parts`": SEARCHED_TEXTS.parts,
+            "`context_registry().statistics().parts`": context_registry().statistics().parts,
+            "`model.prompt_statistics.parts`": PromptPlanner().statistics().parts,
+            "`block.parts`": ReuseMemoryBlock(memory=SimpleNamespace(search=list)).parts,
+            "`chain.parts`": chain,
+            "`pool.parts`": pool.parts,
+            "`pool.statistics()[0].parts`": of_engine.statistics()[0].parts,
+            "`sync.parts`": KVEventSync(planner, "tcp://127.0.0.1:1").parts,
+            "`engine.metrics().parts`": services.parts,
+            "`recorder.parts`": recorder.parts,
+        }
+    page = (ROOT / "docs/guides/security.md").read_text()
+    of_planner = planner.statistics().parts
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d,]+) \|", page, re.MULTILINE)
+    assert rows == [(name, f"{size.bound:,}") for name, size in of_planner.items()]
+    stated = stated_bounds(page)
+    for where, parts in kept.items():
+        said = [bounds for place, bounds in stated.items() if place.startswith(where)]
+        bounds = {name: part.bound for name, part in parts.items()}
+        if where == "`pool.statistics()[0].parts`":
+            assert bounds.items() >= {name: size.bound for name, size in of_planner.items()}.items()
+            bounds = {name: bound for name, bound in bounds.items() if name not in of_planner}
+        assert said == [bounds], where
+
+
+def test_the_bounds_on_work_are_those_of_the_code():
+    from ctxreuse.context import rendering
+    from ctxreuse.index import path_search, shown_blocks
+    from ctxreuse.ordering import online, paper
+
+    page = (ROOT / "docs/guides/security.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*\d[^|]* [^|]+) \|$", page, re.MULTILINE)
+    stated = {
+        name: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", bound)]
+        for name, bound in rows
+    }
+    assert shown_blocks._LEAST_WORK == 1 << 20  # "a million"
+    assert stated == {
+        "cached_paths": [path_search._STEPS, path_search._STEPS_A_BLOCK],
+        "greedy_paths": [path_search._VISITS],
+        "continuations": [online._STEPS, online._STEPS_A_BLOCK],
+        "paper_orders": [paper._STEPS, paper._STEPS_A_BLOCK],
+        "shown_blocks": [shown_blocks._WORK_A_CHARACTER],
+        "overlaps": [rendering._COMPARED_TEXTS, rendering._LONGEST_OVERLAP, rendering._TRIES],
+    }
+    assert stated.keys() == ctxreuse.ReusePlanner().statistics().limits_reached.keys()

@@ -116,6 +116,11 @@ class BlockTree:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def keep(self, max_blocks: int) -> None:
+        """Remember another number of blocks from now on; the oldest go first."""
+        self._max_blocks = max_blocks
+        self._enforce_bound()
+
     def stored(
         self,
         hashes: Sequence[BlockHash],

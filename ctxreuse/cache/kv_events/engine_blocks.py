@@ -24,7 +24,8 @@ from ctxreuse.cache.kv_events.block_tree import (
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind
-from ctxreuse.context.lru_map import TenantLRUMap
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
@@ -45,7 +46,8 @@ class EngineBlocks:
     of them tells that they are there; see `BlockTree`. What is not certain counts as not held.
 
     Args:
-        max_blocks: How many blocks are remembered (some 500 bytes each); the oldest go first.
+        max_blocks: How many blocks are remembered (some 500 bytes each), of each group an equal
+            share; the oldest go first.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -69,6 +71,11 @@ class EngineBlocks:
 
     def __len__(self) -> int:
         return sum(len(tree) for tree in self._trees.values())
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many blocks are remembered, and how many may be."""
+        return {"cache_blocks": PartSize(len(self), self._max_blocks)}
 
     @property
     def block_size(self) -> int:
@@ -118,6 +125,8 @@ class EngineBlocks:
             if len(self._trees) == _MOST_GROUPS:
                 return False
             self._trees[group] = BlockTree(self._max_blocks)
+            for tree in self._trees.values():
+                tree.keep(self._max_blocks // len(self._trees))
         sizes = self._trees[group].sizes
         if block_size not in sizes and len(sizes) == _MOST_SIZES:
             return False
@@ -282,6 +291,55 @@ class _Held:
         return bisect_right(self.shared_ends, tokens) if tokens else 0
 
 
+class RecordedRequests:
+    """Requests that wait to be followed; threads may share it.
+
+    They wait where nothing follows yet, or while its thread is busy.
+
+    Args:
+        planner: Whose index the requests are in.
+        max_requests: How many may wait. Beyond that, or 8,000,000 tokens, the tenant that has most
+            loses its oldest: it is taken out of the index, because its eviction would go unnoticed.
+    """
+
+    def __init__(self, planner: ReusePlanner, max_requests: int) -> None:
+        self._planner = planner
+        self._max_requests = max_requests
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting = _unjudged(self._max_requests)
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many wait, of how many tokens, and how many may."""
+        with self._lock:
+            waiting = self._waiting
+            return {"recorded_requests": waiting.size, "recorded_tokens": waiting.weight_size}
+
+    def add(self, prompt: SentRequest) -> None:
+        """Let a request wait; an earlier one of the same tenant and id is replaced."""
+        with self._lock:
+            gone = self._waiting.put(prompt.tenant, prompt.request_id, prompt)
+        for tenant, request_id, one in gone:
+            if one is prompt or one.name != prompt.name:
+                self._planner.evict([request_id], tenant)
+
+    def take(self) -> list[SentRequest]:
+        """Return those that wait, tenant by tenant, and let them wait no more."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+            self._forget()
+        return waiting
+
+
+def _unjudged(max_requests: int) -> TenantLRUMap[str | int, SentRequest]:
+    return TenantLRUMap(
+        max_requests, max_weight=_MOST_TOKENS, weight_of=lambda prompt: len(prompt.token_ids)
+    )
+
+
 class HeldRequests:
     """Follows the prompts of answered requests through the engine's cache events.
 
@@ -304,9 +362,7 @@ class HeldRequests:
         self._planner = planner
         self._blocks = blocks
         self._settle_s = settle_s
-        self._new: TenantLRUMap[str | int, SentRequest] = TenantLRUMap(
-            max_requests, max_weight=_MOST_TOKENS, weight_of=lambda prompt: len(prompt.token_ids)
-        )
+        self._new = _unjudged(max_requests)
         self._held: TenantLRUMap[str | int, _Held] = TenantLRUMap(max_requests)
 
     @property
@@ -318,6 +374,16 @@ class HeldRequests:
     def followed(self) -> int:
         """How many requests are followed."""
         return len(self._held)
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        return {
+            "unjudged_requests": self._new.size,
+            "unjudged_tokens": self._new.weight_size,
+            "followed_requests": self._held.size,
+            **self._blocks.parts,
+        }
 
     def add(self, prompt: SentRequest) -> None:
         """Follow a request; an earlier one of the same tenant and id is replaced."""

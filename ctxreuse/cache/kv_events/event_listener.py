@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from threading import Condition, Thread
 
-from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, SentRequest
+from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests
 from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
 from ctxreuse.context.fail_open import FailOpen
 
@@ -109,7 +109,7 @@ class EventListener:
     Args:
         sockets: Where messages come from; its own.
         requests: What is trimmed by the events; its own.
-        recorded: Requests that are to be followed; others append.
+        recorded: Requests that are to be followed; others add to them.
         counts: Counts by the fields of `KVEventStatistics`.
         faults: Keeps the thread alive.
         clock: Seconds from any start, on which requests are judged.
@@ -123,7 +123,7 @@ class EventListener:
         self,
         sockets: EventSockets,
         requests: HeldRequests,
-        recorded: deque[SentRequest],
+        recorded: RecordedRequests,
         counts: Counter[str],
         faults: FailOpen,
         clock: Callable[[], float],
@@ -210,8 +210,8 @@ class EventListener:
             self._sockets.reconnect()
         self._take_replayed()
         self._counts["skipped"] += self._sockets.take_skipped()
-        while self._recorded:
-            self.requests.add(self._recorded.popleft())
+        for prompt in self._recorded.take():
+            self.requests.add(prompt)
         self.requests.settle(self._clock())
         is_busy = self._sockets.is_replaying or self.requests.unsettled
         return batches == self._counts["batches"] and not is_busy

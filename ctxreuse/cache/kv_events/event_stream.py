@@ -26,6 +26,8 @@ _NUMBER_BYTES = 8
 _LIVE_FRAMES = 3
 _END = -1
 _LARGEST_TOKEN = 2**63 - 1
+_LONGEST_HASH = 64
+"""In bytes; vLLM's are of SHA-256, which has 32."""
 _GROUPS = range(1 << 16)
 _DEVICE = "GPU"  # vLLM's name of the memory that attention reads, on a CPU, too
 _WHOLE_PROMPTS = frozenset(
@@ -417,7 +419,9 @@ def _hashes(value: Any) -> tuple[BlockHash, ...] | None:
 
 
 def _is_hash(value: Any) -> bool:
-    return isinstance(value, (bytes, int)) and not isinstance(value, bool)
+    if isinstance(value, bytes):
+        return len(value) <= _LONGEST_HASH
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any, end: int = _LARGEST_TOKEN) -> TypeGuard[int]:

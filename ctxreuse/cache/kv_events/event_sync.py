@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from ctxreuse.cache import prompt_ends
 from ctxreuse.cache.kv_events.engine_blocks import (
     EngineBlocks,
     HeldRequests,
+    RecordedRequests,
     SentRequest,
 )
 from ctxreuse.cache.kv_events.event_listener import EventListener
@@ -25,6 +26,7 @@ from ctxreuse.context.checks import checked_integer, checked_kind, checked_numbe
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -105,7 +107,8 @@ class KVEventSync(OnePerProcess):
         settle_s: Seconds after which a request's events must have come.
         replay_timeout_s: Seconds to wait for the next replayed message, and half of what is waited
             for one replay altogether. Live messages wait meanwhile, 10,000 or 64 MiB at most.
-        max_requests: How many requests are followed; older ones are taken out of the index.
+        max_requests: How many requests are followed; older ones are taken out of the index. As many
+            may wait to be followed.
         max_blocks: How many of the engine's blocks are remembered.
         clock: Seconds from any start.
 
@@ -146,7 +149,7 @@ class KVEventSync(OnePerProcess):
         self._settle_s = settle_s
         self._tokenizer = tokenizer
         self._clock = clock
-        self._recorded: deque[SentRequest] = deque(maxlen=max_requests)
+        self._recorded = RecordedRequests(planner, max_requests)
         self._counts: Counter[str] = Counter()  # by the fields of the statistics
         self._faults = FailOpen("KVEventSync", "the index is emptied", work="event handling")
         self._listener = self._new_listener()
@@ -163,6 +166,11 @@ class KVEventSync(OnePerProcess):
             requests=self._listener.requests.followed,
             faults=self._faults.faults,
         )
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be; all tenants together."""
+        return self._recorded.parts | self._listener.requests.parts
 
     def start(self) -> None:
         """Start following; do nothing if that has begun.
@@ -228,7 +236,7 @@ class KVEventSync(OnePerProcess):
         else:
             ends = prompt_ends.checked_ends(block_ends, len(plan.blocks))
         if ends:  # a turn without blocks of its own has nothing in the index
-            self._recorded.append(
+            self._recorded.add(
                 SentRequest(
                     plan.request_id,
                     plan.request.tenant,
@@ -274,7 +282,7 @@ class KVEventSync(OnePerProcess):
     def _start_anew(self) -> None:
         """Follow nothing, as a child: the thread and the sockets are the parent's."""
         leave_to_parent(self._listener)
-        self._recorded = deque(maxlen=self._recorded.maxlen)
+        self._recorded = RecordedRequests(self._planner, self._max_requests)
         self._listener = self._new_listener()
         self._follows_again, self._is_following = self._is_following or self._follows_again, False
 

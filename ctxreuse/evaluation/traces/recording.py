@@ -114,7 +114,7 @@ class TraceRecorder(OnePerProcess):
         """Have written nothing; a child leaves the files to the parent."""
         self.requests = 0
         self._names: TenantLRUMap[BlockKey, BlockId] = TenantLRUMap(
-            max_weight=_BLOCKS, weight_of=id_size
+            _BLOCKS, max_weight=_BLOCKS, weight_of=id_size
         )
         self._written: dict[BlockId, _Written] = {}  # by the names that the tenants' blocks have
         self._has_forgotten = False

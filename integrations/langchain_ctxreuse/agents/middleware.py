@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 from langchain_core.documents import Document
@@ -47,6 +49,12 @@ except ImportError as error:
     raise MissingExtraError("ReuseMiddleware", "langchain") from error
 
 
+_MOST_RESULTS = 64
+"""Each plan reads all that stands before it."""
+
+_log = logging.getLogger("ctxreuse")
+
+
 class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
     r"""Keeps retrieved context at one position in an agent's conversation, and shows it once.
 
@@ -60,7 +68,8 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
     is a list of Documents whose texts stand in it, or it is the result of a Mem0 search (as JSON,
     or in the artifact), or it comes from one of `tools`. Any other stays as it is, and if planning
-    fails all do. The documents of an artifact come back as copies that carry their rank and label.
+    fails all do. Of the results of one step, the first 64 are planned. The documents of an artifact
+    come back as copies that carry their rank and label.
 
     Put it behind middleware that summarizes or edits messages. `thread_id` and `tenant` in
     `config["configurable"]` name the conversation and the tenant.
@@ -210,14 +219,17 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     def _results_planned_in_order(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         first = first_unplanned(messages)
-        found = {
-            position: blocks
+        holding = (
+            (position, blocks)
             for position, message in enumerate(messages[first:], start=first)
             if isinstance(message, ToolMessage) and (blocks := self._blocks_in(message)) is not None
-        }
+        )
+        found = dict(islice(holding, _MOST_RESULTS))
         planned: dict[int, AnyMessage] = {}
         if not found:
             return planned
+        if len(found) == _MOST_RESULTS and next(holding, None) is not None:
+            _log_too_many()
         scope = _scope(messages)
         history = self._history(messages[:first])
         for position, message in enumerate(messages[first:], start=first):
@@ -307,6 +319,16 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     def _whole(self, messages: Sequence[AnyMessage]) -> list[AnyMessage] | None:
         return made_whole(messages, self._templates, self._registry, tenant_from_config())
+
+
+@cache
+def _log_too_many() -> None:
+    """Say once that results are left as they are."""
+    _log.warning(
+        "ReuseMiddleware: an agent has called tools with more than %d results that hold documents "
+        "in one step; those behind go through as they are",
+        _MOST_RESULTS,
+    )
 
 
 def _scope(messages: Sequence[AnyMessage]) -> RequestScope:
