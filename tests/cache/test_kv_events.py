@@ -601,6 +601,28 @@ def test_the_engine_is_asked_for_replays_ever_less_often_while_none_comes():
     assert backoff.admits()
 
 
+def test_senders_whose_messages_come_mixed_bring_no_flood_of_replays(publisher):
+    """Each message seems to be one of an engine that has started anew, and misses those before."""
+    with following(ReusePlanner(), publisher) as sync:
+        for number in range(1_000, 500, -1):
+            publisher.send(b"kv", number.to_bytes(8, "big"), encoded([]))
+        stats = until(sync, lambda stats: stats.restarts == 499)
+    assert 1 <= stats.replays <= 250
+
+
+def test_an_engine_is_asked_for_so_many_replays_a_second_at_most():
+    clock = Clock()
+    backoff = ReplayBackoff(clock)
+    asked = 0
+    while clock.now < 60:
+        backoff.reset()
+        if backoff.admits():
+            backoff.ask()
+            asked += 1
+        clock.now += 1 / 64
+    assert asked == 600
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_follows_by_itself_from_its_first_recorded_request_on(publisher):
     app = Application(publisher)
@@ -640,6 +662,8 @@ def test_a_child_follows_by_itself_from_its_first_recorded_request_on(publisher)
             "replay_endpoint .* is what the engine binds",
         ),
         ((None, "tcp://127.0.0.1:1", None, 3), "topic must be a string, not 3"),
+        ((None, "tcp://127.0.0.1:1", None, "\ud800"), "topic must be UTF-8 text"),
+        ((None, "tcp://127.0.0.1:1", None, "x" * 256), "topic must be .* at most 255 characters"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -648,15 +672,20 @@ def test_wrong_arguments_are_named(arguments, message):
         KVEventSync(planner, *arguments[1:])
 
 
-def test_wrong_numbers_are_named():
-    with pytest.raises(InvalidRequestError, match="max_requests must be an integer from 1, not 0"):
-        KVEventSync(ReusePlanner(), "tcp://127.0.0.1:1", max_requests=0)
+@pytest.mark.parametrize("value", ["1", -1, float("nan"), float("inf"), None])
+@pytest.mark.parametrize("name", ["max_requests", "max_blocks", "settle_s", "replay_timeout_s"])
+def test_wrong_numbers_are_named(name, value):
+    with pytest.raises(InvalidRequestError, match=f"^{name} must be an? (integer|number) from "):
+        KVEventSync(ReusePlanner(), "tcp://127.0.0.1:1", **{name: value})
 
 
-def test_an_endpoint_that_is_none_is_named_at_the_start():
-    sync = KVEventSync(ReusePlanner(), "nonsense://x")
-    with pytest.raises(InvalidRequestError, match=r"endpoint 'nonsense://x'.* cannot be used: "):
-        sync.start()
+@pytest.mark.parametrize("address", ["nonsense://x", "tcp://", "tcp://a b:1", "tcp://\ud800:1"])
+@pytest.mark.parametrize("name", ["endpoint", "replay_endpoint"])
+def test_an_endpoint_that_is_none_is_named_at_the_start(name, address):
+    sync = KVEventSync(ReusePlanner(), **{"endpoint": "tcp://127.0.0.1:1", name: address})
+    for _ in range(2):  # a start that has failed has not begun
+        with pytest.raises(InvalidRequestError, match=f"^{name} '.* cannot be used: "):
+            sync.start()
     sync.stop()
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+import zlib
+from functools import partial
 
 import httpx
 import pytest
@@ -318,6 +320,39 @@ async def test_a_reply_that_is_compressed_though_nobody_asked_is_broken():
         for ask in (client.complete(MESSAGES), client.metrics()):
             with pytest.raises(EngineError, match="did not answer"):
                 await ask
+
+
+# Python knows these as encodings; what they "decode" may be bytes, an error, or much larger
+CODECS = ["hex", "zlib_codec", "bz2_codec", "base64", "rot13", "idna", "undefined", "utf-16", "x"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_the_encoding_that_a_reply_claims_does_not_matter(codec):
+    async def script(received, writer):
+        status = 200 if received.path == "/v1/models" else 500
+        body = b'{"data": [{"id": "m", "max_model_len": 9}], "no": "\xff"}'
+        body = zlib.compress(b" " * 10_000_000) if received.path == "/metrics" else body
+        writer.write(response(status, body, content_type=f"text/plain; charset={codec}"))
+
+    async with listening(script) as [server], EngineClient(server.url, retries=0) as client:
+        assert (await client.model(), await client.context_window()) == ("m", 9)
+        for ask in (client.complete, partial(read_stream, client), client.tokenize):
+            with pytest.raises(EngineError, match="status 500"):
+                await ask(MESSAGES)
+        with pytest.raises(EngineError, match="status 500"):
+            await client.metrics()
+
+
+async def test_cookies_are_not_kept():
+    """They could be many, and the requests of all tenants would carry them."""
+
+    async def script(received, writer):
+        writer.write(response(200, b"{}", set_cookie=f"seen{len(server.received)}=1; path=/"))
+
+    async with listening(script) as [server], EngineClient(server.url, "m") as client:
+        for _ in range(3):
+            await client.metrics()
+        assert not any("cookie" in one.headers for one in server.received)
 
 
 async def test_one_bad_engine_of_a_pool_does_not_fail_a_request():

@@ -18,6 +18,7 @@ from threading import Condition, Thread
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests
 from ctxreuse.cache.kv_events.event_stream import EventSockets, Received, decode_batch
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.errors import InvalidRequestError
 
 _log = logging.getLogger("ctxreuse")
 _POLL_MS = 20
@@ -25,6 +26,7 @@ _AT_ONCE = 1_000
 _STOP_S = 0.9
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 2**26
+_MOST_ASKED_A_SECOND = 10
 _LEAST_BACKOFF_S = 1.0
 _LONGEST_BACKOFF_S = 60.0
 
@@ -79,18 +81,27 @@ class EventSequence:
 class ReplayBackoff:
     """Whether to ask for a replay: not for a time after one that did not come, twice as long each.
 
+    A new engine is asked at once. But two senders whose messages come mixed look like an engine
+    that starts anew with each message, so there is a limit a second.
+
     Args:
         clock: Seconds from any start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._asked = deque([-math.inf] * _MOST_ASKED_A_SECOND, maxlen=_MOST_ASKED_A_SECOND)
         self._until = -math.inf
         self._next_s = _LEAST_BACKOFF_S
 
     def admits(self) -> bool:
         """Return whether to ask now."""
-        return self._clock() >= self._until
+        now = self._clock()
+        return now >= self._until and now >= self._asked[0] + 1.0
+
+    def ask(self) -> None:
+        """Note that a replay is asked for."""
+        self._asked.append(self._clock())
 
     def fail(self) -> None:
         """Note that a replay did not come, or not in time."""
@@ -152,9 +163,15 @@ class EventListener:
         """Subscribe, and start the thread.
 
         Raises:
-            InvalidRequestError: the endpoint cannot be used.
+            InvalidRequestError: an endpoint cannot be used.
         """
-        self._sockets.open()
+        try:
+            self._sockets.open()
+            if self._sockets.can_replay:
+                self._begin_replay(0)
+        except InvalidRequestError:
+            self._sockets.close()
+            raise
         self._thread.start()
 
     def stop(self) -> None:
@@ -180,8 +197,6 @@ class EventListener:
     def _run(self) -> None:
         """Follow until `stop`; no message, however broken, ends this."""
         try:
-            if self._sockets.can_replay:
-                self._begin_replay(0)
             while self._is_wanted:
                 self._sockets.wait(_POLL_MS)
                 if self._faults.attempt(self._turn, self._recover):
@@ -254,6 +269,7 @@ class EventListener:
 
     def _begin_replay(self, start: int) -> None:
         self._counts["replays"] += 1
+        self._backoff.ask()
         self._sockets.begin_replay(start)
 
     def _take_replayed(self) -> None:

@@ -9,12 +9,13 @@ and fields are skipped, so that newer engines can be followed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ctxreuse.cache.kv_events.block_tree import BlockHash, ExtraKeys
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 
 _WAITING_MESSAGES = 50
@@ -22,6 +23,8 @@ _WAITING_MESSAGES = 50
 _LARGEST_MESSAGE = 2**22
 """In bytes: a step of half a million tokens. A sender of a larger one is disconnected."""
 _MOST_REPLAYED = 200_000
+_LONGEST_TOPIC = 255
+"""ZeroMQ keeps topics in a tree of bytes, which it frees by recursion: long ones crash it."""
 _NUMBER_BYTES = 8
 _LIVE_FRAMES = 3
 _END = -1
@@ -102,6 +105,11 @@ class EventSockets:
                     f"{name} {describe(address)} is what the engine binds; "
                     "give the address to connect to, such as 'tcp://127.0.0.1:5557'"
                 )
+        if well_formed(topic) != topic or len(topic) > _LONGEST_TOPIC:
+            raise InvalidRequestError(
+                f"topic must be UTF-8 text of at most {_LONGEST_TOPIC} characters, not "
+                f"{describe(topic)}"
+            )
         try:
             import msgspec  # noqa: F401 - used for the payloads, but better missed here
             import zmq
@@ -130,7 +138,7 @@ class EventSockets:
         """Subscribe.
 
         Raises:
-            InvalidRequestError: the endpoint cannot be used.
+            InvalidRequestError: the endpoint cannot be used; `close` all the same.
         """
         zmq = self._zmq
         self._context = zmq.Context()
@@ -142,15 +150,21 @@ class EventSockets:
         self._poller = zmq.Poller()
         self._poller.register(self._live, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        self._use(self._live.bind if self._bind else self._live.connect, "endpoint", self._endpoint)
+
+    def _use(self, connect: Callable[[str], object], name: str, address: str | None) -> None:
+        """Bind or connect.
+
+        Raises:
+            InvalidRequestError: the address cannot be used.
+        """
         try:
-            if self._bind:
-                self._live.bind(self._endpoint)
-            else:
-                self._live.connect(self._endpoint)
-        except zmq.ZMQError as error:
-            self.close()
+            connect(address or "")
+        except (self._zmq.ZMQError, UnicodeEncodeError) as error:
             raise InvalidRequestError(
-                f"endpoint {describe(self._endpoint)} cannot be used: {error.strerror}"
+                f"{name} {describe(address)} cannot be used: "
+                f"{getattr(error, 'strerror', 'not UTF-8')}; "
+                "give one such as 'tcp://127.0.0.1:5557'"
             ) from error
 
     def reconnect(self) -> None:
@@ -212,6 +226,9 @@ class EventSockets:
 
         Args:
             start: The first one that is missing.
+
+        Raises:
+            InvalidRequestError: the endpoint for replays cannot be used.
         """
         self.end_replay()
         zmq = self._zmq
@@ -219,7 +236,11 @@ class EventSockets:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
         dealer.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
-        dealer.connect(self._replay_endpoint)
+        try:
+            self._use(dealer.connect, "replay_endpoint", self._replay_endpoint)
+        except InvalidRequestError:
+            dealer.close()
+            raise
         dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
         self._poller.register(dealer, zmq.POLLIN)
         self._replay = _PendingReplay(dealer, self._replay_timeout_s)

@@ -135,6 +135,8 @@ class KVEventSync(OnePerProcess):
         checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         checked_kind("topic", topic, str, "a string")
         checked_integer("max_requests", max_requests, 1)
+        checked_number("settle_s", settle_s)
+        checked_number("replay_timeout_s", replay_timeout_s)
         self._new_sockets = partial(
             EventSockets,
             endpoint,
@@ -176,7 +178,7 @@ class KVEventSync(OnePerProcess):
         """Start following; do nothing if that has begun.
 
         Raises:
-            InvalidRequestError: the endpoint cannot be used.
+            InvalidRequestError: an endpoint cannot be used.
         """
         if self._is_following:
             return

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
+from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -325,7 +326,11 @@ def _openai_client(
         raise MissingExtraError("EngineClient", "openai") from error
     if timeout_s is not None:
         checked_number("timeout_s", timeout_s)
-    http = DefaultAsyncHttpxClient(timeout=timeout_s) if http_client is None else http_client
+    http = http_client
+    if http is None:
+        http = DefaultAsyncHttpxClient(timeout=timeout_s)
+        # an engine could set cookies without end, and tell by them whose requests it gets
+        http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
     try:
         with importing_late:
             client = AsyncOpenAI(

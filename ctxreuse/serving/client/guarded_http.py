@@ -3,7 +3,8 @@
 What the engine's host answers is not trusted. A redirect to another host would take the prompt, the
 cache salt and the session id there; a reply without an end would take the memory. So redirects are
 followed within one origin (scheme, host and port) only, and a reply that is longer than allowed, or
-compressed although nobody asked for that, breaks. This holds for replies of any status.
+compressed although nobody asked for that, breaks. Text is UTF-8, whatever encoding a reply claims.
+This holds for replies of any status.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
                 await response.aclose()
                 response = await http.send(onward, stream=True, **options)
             response.stream = Bounded(response.stream)
+            response.encoding = "utf-8"  # Python has codecs that decompress, or decode to bytes
             try:
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise BrokenReplyError(
