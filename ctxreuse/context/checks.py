@@ -197,6 +197,23 @@ def checked_id(name: str, value: Any) -> str | int:
     return value
 
 
+def checked_header(name: str, value: Any) -> str:
+    """Return the value if it can be sent as a header.
+
+    HTTP libraries show what they refuse, and it may be a secret, so it is refused here. Most often
+    a key has kept the line break of the file that it was read from.
+
+    Raises:
+        InvalidRequestError: wrong type, or a sign that no header holds; the message shows neither.
+    """
+    if not (isinstance(value, str) and value.isascii() and value.isprintable()):
+        raise InvalidRequestError(
+            f"{name} must be printable ASCII text, without a line break, to be sent as a header; "
+            f"it is a {type(value).__name__} that is not shown here"
+        )
+    return value
+
+
 def checked_choice(
     what: str,
     value: Any,

@@ -1,4 +1,4 @@
-"""Files that the package writes: private, and whole or not at all.
+"""Files that the package writes: private, and whole or not at all; and files that it reads.
 
 What is written may hold texts that only its owner should read: a new file has the mode 0600 and a
 new folder 0700. A file that is replaced keeps its mode. Errors name the file, and what to do.
@@ -33,7 +33,44 @@ _REMEDIES = {
     errno.EBADF: "it is closed; lead it to a file or a pipe",
 }
 _MOST_LINKS = 40
+_LARGEST = 2**30
+_LONGEST_LINE = 2**28
+"""In bytes. A device such as /dev/zero has no end, and a packed line can be much larger."""
 _PRIVATE_FOLDER = 0o700
+
+
+def read_whole(path: FilePath) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        InputFileError: It cannot be read, or is larger than 1 GiB.
+    """
+    with file_errors(path, "read"), open(path, "rb") as stream:
+        data = stream.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise InputFileError(f"{path}: has more than {_LARGEST:,} bytes; name a smaller file")
+    return data
+
+
+def bounded_lines(stream: IO[bytes], name: object) -> Iterator[bytes]:
+    """Yield the lines of an open file.
+
+    Args:
+        stream: The file.
+        name: Its name in errors.
+
+    Raises:
+        InputFileError: A line is longer than 256 MiB.
+    """
+    number = 0
+    while line := stream.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise InputFileError(
+                f"{name}:{number}: has more than {_LONGEST_LINE:,} bytes; write a line for each "
+                "JSON object"
+            )
+        yield line
 
 
 @contextmanager

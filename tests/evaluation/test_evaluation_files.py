@@ -5,9 +5,12 @@ import pytest
 from planning_helpers import big_request, block, order_words, user, write_jsonl
 
 from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.context import files
 from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.datasets.published_files import read_bytes
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest, read_plan
-from ctxreuse.evaluation.traces.json_lines import write_lines
+from ctxreuse.evaluation.results.stored_results import read_stored
+from ctxreuse.evaluation.traces.json_lines import read_lines, write_lines
 from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 
 CORPUS = {1: block(1), "a": block("a"), 2: block(2)}
@@ -402,3 +405,21 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         with pytest.raises(InputFileError) as caught:
             write_lines(path, [{}])
         assert str(caught.value) == f"{path}: cannot be written: {reason}"
+
+
+@pytest.mark.parametrize("read", [read_lines, read_corpus, read_plan, read_stored, read_bytes])
+def test_a_file_without_an_end_is_refused(read, monkeypatch):
+    monkeypatch.setattr(files, "_LARGEST", 10_000)
+    monkeypatch.setattr(files, "_LONGEST_LINE", 10_000)
+    with pytest.raises(InputFileError, match=r"^/dev/zero(:1)?: has more than 10,000 bytes; "):
+        list(read("/dev/zero"))
+
+
+def test_a_line_as_long_as_may_be_is_read(tmp_path, monkeypatch):
+    lines = [json.dumps({"id": number, "text": "x" * 980}) for number in range(3)]
+    path = write_jsonl(tmp_path / "corpus.jsonl", *lines)
+    monkeypatch.setattr(files, "_LONGEST_LINE", len(lines[0]) + 1)
+    assert len(list(read_lines(path))) == 3
+    monkeypatch.setattr(files, "_LONGEST_LINE", 900)
+    with pytest.raises(InputFileError, match=r"corpus\.jsonl:1: has more than 900 bytes"):
+        list(read_lines(path))

@@ -168,6 +168,13 @@ async def test_without_a_password_the_key_is_sent():
         "http://user:s3cret@[::1",
         "http://user:s3cret@",
         "https:user:s3cret@host",
+        "http://user:s3cret@host:port",
+        "http://user:s3cret@host\0",
+        "http://user:s3cret@xn--a",
+        "http://user:s3cret@[v1.x]",
+        "http://user:s3cret@host/\ud800",
+        "http://user:s3cret\ud800@host",
+        "http://user:s3cret@host/" + "x" * 100_000,
     ],
 )
 @pytest.mark.parametrize("make", [EngineClient, EnginePool, OpenAILLM])
@@ -175,6 +182,22 @@ def test_a_wrong_address_is_refused_without_showing_a_secret(address, make):
     with pytest.raises(InvalidRequestError, match=r"address|base_url") as caught:
         make(address)
     assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", [f"{PASSWORD}\n", f"{PASSWORD}\0", f"{PASSWORD}\xfc", b"s3cret"])
+async def test_what_no_header_holds_is_refused_without_showing_it(secret):
+    async with listening(engine_script(EmulatedEngine())) as [server]:
+        client = EngineClient(server.url, "emulated", retries=0)
+        for make in (
+            lambda: EngineClient(server.url, api_key=secret),
+            lambda: client.stream(MESSAGES, session_id=secret),
+            lambda: client.stream(MESSAGES, extra_headers={secret: "x"}),
+            lambda: client.stream(MESSAGES, extra_headers={"Key": str(secret) + "\n"}),
+        ):
+            with pytest.raises(InvalidRequestError, match="header") as caught:
+                make()
+            assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+        await client.aclose()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ctxreuse.context.files import file_errors
+from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.datasets.dataset import Dataset, Passage, Question
 from ctxreuse.evaluation.datasets.published_files import (
@@ -143,7 +143,7 @@ def _archive_errors(path: Path) -> Iterator[None]:
 
 def _unpacked(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
     with _archive_errors(path), archive.open(member) as lines:
-        yield from lines
+        yield from bounded_lines(lines, member.filename)
 
 
 def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:

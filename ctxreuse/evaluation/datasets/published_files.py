@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxreuse.context.files import file_errors
+from ctxreuse.context.files import read_whole
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.traces.json_lines import JsonLine
@@ -73,8 +73,7 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         InputFileError: It cannot be read, or is a Git LFS pointer.
     """
-    with file_errors(path, "read"):
-        data = path.read_bytes()
+    data = read_whole(path)
     refuse_pointer(path, data)
     return data
 

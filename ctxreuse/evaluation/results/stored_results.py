@@ -10,11 +10,10 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar, get_args
 
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.files import FilePath, file_errors
+from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import TREE_DEPTH, TreeNode
@@ -61,8 +60,7 @@ def read_stored(path: FilePath) -> Stored:
         InputFileError: It cannot be read, or holds no results in this format.
     """
     checked_kind("path", path, (str, os.PathLike), "a path")
-    with file_errors(path, "read"):
-        text = Path(path).read_bytes()
+    text = read_whole(path)
     try:
         stored = json.loads(text)
     except (ValueError, RecursionError) as error:

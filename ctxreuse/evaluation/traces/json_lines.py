@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.files import file_errors, write_text
+from ctxreuse.context.files import bounded_lines, file_errors, write_text
 from ctxreuse.errors import InputFileError, describe
 
 STANDARD_STREAM = "-"
@@ -82,7 +82,7 @@ def read_lines(path: str) -> Iterator[JsonLine]:
         # bytes, so that a broken character is this line's fault and not the file's
         stream = sys.stdin.buffer if path == STANDARD_STREAM else open(path, "rb")  # noqa: SIM115
         with stream:
-            yield from lines_of(stream, name)
+            yield from lines_of(bounded_lines(stream, name), name)
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:

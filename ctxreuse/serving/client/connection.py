@@ -15,7 +15,7 @@ from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from ctxreuse.context.checks import checked_integer, checked_number, reported_count
+from ctxreuse.context.checks import checked_header, checked_integer, checked_number, reported_count
 from ctxreuse.context.fork_safety import importing_late, leave_to_parent, renew_after_fork
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import (
@@ -57,6 +57,8 @@ class EngineConnection:
         max_reply_bytes: int,
     ) -> None:
         parts = _checked_address(base_url)
+        if not callable(api_key):  # newer versions of openai take a function
+            checked_header("api_key", api_key)
         self.host = parts.netloc.rpartition("@")[2]
         # without user and password: HTTP libraries write addresses into logs and errors
         self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
@@ -283,7 +285,9 @@ def _checked_address(base_url: object) -> SplitResult:
         InvalidRequestError: it is none, or has a query, where a key might stand.
     """
     try:
-        parts = urlsplit(base_url) if isinstance(base_url, str) else None
+        parts = None
+        if isinstance(base_url, str) and well_formed(base_url) == base_url:
+            parts = urlsplit(base_url)
         if parts is not None and parts.scheme in ("http", "https") and parts.hostname:
             if parts.query or parts.fragment:
                 raise InvalidRequestError(
@@ -343,7 +347,13 @@ def _openai_client(
             )
             # imports more, and in Python 3.11 under a lock that no fork may meet
             _ = client.chat.completions.with_streaming_response
+        _ = client.base_url.host  # decoded now, or by each request
         return client
+    except _address_errors() as error:
+        raise InvalidRequestError(
+            f"base_url {shown_url(base_url)!r} is none that can be asked: {describe(str(error))}; "
+            "give the engine's address, such as 'http://127.0.0.1:8000/v1'"
+        ) from error
     except (OpenAIError, TypeError) as error:
         raise InvalidRequestError(
             f"openai makes no client of an http_client that is {describe(http_client)} and an "
@@ -361,11 +371,19 @@ _LONGEST_HEADER = 64
 _LONGEST_NAME = 64
 
 
+def _http_libraries() -> list[Any]:
+    return [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+
+
+def _address_errors() -> tuple[type[BaseException], ...]:
+    return (UnicodeError, *(library.InvalidURL for library in _http_libraries()))
+
+
 def client_library_errors() -> tuple[type[BaseException], ...]:
     """Return the errors that `openai`, its HTTP library and the reader of a stream raise."""
     import openai
 
-    libraries = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    libraries = _http_libraries()
     return (
         openai.OpenAIError,
         BrokenReplyError,

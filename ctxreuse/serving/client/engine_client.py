@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ctxreuse.adapters.engine_options import checked_cache_salt, conversation_session, tenant_salt
 from ctxreuse.cache.metrics import PrefixCacheMetrics
-from ctxreuse.context.checks import check_function, checked_kind, reported_count
+from ctxreuse.context.checks import check_function, checked_header, checked_kind, reported_count
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
@@ -277,7 +277,8 @@ class EngineClient(OnePerProcess, AsyncClosing):
     ) -> EngineCall:
         """Return the call for a prompt."""
         check_params(params)
-        checked_kind("session_id", session_id, (str, NoneType), "a text or None")
+        if session_id is not None:
+            checked_header("session_id", session_id)
         check_function("on_first_token", on_first_token)
         messages = messages_of(prompt)
         plan = prompt if isinstance(prompt, Plan) else None

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import Message, copied_message
-from ctxreuse.context.checks import check_function, checked_kind
+from ctxreuse.context.checks import check_function, checked_header, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -103,6 +103,10 @@ def check_params(params: Mapping[str, Any]) -> None:
         checked_kind("each parameter's name", name, str, "a string")
     for name in _ADDED_TO:
         checked_kind(name, params.get(name), (Mapping, NoneType), "a dict or None")
+    for header, value in (params.get("extra_headers") or {}).items():
+        checked_header("a name in extra_headers", header)
+        if isinstance(value, str):  # openai leaves out what is its `omit`
+            checked_header(f"extra_headers[{header!r}]", value)
     for name in _RESERVED:
         if name in params:
             raise InvalidRequestError(f"{name} is set by the client; leave it out")
