@@ -117,8 +117,9 @@ class ContextRequest:
         blocks: The retrieved blocks, best first. Plain strings become blocks with derived ids.
         query: The question; may be empty.
         system: The system message's text, sent before everything else.
-        history: The messages that will be sent before this turn, without the system message.
-            None plans the request on its own; an empty list is the first turn of a conversation.
+        history: The messages that will be sent before this turn, without the system message; one
+            in front that says what `system` does is left out. None plans the request on its own; an
+            empty list is the first turn of a conversation.
         conversation_id: Names the conversation that `history` belongs to, within the tenant.
         tenant: Requests of different tenants never influence each other's order.
         request_id: The engine's id of the request, for eviction; None lets the planner count.
@@ -158,7 +159,10 @@ class ContextRequest:
         put(self, "blocks", _as_blocks(blocks))
         put(self, "query", query)
         put(self, "system", system)
-        put(self, "history", None if history is None else _as_messages(history))
+        messages = None if history is None else _as_messages(history)
+        if system is not None and messages and messages[0] == {"role": "system", "content": system}:
+            messages = messages[1:]  # the prompt of the turn before, as `Plan.messages` returns it
+        put(self, "history", messages)
         put(self, "conversation_id", conversation_id)
         put(self, "tenant", tenant)
         put(self, "request_id", request_id)

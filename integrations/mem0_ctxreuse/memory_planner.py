@@ -164,7 +164,7 @@ class MemoryPlanner:
         return result_in_order(result, blocks, plan)
 
     def _context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
-        blocks = [memory_block(memory) for memory in found_memories(result)]
+        blocks = [*map(memory_block, found_memories(result)), *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(distinct_texts(blocks))
         request = replace(asked, blocks=unique, tenant=self._tenant_of(search))
@@ -235,6 +235,22 @@ def memory_block(memory: MemoryRecord) -> ContextBlock:
     if memory_id is not None and not isinstance(memory_id, (str, int)):
         memory_id = str(memory_id)  # a UUID
     return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
+
+
+def relation_blocks(result: Any) -> list[ContextBlock]:
+    """Return a graph memory's relations as one block, none if there are none.
+
+    They are sorted, because their order means nothing, and the same ones are the same block then.
+    """
+    relations = result.get("relations") if isinstance(result, Mapping) else None
+    lines: set[str] = set()
+    for one in relations if isinstance(relations, (list, tuple)) else ():
+        if isinstance(one, Mapping):
+            end = one.get("destination", one.get("target"))
+            words = [one.get("source"), one.get("relationship"), end]
+            if all(isinstance(word, str) and word for word in words):
+                lines.add(" -- ".join(map(str, words)))
+    return [ContextBlock(text="\n".join(sorted(lines)))] if lines else []
 
 
 def result_in_order(result: Any, blocks: Sequence[ContextBlock], plan: Plan) -> Any:

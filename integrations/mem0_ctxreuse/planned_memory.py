@@ -124,6 +124,12 @@ class MemoryWrapper(Generic[_Memory]):
         else:
             object.__setattr__(self, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__ or not hasattr(self.__dict__.get("_memory"), name):
+            object.__delattr__(self, name)
+        else:
+            delattr(self._memory, name)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._memory)})
 
@@ -206,7 +212,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
     ) -> MemoryContext:
         """Search, and return what was found as text for a prompt.
 
-        Exact duplicates are shown once, in the place of the best one.
+        Exact duplicates are shown once, in the place of the best one. The relations of a graph
+        memory are one more block, the last in the ranking.
 
         Args:
             query: What to look for; the question, too.

@@ -254,3 +254,52 @@ def test_messages_share_nothing_that_can_change() -> None:
             "content": [{"type": "text", "text": "Hello."}],
         }
     )
+
+
+def test_what_was_returned_goes_in_as_the_history_of_the_next_turn() -> None:
+    wrapped = finding(*lettered("ab"))
+    options: dict[str, Any] = {"system": "Be brief.", "conversation_id": "c"}
+    first = wrapped.messages("q?", **options)
+    wrapped.memory.found = lettered("b")
+    second = wrapped.messages("And?", history=[*first, ANSWER], **options)
+    assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+    assert second[:3] == [*first, ANSWER]
+    assert second[3]["content"] == ("Please refer to [Doc_2] in the previous conversation.\n\nAnd?")
+
+
+def test_another_system_message_in_the_history_stays() -> None:
+    summary = {"role": "system", "content": "So far: a greeting."}
+    sent = finding(*lettered("a")).messages("q?", system="Be brief.", history=[summary, ANSWER])
+    assert [message["content"] for message in sent[:3]] == [
+        "Be brief.",
+        "So far: a greeting.",
+        "An answer.",
+    ]
+
+
+RELATIONS = [
+    {"source": "alice", "relationship": "lives_in", "destination": "porto"},
+    {"source": "alice", "relationship": "has", "target": "two cats", "score": 0.3},
+    {"source": "bob", "relationship": "knows", "destination": "alice"},
+    {"source": "bob", "relationship": "knows", "destination": "alice"},
+]
+
+
+def test_relations_stand_in_the_prompt() -> None:
+    wrapped = finding()
+    wrapped.memory.found = {"results": lettered("a"), "relations": RELATIONS}
+    context = wrapped.context("q?")
+    assert context.text == (
+        f"{shown('a')}\n\n[Doc_2] alice -- has -- two cats\nalice -- lives_in -- porto\n"
+        "bob -- knows -- alice"
+    )
+    wrapped.memory.found = {"results": [], "relations": RELATIONS}
+    assert "lives_in" in wrapped.messages("q?")[0]["content"]
+
+
+@pytest.mark.parametrize("relations", [None, [], 3, "text", [None, 3, {}], [{"source": 3}]])
+def test_odd_relations_change_nothing(relations: Any) -> None:
+    wrapped = finding()
+    wrapped.memory.found = {"results": lettered("a"), "relations": relations}
+    assert wrapped.context("q?").text == shown("a")
+    assert wrapped.faults == 0

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import AsyncMock, MagicMock, patch
 from uuid import UUID
 
 import pytest
@@ -367,3 +367,30 @@ def test_without_a_planner_each_wrapper_makes_its_own() -> None:
     planners = [wrapper.planner for wrapper in wrappers]
     assert all(isinstance(planner, ReusePlanner) for planner in planners)
     assert len(set(map(id, planners))) == 3
+
+
+def test_a_patch_of_a_wrapped_method_ends_where_it_should() -> None:
+    class Store(FakeMemory):
+        def update(self) -> str:
+            return "updated"
+
+    store = Store(lettered("a"))
+    wrapped = ReuseMemory(store)
+    before = store.search
+    with patch.object(wrapped, "add", create=True) as added:
+        wrapped.add("x")
+        added.assert_called_once_with("x")
+    assert not hasattr(store, "add")
+    with patch.object(wrapped, "update", return_value="patched"):
+        assert store.update() == "patched"
+    assert (wrapped.update(), store.update()) == ("updated", "updated")
+    with patch.object(wrapped, "search", return_value="patched"):
+        assert wrapped.search("q?") == "patched"
+    assert store.search == before
+    assert [one["id"] for one in wrapped.search("q?")["results"]] == ["id-a"]
+
+
+def test_an_attribute_that_is_nowhere_cannot_be_deleted() -> None:
+    wrapped, _ = planned_after("a")
+    with pytest.raises(AttributeError, match="nowhere"):
+        del wrapped.nowhere
