@@ -6,12 +6,19 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any, Literal, TypeAlias, get_args
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, checked_blocks
+from ctxreuse.context.blocks import (
+    BlockId,
+    ContextBlock,
+    ContextRequest,
+    Message,
+    checked_blocks,
+)
 from ctxreuse.context.checks import (
     checked_choice,
     checked_id,
     checked_integer,
     checked_kind,
+    checked_list,
     checked_number,
     checked_optional_integer,
 )
@@ -306,13 +313,55 @@ class ReusePlanner:
             tenant: Whose conversation it is.
             system: The system message's text.
         """
-        return Conversation(self.plan, conversation_id, tenant, system)
+        return Conversation(self.plan, conversation_id, tenant, system, self.without_blocks)
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what a conversation was shown; return whether it was known."""
         checked_id("conversation_id", conversation_id)
         checked_kind("tenant", tenant, str, "a string")
         return self._planning.end_conversation(conversation_id, tenant)
+
+    def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
+        """Return the blocks that really stand in a request's history, by label.
+
+        Those that no longer hold are for the request's `outdated`.
+
+        Args:
+            request: Its `history`, `conversation_id` and `tenant` count.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        if not isinstance(request, ContextRequest):
+            raise _not_a_request(request)
+        return self._planning.shown_blocks(request)
+
+    def without_blocks(
+        self,
+        messages: Iterable[Message],
+        block_ids: Iterable[BlockId],
+        conversation_id: str | int,
+        tenant: str = "",
+    ) -> list[dict[str, Any]]:
+        """Return messages of a conversation without the texts of some blocks, as copies.
+
+        What was deleted is taken out of a history so. What the model said of it stays, and the
+        engine computes anew what stands behind the first text that is gone.
+
+        Args:
+            messages: The messages, as they were sent.
+            block_ids: Ids of the blocks.
+            conversation_id: The conversation that the blocks were sent in.
+            tenant: Whose conversation it is.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        history = ContextRequest((), history=messages).history or ()
+        ids = [checked_id("a block id", one) for one in checked_list("block_ids", block_ids, "ids")]
+        checked_id("conversation_id", conversation_id)
+        checked_kind("tenant", tenant, str, "a string")
+        return self._planning.without_blocks(history, ids, conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the context index and of all else that the planner remembers.

@@ -18,7 +18,7 @@ from ctxreuse.adapters.issued_plans import (
     digest_of,
 )
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
-from ctxreuse.context.rendering import Reference, SentBlock
+from ctxreuse.context.rendering import Notice, Reference, SentBlock
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.planning.plan import Plan
 
@@ -206,6 +206,7 @@ def plan_metadata(plan: Plan) -> dict[str, Any]:
             if isinstance(part, Reference)
             else [part.label, _plain(part.block.id)]
             for part in plan.parts
+            if not isinstance(part, Notice)
         ],
         "expected_cached_tokens": int(plan.expected_cached_tokens),
     }

@@ -123,6 +123,8 @@ class ContextRequest:
         conversation_id: Names the conversation that `history` belongs to, within the tenant.
         tenant: Requests of different tenants never influence each other's order.
         request_id: The engine's id of the request, for eviction; None lets the planner count.
+        outdated: Blocks that no longer hold, such as memories that were changed or deleted. Where
+            `history` shows them, this turn says so.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -136,6 +138,7 @@ class ContextRequest:
     conversation_id: str | int | None = None
     tenant: str = ""
     request_id: str | int | None = None
+    outdated: tuple[ContextBlock, ...] = ()
 
     def __init__(
         self,
@@ -147,6 +150,7 @@ class ContextRequest:
         conversation_id: str | int | None = None,
         tenant: str = "",
         request_id: str | int | None = None,
+        outdated: Iterable[ContextBlock] = (),
     ) -> None:
         checked_kind("query", query, str, "a string")
         checked_kind("tenant", tenant, str, "a string")
@@ -166,6 +170,7 @@ class ContextRequest:
         put(self, "conversation_id", conversation_id)
         put(self, "tenant", tenant)
         put(self, "request_id", request_id)
+        put(self, "outdated", tuple(checked_blocks("outdated", outdated)) if outdated else ())
 
     @property
     def unique_blocks(self) -> dict[BlockKey, ContextBlock]:

@@ -43,6 +43,10 @@ class Templates:
         location: The location annotation; `{label}` is the left-out block's label.
         legend: Which labels the documents before it have, where these are shown without; `{labels}`
             is the labels in order.
+        replaced: What is said of a block that an earlier message shows and whose text has changed;
+            `{label}` is the changed one's, `{old}` the earlier one's.
+        withdrawn: What is said of one that no longer holds; `{old}` is its label.
+        removed: What stands in place of a text that was taken out of a history.
         overlap: What replaces the beginning of a block that repeats the end of an earlier one;
             `{label}` is the earlier one's.
         separator: What stands between the parts of the message.
@@ -60,6 +64,9 @@ class Templates:
     order_separator: str = " > "
     location: str = "Please refer to {label} in the previous conversation."
     legend: str = "The documents above are {labels}, in this order."
+    replaced: str = "{label} replaces {old}."
+    withdrawn: str = "{old} no longer holds; do not use it."
+    removed: str = "(removed)"
     overlap: str = "(continues {label}) "
     separator: str = "\n\n"
     order_position: AnnotationPosition = "before_question"
@@ -72,6 +79,8 @@ class Templates:
             ("location", ["{label}"]),
             ("legend", ["{labels}"]),
             ("overlap", ["{label}"]),
+            ("replaced", ["{label}", "{old}"]),
+            ("withdrawn", ["{old}"]),
         ):
             template = getattr(self, name)
             if not isinstance(template, str) or re.findall(r"\{[^{}]*\}?|\}", template) != fields:
@@ -79,7 +88,7 @@ class Templates:
                     f"template {name} is {describe(template)}; it must hold "
                     f"{' then '.join(fields)}, each once, and no other braces"
                 )
-        for name in ("order_separator", "separator"):
+        for name in ("order_separator", "separator", "removed"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidRequestError(
                     f"template {name} is {describe(getattr(self, name))}; it must be a string"
@@ -133,6 +142,26 @@ class Templates:
         # no ordinal of ours is longer, and int() of a hostile million digits would be slow
         ordinal = re.escape(before) + r"([1-9][0-9]{0,17})" + re.escape(after)
         return re.compile(ordinal if after and not after[-1].isdigit() else ordinal + r"(?![0-9])")
+
+    @cached_property
+    def outdated_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds where a text says that a block no longer holds."""
+        any_label = self.label_pattern.pattern.replace("([1-9]", "(?:[1-9]")
+        words = "|".join(map(re.escape, (self.replaced, self.withdrawn)))
+        words = words.replace(r"\{label\}", any_label).replace(r"\{old\}", f"({any_label})")
+        return re.compile(words)
+
+    def outdated_annotation(self, old: str, label: str | None) -> str:
+        """Return the words on a block that no longer holds.
+
+        Args:
+            old: The label under which an earlier message shows it.
+            label: The label of what it says now; None if it says nothing any more.
+        """
+        if label is None:
+            return self.withdrawn.replace("{old}", old)
+        before, _, after = self.replaced.partition("{label}")
+        return before + label + after.replace("{old}", old)
 
     def order_annotation(self, labels: Sequence[str]) -> str:
         """Return the retriever's ranking in words.
@@ -189,7 +218,14 @@ class Reference(NamedTuple):
     annotation: str
 
 
-TurnPart = SentBlock | Reference
+class Notice(NamedTuple):
+    """Words on a block that an earlier message shows under `label` and that no longer holds."""
+
+    label: str
+    annotation: str
+
+
+TurnPart = SentBlock | Reference | Notice
 
 
 def render_block(label: str, text: str, templates: Templates) -> str:
@@ -203,14 +239,14 @@ def render_turn(
     """Return the content of one turn's user message.
 
     Args:
-        parts: Sent blocks and references, in the order in which they are shown.
+        parts: Sent blocks, references and notices, in the order in which they are shown.
         order_annotation: The ranking in words, or None.
         query: The question; an empty one adds nothing.
         templates: The words around the blocks.
     """
     pieces: list[str] = []
     for part in parts:
-        if isinstance(part, Reference):
+        if not isinstance(part, SentBlock):
             pieces.append(part.annotation)
             continue
         text = part.block.text

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
+from typing import Any
 
 from ctxreuse.context.blocks import (
     BlockId,
     BlockKey,
     ContextBlock,
     Message,
+    copied_message,
     id_size,
     text_digest,
 )
@@ -50,6 +52,7 @@ class History:
         label_of: Block -> its label, for the same blocks.
         used: Every ordinal that stands in a label anywhere in the messages.
         texts: Label -> text, for the blocks of `labels`.
+        keys: Label -> identity, for the same blocks.
         is_cut_short: Whether the search ended at its bound, so that more may be shown.
     """
 
@@ -57,7 +60,16 @@ class History:
     label_of: Mapping[BlockKey, str]
     used: frozenset[int]
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    keys: Mapping[str, BlockKey] = field(default_factory=dict, compare=False)
     is_cut_short: bool = False
+
+    @property
+    def blocks(self) -> dict[str, ContextBlock]:
+        """Label -> block, for the blocks that stand there."""
+        return {
+            label: ContextBlock(id=self.labels[label], text=text)
+            for label, text in self.texts.items()
+        }
 
     def next_ordinals(self, number: int) -> list[int]:
         """Return the ordinals of the next blocks: those that follow the ones in use.
@@ -226,8 +238,55 @@ def shown_in(
         label_of={shown.key: label for label, shown in reversed(standing.items())},
         used=frozenset(used),
         texts=texts,
+        keys={label: shown.key for label, shown in standing.items()},
         is_cut_short=places.is_cut_short,
     )
+
+
+def said_outdated(messages: Iterable[Message], templates: Templates) -> set[str]:
+    """Return the labels of which messages say that their blocks no longer hold."""
+    texts = (text for message in messages for text in message_texts(message))
+    found = (one for text in texts for one in templates.outdated_pattern.finditer(text))
+    return {one[1] or one[2] for one in found}
+
+
+def without_blocks(
+    messages: Iterable[Message],
+    recorded: Mapping[int, Sequence[ShownBlock]],
+    ids: Collection[BlockId],
+    templates: Templates,
+) -> list[dict[str, Any]]:
+    """Return messages without the texts of blocks that stand in them.
+
+    Args:
+        messages: The messages; they are copied.
+        recorded: Where to look: the conversation's blocks by ordinal, the latest first.
+        ids: Whose texts go; types count.
+        templates: The words that the blocks were rendered with.
+    """
+    wanted = {(type(one), one) for one in ids}
+    copied = [copied_message(message) for message in messages]
+    characters = sum(len(text) for message in copied for text in message_texts(message))
+    places = _Places(recorded, templates, characters)
+
+    def cleaned(text: str) -> str:
+        pieces, end = [], 0
+        for found in templates.label_pattern.finditer(text):
+            block = places.block_at(text, found) if found.start() >= end else None
+            if block is not None and (type(block.id), block.id) in wanted:
+                first = _text_start(found, templates)
+                pieces += [text[end:first], templates.removed]
+                end = first + block.length
+        return "".join([*pieces, text[end:]])
+
+    for message in copied:
+        content = message.get("content")
+        if isinstance(content, str):
+            message["content"] = cleaned(content)
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                part["text"] = cleaned(part["text"])
+    return copied
 
 
 def _text_start(label: re.Match[str], templates: Templates) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
@@ -34,8 +34,10 @@ class Conversation:
         conversation_id: str | int,
         tenant: str = "",
         system: str | None = None,
+        without_blocks: Callable[..., list[dict[str, Any]]] | None = None,
     ) -> None:
         self._plan = plan
+        self._without_blocks = without_blocks
         self.conversation_id = conversation_id
         self.tenant = tenant
         self.system = system
@@ -49,6 +51,7 @@ class Conversation:
         query: str = "",
         *,
         request_id: str | int | None = None,
+        outdated: Iterable[ContextBlock] = (),
     ) -> Plan:
         """Plan the next turn; a turn that was planned but not answered is replaced.
 
@@ -56,6 +59,7 @@ class Conversation:
             blocks: The turn's retrieved blocks, best first.
             query: The user's question.
             request_id: The engine's id of the request, for eviction.
+            outdated: Blocks of earlier turns that no longer hold; this turn says so.
         """
         with self._lock:
             request = ContextRequest(
@@ -66,6 +70,7 @@ class Conversation:
                 conversation_id=self.conversation_id,
                 tenant=self.tenant,
                 request_id=request_id,
+                outdated=outdated,
             )
             self._unanswered = self._plan(request)
             return self._unanswered
@@ -95,6 +100,25 @@ class Conversation:
                 {"role": "user", "content": turn.content},
                 {"role": "assistant", "content": answer},
             ]
+
+    def forget(self, block_ids: Iterable[BlockId]) -> None:
+        """Take the texts of blocks out of the history, such as those of deleted memories.
+
+        What the model said of them stays. A turn that waits for its answer keeps the messages it
+        was planned with and is forgotten.
+
+        Args:
+            block_ids: Ids of the blocks.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        with self._lock:
+            if self._without_blocks is not None:
+                self._history = self._without_blocks(
+                    self._history, block_ids, self.conversation_id, self.tenant
+                )
+            self._unanswered = None
 
     def compact(self, summary: str) -> None:
         """Replace the history by a summary.

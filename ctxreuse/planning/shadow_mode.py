@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
@@ -136,6 +136,20 @@ class ShadowPlanner:
         """Return the block tokens expected in the cache, in the order in which they are sent."""
         return self._as_sent.cached_tokens(request, in_order=True)
 
+    def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
+        """Return nothing: no turn says anything of the turns before it."""
+        return {}
+
+    def without_blocks(
+        self,
+        messages: Sequence[Message],
+        block_ids: Iterable[BlockId],
+        conversation_id: str | int,
+        tenant: str,
+    ) -> list[dict[str, Any]]:
+        """Return messages without some blocks' texts."""
+        return self._as_sent.without_blocks(messages, block_ids, conversation_id, tenant)
+
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
         self._planned.end_conversation(conversation_id, tenant)
@@ -157,6 +171,8 @@ class ShadowPlanner:
     def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
         shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else 0
         tokens = self.block_tokens(request.blocks, request.tenant)
+        if request.outdated:
+            request = replace(request, outdated=())
         return _Arrived(self._as_sent.plan(request, "none", deduplicate=False), tokens, shown)
 
     def _note(self, arrived: Sequence[_Arrived], strategy: Strategy) -> None:

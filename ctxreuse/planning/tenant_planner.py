@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest, text_digest
+from ctxreuse.context.blocks import (
+    BlockId,
+    BlockKey,
+    ContextBlock,
+    ContextRequest,
+    Message,
+    text_digest,
+)
 from ctxreuse.context.fork_safety import process_name
-from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, replace_overlaps
+from ctxreuse.context.rendering import (
+    Notice,
+    Reference,
+    SentBlock,
+    Templates,
+    TurnPart,
+    replace_overlaps,
+)
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
 from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
-from ctxreuse.index.shown_blocks import EMPTY_HISTORY, History, shown_in
+from ctxreuse.index.shown_blocks import (
+    EMPTY_HISTORY,
+    History,
+    said_outdated,
+    shown_in,
+    without_blocks,
+)
 from ctxreuse.ordering.batch import BatchContext, arrange
 from ctxreuse.ordering.online import LONG_CONTEXT, LongContext
 from ctxreuse.ordering.paper import paper_order
@@ -39,7 +59,8 @@ class _PreparedRequest(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
     `system` is the digest of the system text; `shown` holds the blocks to leave out, with the
-    labels under which the history shows them; `ordinals` are those of the others, in any order.
+    labels under which the history shows them; `outdated` holds the labels there of blocks that no
+    longer hold, as far as this has not been said; `ordinals` are those of the others, in any order.
     """
 
     request: ContextRequest
@@ -49,6 +70,7 @@ class _PreparedRequest(NamedTuple):
     weights: Mapping[BlockKey, int]
     history: History
     shown: Mapping[BlockKey, str]
+    outdated: Mapping[str, BlockKey]
     ordinals: Sequence[int]
 
     def sent(self, order: Sequence[BlockKey]) -> Sequence[BlockKey]:
@@ -165,6 +187,22 @@ class TenantPlanner:
         turn = self._open_turn(request, tokens, deduplicate)
         return sum(weight for key, weight in turn.weights.items() if key in turn.shown)
 
+    def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
+        """Return the blocks that a turn's history shows; see `ReusePlanner.shown_blocks`."""
+        return self._history(request).blocks
+
+    def without_blocks(
+        self,
+        messages: Sequence[Message],
+        block_ids: Iterable[BlockId],
+        conversation_id: str | int,
+        tenant: str,
+    ) -> list[dict[str, Any]]:
+        """Return messages without some blocks' texts; see `ReusePlanner.without_blocks`."""
+        with self._tenants.holding(tenant) as state:
+            recorded = state.conversations.recorded(conversation_id)
+        return without_blocks(messages, recorded, list(block_ids), self._settings.templates)
+
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache; see `ReusePlanner.cached_tokens`."""
         if self._tenants.known(request.tenant) is None:
@@ -240,6 +278,14 @@ class TenantPlanner:
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
         shown = history.label_of if deduplicate else {}
+        outdated: Mapping[str, BlockKey] = {}
+        if request.outdated and history.keys:
+            said = said_outdated(request.history or (), self._settings.templates)
+            holding = {label: key for label, key in history.keys.items() if label not in said}
+            gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
+            outdated = {label: key for label, key in holding.items() if key in gone}
+            current = {key: label for label, key in reversed(holding.items())}
+            shown = {key: current[key] for key in shown if key in current}
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         return _PreparedRequest(
             request=request,
@@ -249,6 +295,7 @@ class TenantPlanner:
             weights=_weights(tokens),
             history=history,
             shown=shown,
+            outdated=outdated,
             ordinals=history.next_ordinals(number) if request.history else range(1, number + 1),
         )
 
@@ -342,6 +389,14 @@ class TenantPlanner:
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
         parts: list[TurnPart] = []
         labels = dict(turn.history.labels)
+        replaced: dict[BlockId, list[str]] = {}
+        if turn.outdated:
+            replaced = {block.id: [] for block in turn.blocks.values()}
+            for old in turn.outdated:
+                if labels[old] in replaced:
+                    replaced[labels[old]].append(old)
+                else:
+                    parts.append(Notice(old, templates.outdated_annotation(old, None)))
         for key in order:
             block, label = turn.blocks[key], label_of.get(key)
             if label is None:
@@ -350,6 +405,9 @@ class TenantPlanner:
             else:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
+            for old in replaced.pop(block.id, ()) if replaced else ():
+                words = templates.outdated_annotation(old, label or shown[key])
+                parts.append(Notice(old, words))
         if self._settings.trim_overlaps:
             parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
             if is_cut_short and recorded is not None:

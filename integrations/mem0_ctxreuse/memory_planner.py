@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
@@ -17,16 +17,17 @@ from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockKey, distinct_texts
+from ctxreuse.context.blocks import BlockId, BlockKey, Message, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
-from ctxreuse.context.scope import current_scope
+from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 
 MemoryRecord: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and other fields of mem0."""
 
 _RESULTS = "results"
+_MOST_LOOKED_UP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,44 @@ class MemorySearch:
         return tenant_of(arguments.get("filters"), **ids)
 
 
+@dataclass(slots=True)
+class ShownMemories:
+    """The memories that earlier messages of a conversation show, and what the store has of them.
+
+    Attributes:
+        blocks: The memories as they stand there.
+        to_look_up: The ids of those that the search has not found, the latest 64.
+        stored: What the store has of these by id; None where it has nothing any more.
+    """
+
+    blocks: tuple[ContextBlock, ...] = ()
+    to_look_up: tuple[BlockId, ...] = ()
+    stored: dict[BlockId, str | None] = field(default_factory=dict)
+
+    def note(self, memory_id: BlockId, found: Any) -> None:
+        """Take note of what the store has returned for an id; an error is noted by the caller."""
+        text = found.get("memory") if isinstance(found, Mapping) else None
+        if found is None or isinstance(text, str):
+            self.stored[memory_id] = text
+
+    def outdated(self, found: Sequence[ContextBlock]) -> tuple[ContextBlock, ...]:
+        """Return those that no longer hold.
+
+        Args:
+            found: What the search has found.
+        """
+        now: dict[BlockId, set[str | None]] = {name: {text} for name, text in self.stored.items()}
+        for block in found:
+            now.setdefault(block.id, set()).add(block.text)
+        return tuple(one for one in self.blocks if one.id in now and one.text not in now[one.id])
+
+
+def is_not_found(error: Exception) -> bool:
+    """Return whether a store says by an error that it has no such memory."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status == 404 or "NotFound" in type(error).__name__
+
+
 class MemoryPlanner:
     """Plans the results of searches; an internal error lets the memories through as found.
 
@@ -129,23 +168,42 @@ class MemoryPlanner:
 
     @property
     def faults(self) -> int:
-        """How often planning has failed."""
+        """How often planning, or looking up what is shown, has failed."""
         return self._fail_open.faults
+
+    def note(self, error: Exception) -> None:
+        """Count that a memory could not be looked up; it counts as it stands."""
+        self._fail_open.note(error)
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result in planned order, its memories copied and none left out."""
         return self._fail_open.attempt(lambda: self._reordered(result, search), lambda: result)
 
-    def context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
+    def shown_memories(
+        self, result: Any, search: MemorySearch, asked: ContextRequest
+    ) -> ShownMemories:
+        """Return the memories that earlier messages show and that have not been found now."""
+        return self._fail_open.attempt(
+            lambda: self._shown_memories(result, search, asked), ShownMemories
+        )
+
+    def context(
+        self,
+        result: Any,
+        search: MemorySearch,
+        asked: ContextRequest,
+        shown: ShownMemories,
+    ) -> MemoryContext:
         """Return a search's memories as text.
 
         Args:
             result: What the search returned.
             search: The search.
             asked: The request without its blocks and its tenant, as `asked` made it.
+            shown: What earlier messages show, looked up in the store.
         """
         return self._fail_open.attempt(
-            lambda: self._context(result, search, asked),
+            lambda: self._context(result, search, asked, shown),
             # without labels, because earlier turns may use these
             lambda: MemoryContext(_joined(texts_as_found(result)), None, asked),
         )
@@ -158,16 +216,45 @@ class MemoryPlanner:
             search.query,
             history=scope.history,
             conversation_id=scope.conversation_id,
-            tenant=self._tenant_of(search),
+            tenant=self.tenant_of(search),
         )
         plan = self.planner.plan(request, deduplicate=False)
         return result_in_order(result, blocks, plan)
 
-    def _context(self, result: Any, search: MemorySearch, asked: ContextRequest) -> MemoryContext:
+    def without(
+        self, ids: Iterable[str | int], history: Iterable[Message], scope: RequestScope
+    ) -> list[dict[str, Any]]:
+        """Return messages of a conversation without the texts of memories.
+
+        Raises:
+            InvalidRequestError: wrong type, or no conversation.
+        """
+        if scope.conversation_id is None:
+            raise InvalidRequestError(
+                "memories can be found in the history of a named conversation only; give the "
+                "conversation_id that the messages were made with"
+            )
+        return self.planner.without_blocks(history, ids, scope.conversation_id, scope.tenant or "")
+
+    def _shown_memories(
+        self, result: Any, search: MemorySearch, asked: ContextRequest
+    ) -> ShownMemories:
+        if not asked.history or asked.conversation_id is None:
+            return ShownMemories()
+        request = replace(asked, tenant=self.tenant_of(search))
+        shown = self.planner.shown_blocks(request).values()
+        found = {block.id for block in map(memory_block, found_memories(result))}
+        missing = {block.id: None for block in shown if block.id not in found}
+        return ShownMemories(tuple(shown), tuple(missing)[-_MOST_LOOKED_UP:])
+
+    def _context(
+        self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
+    ) -> MemoryContext:
         blocks = [*map(memory_block, found_memories(result)), *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(distinct_texts(blocks))
-        request = replace(asked, blocks=unique, tenant=self._tenant_of(search))
+        outdated = shown.outdated(blocks)
+        request = replace(asked, blocks=unique, tenant=self.tenant_of(search), outdated=outdated)
         plan = self.planner.plan(request)
         text = render_turn(plan.parts, None, "", plan.templates)
         # a prompt may show other contexts, too, whose labels have to be others
@@ -175,7 +262,8 @@ class MemoryPlanner:
             self._registry.remember_planned(text, tenant)
         return MemoryContext(text, plan.order_annotation, plan.request, plan)
 
-    def _tenant_of(self, search: MemorySearch) -> str:
+    def tenant_of(self, search: MemorySearch) -> str:
+        """Return the tenant of a search: the surrounding one, the wrapper's, or the filters'."""
         for tenant in (current_scope().tenant, self._tenant):
             if tenant is not None:
                 return tenant

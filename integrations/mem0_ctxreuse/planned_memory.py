@@ -5,6 +5,7 @@ Everything but searching is the wrapped memory's.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, update_wrapper
@@ -14,8 +15,16 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
+from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse.memory_planner import MemoryContext, MemoryPlanner, MemorySearch, asked
+from mem0_ctxreuse.memory_planner import (
+    MemoryContext,
+    MemoryPlanner,
+    MemorySearch,
+    ShownMemories,
+    asked,
+    is_not_found,
+)
 
 _Memory = TypeVar("_Memory")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -110,6 +119,39 @@ class MemoryWrapper(Generic[_Memory]):
     def faults(self) -> int:
         """How often planning has failed and memories went through as they were found."""
         return self._memory_planner.faults
+
+    def forget(
+        self,
+        memory_ids: Iterable[str | int],
+        history: Iterable[Message],
+        *,
+        conversation_id: str | int | None = None,
+        filters: Any = None,
+        **owner: Any,
+    ) -> list[dict[str, Any]]:
+        """Take the texts of memories out of the messages of a conversation.
+
+        Deleting a memory from the store leaves it in the messages that have shown it; later turns
+        say that it no longer holds. What must not be sent any more is taken out so. What the model
+        said of it stays.
+
+        Args:
+            memory_ids: Ids of the memories.
+            history: The messages, as `messages` returned them, and the answers.
+            conversation_id: The conversation; None takes that of `ctxreuse.request_context`.
+            filters: The filters that its searches had: they tell whose it is.
+            **owner: `user_id` and the like, where searches have them outside the filters.
+
+        Returns:
+            The messages as copies, "(removed)" in place of the texts.
+
+        Raises:
+            InvalidRequestError: wrong type, or no conversation.
+        """
+        given = {**owner, "filters": filters}
+        tenant = self._memory_planner.tenant_of(MemorySearch(_no_search, "", (), given))
+        scope = current_scope().inside(tenant, conversation_id)
+        return self._memory_planner.without(memory_ids, history, scope)
 
     def __getattr__(self, name: str) -> Any:
         # copying and unpickling ask for these before there is a memory
@@ -212,6 +254,10 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
     ) -> MemoryContext:
         """Search, and return what was found as text for a prompt.
 
+        In a conversation, what earlier messages show and the store has changed or deleted since is
+        said to be replaced, or to hold no longer: `get` of the wrapped memory is asked for what the
+        search has not found, once for each, the latest 64.
+
         Exact duplicates are shown once, in the place of the best one. The relations of a graph
         memory are one more block, the last in the ranking.
 
@@ -229,9 +275,19 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         Raises:
             InvalidRequestError: wrong type.
         """
+        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.context(search.run(), search, request)
+        found = search.run()
+        shown = planner.shown_memories(found, search, request)
+        for memory_id in shown.to_look_up:
+            if not callable(get):
+                break
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                _note(planner, shown, memory_id, error)
+        return planner.context(found, search, request, shown)
 
     def messages(
         self,
@@ -295,9 +351,22 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         **kwargs: Any,
     ) -> MemoryContext:
         """Do what `ReuseMemory.context` does."""
+        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.context(await search.run(), search, request)
+        found = await search.run()
+        shown = planner.shown_memories(found, search, request)
+
+        async def look_up(get: Callable[[Any], Any], memory_id: Any) -> None:
+            try:
+                stored = get(memory_id)
+                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
+            except Exception as error:
+                _note(planner, shown, memory_id, error)
+
+        if callable(get):
+            await asyncio.gather(*(look_up(get, one) for one in shown.to_look_up))
+        return planner.context(found, search, request, shown)
 
     async def messages(
         self,
@@ -320,6 +389,18 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
 
     async def __aexit__(self, *raised: Any) -> Any:
         return await self._special("__aexit__")(*raised)
+
+
+def _no_search(query: str, **kwargs: Any) -> None:
+    """Stand where a search does whose arguments tell the tenant."""
+
+
+def _note(planner: MemoryPlanner, shown: ShownMemories, memory_id: Any, error: Exception) -> None:
+    """Note that a memory is gone, or could not be looked up."""
+    if is_not_found(error):
+        shown.note(memory_id, None)
+    else:
+        planner.note(error)
 
 
 def _checked_memory(memory: Any, is_async: bool) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.checks import checked_id, checked_integer, checked_kind
-from ctxreuse.context.rendering import Reference
+from ctxreuse.context.rendering import Notice, Reference
 from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
 from ctxreuse.planning.plan import Plan
 
@@ -68,6 +68,7 @@ class PlannedRequest:
                 if isinstance(part, Reference)
                 else (part.label, part.block.id, None)
                 for part in plan.parts
+                if not isinstance(part, Notice)
             ),
             order_annotation=plan.order_annotation,
             query=plan.request.query,

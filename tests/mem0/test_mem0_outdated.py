@@ -1,0 +1,171 @@
+"""Memories that were changed or deleted after a conversation has shown them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from mem0_stores import FakeMemory, mem0_offline, memory
+
+from ctxreuse import request_context
+from ctxreuse.errors import InvalidRequestError
+from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
+
+ALICE = {"filters": {"user_id": "alice"}}
+ANSWER = {"role": "assistant", "content": "Noted."}
+
+
+class Store(FakeMemory):
+    """Finds all that it has, unless `finds` says which; gets by id."""
+
+    def __init__(self, **texts: str) -> None:
+        super().__init__()
+        self.texts: dict[str, str] = texts
+        self.finds: list[str] | None = None
+        self.asked: list[str] = []
+
+    def search(self, query: str, **kwargs: Any) -> Any:
+        names = list(self.texts) if self.finds is None else self.finds
+        self.found = [memory(name, self.texts[name]) for name in names]
+        return super().search(query, **kwargs)
+
+    def get(self, memory_id: str) -> Any:
+        self.asked.append(memory_id)
+        return memory(memory_id, self.texts[memory_id]) if memory_id in self.texts else None
+
+
+class AsyncStore(Store):
+    async def search(self, query: str, **kwargs: Any) -> Any:
+        return super().search(query, **kwargs)
+
+    async def get(self, memory_id: str) -> Any:
+        return super().get(memory_id)
+
+
+class Chat:
+    """A conversation over a store, sync or async."""
+
+    def __init__(self, store: Store) -> None:
+        self.wrapped: Any = (
+            AsyncReuseMemory(store) if isinstance(store, AsyncStore) else ReuseMemory(store)
+        )
+        self.history: list[dict[str, Any]] = []
+
+    def ask(self, query: str) -> str:
+        options: Any = {"history": self.history, "conversation_id": "c", **ALICE}
+        messages = self.wrapped.messages(query, **options)
+        if not isinstance(messages, list):
+            messages = asyncio.run(messages)
+        self.history = [*messages, ANSWER]
+        return str(messages[-1]["content"])
+
+
+KINDS = pytest.mark.parametrize("kind", [Store, AsyncStore])
+
+
+@KINDS
+def test_a_changed_memory_is_said_to_be_replaced(kind: Any) -> None:
+    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
+    chat = Chat(store)
+    chat.ask("Where?")
+    store.texts["home"] = "Alice lives in Lisbon."
+    assert chat.ask("And now?") == (
+        "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\n"
+        "Please refer to [Doc_2] in the previous conversation.\n\nAnd now?"
+    )
+    assert store.asked == []
+
+
+@KINDS
+def test_a_memory_that_was_changed_and_is_not_found_holds_no_longer(kind: Any) -> None:
+    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
+    chat = Chat(store)
+    chat.ask("Where?")
+    store.texts["home"] = "Alice lives in Lisbon."
+    store.finds = ["cats"]
+    assert chat.ask("And?").startswith("[Doc_1] no longer holds; do not use it.\n\n")
+    store.finds = None
+    assert "[Doc_3] Alice lives in Lisbon." in chat.ask("Where?")
+
+
+@KINDS
+def test_a_deleted_memory_is_not_shown_as_valid(kind: Any) -> None:
+    store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
+    chat = Chat(store)
+    chat.ask("Where?")
+    del store.texts["pin"]
+    assert chat.ask("And?").startswith("[Doc_1] no longer holds; do not use it.\n\n")
+    assert "no longer holds" not in chat.ask("And?"), "once is enough"
+    assert set(store.asked) == {"pin"}
+    store.texts.clear()
+    assert chat.ask("Well?") == "[Doc_2] no longer holds; do not use it.\n\nWell?"
+
+
+@KINDS
+def test_what_stands_and_holds_is_left_alone(kind: Any) -> None:
+    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
+    chat = Chat(store)
+    chat.ask("Where?")
+    store.finds = ["cats"]
+    assert chat.ask("And?") == "Please refer to [Doc_2] in the previous conversation.\n\nAnd?"
+
+
+@KINDS
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_store_that_fails_says_nothing_and_one_that_does_not_find_does(
+    kind: Any, is_gone: bool
+) -> None:
+    class MemoryNotFoundError(Exception):
+        pass
+
+    store = kind(home="Alice lives in Porto.", cats="Alice has two cats.")
+    chat = Chat(store)
+    chat.ask("Where?")
+    store.finds = ["cats"]
+
+    def fail(memory_id: str) -> Any:
+        raise MemoryNotFoundError if is_gone else ConnectionError("no")
+
+    store.get = fail
+    assert ("no longer holds" in chat.ask("And?")) == is_gone
+    assert chat.wrapped.faults == (0 if is_gone else 1)
+
+
+@KINDS
+def test_a_forgotten_memory_leaves_the_messages(kind: Any) -> None:
+    store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
+    chat = Chat(store)
+    chat.ask("Where?")
+    del store.texts["pin"]
+    cleaned = chat.wrapped.forget(["pin"], chat.history, conversation_id="c", **ALICE)
+    assert "4711" not in str(cleaned)
+    assert "[Doc_1] (removed)\n\n[Doc_2] Alice has two cats." in cleaned[0]["content"]
+    with request_context(conversation_id="c"):
+        assert chat.wrapped.forget(["pin"], chat.history, **ALICE) == cleaned
+    assert chat.wrapped.forget(["pin"], chat.history, conversation_id="c") == chat.history
+    with pytest.raises(InvalidRequestError, match="give the conversation_id"):
+        chat.wrapped.forget(["pin"], chat.history, **ALICE)
+    chat.history = cleaned
+    assert "no longer" not in chat.ask("And?")
+
+
+def test_mem0_itself_is_asked() -> None:
+    from mem0 import Memory
+
+    store = mem0_offline(Memory)
+    for fact in ("Alice lives in Porto.", "The PIN is 4711."):
+        store.add(fact, user_id="alice", infer=False)
+    wrapped = ReuseMemory(store)
+    options: Any = {"conversation_id": "c", "threshold": 0, **ALICE}
+    first = wrapped.messages("Where?", **options)
+    ids = {one["memory"]: one["id"] for one in wrapped.memory.get_all(**ALICE)["results"]}
+    wrapped.update(ids["Alice lives in Porto."], "Alice lives in Lisbon.")
+    wrapped.delete(ids["The PIN is 4711."])
+    said = wrapped.messages("And?", history=[*first, ANSWER], **options)[-1]["content"]
+    label = "[Doc_1]" if "[Doc_1] The PIN" in first[0]["content"] else "[Doc_2]"
+    other = "[Doc_2]" if label == "[Doc_1]" else "[Doc_1]"
+    assert said == (
+        f"{label} no longer holds; do not use it.\n\n[Doc_3] Alice lives in Lisbon.\n\n"
+        f"[Doc_3] replaces {other}.\n\nAnd?"
+    )

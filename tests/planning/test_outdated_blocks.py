@@ -1,0 +1,142 @@
+"""Blocks that no longer hold: what is said of them, and how they leave a history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse.context.rendering import Notice, SentBlock
+from ctxreuse.errors import InvalidRequestError
+
+PORTO = ContextBlock(id="home", text="Alice lives in Porto.")
+LISBON = ContextBlock(id="home", text="Alice lives in Lisbon.")
+PIN = ContextBlock(id="pin", text="The PIN is 4711.")
+CATS = ContextBlock(id="cats", text="Alice has two cats.")
+
+
+def test_a_changed_block_is_said_to_replace_the_one_before() -> None:
+    chat = ReusePlanner().conversation("c")
+    chat.plan([PORTO, CATS], query="Where?")
+    chat.record("In Porto.")
+    plan = chat.plan([LISBON], query="And now?", outdated=[PORTO])
+    assert plan.content == (
+        "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\nAnd now?"
+    )
+    assert plan.labels == {"[Doc_1]": "home", "[Doc_2]": "cats", "[Doc_3]": "home"}
+    chat.record("In Lisbon.")
+    again = chat.plan([LISBON, CATS], query="Sure?", outdated=[PORTO])
+    assert again.content == (
+        "Please refer to [Doc_3] in the previous conversation.\n\n"
+        "Please refer to [Doc_2] in the previous conversation.\n\nSure?"
+    ), "what the history says already is not said again"
+
+
+def test_a_deleted_block_is_said_to_hold_no_longer_once() -> None:
+    chat = ReusePlanner().conversation("c")
+    chat.plan([PIN, CATS])
+    chat.record("Noted.")
+    plan = chat.plan([CATS], query="Go on.", outdated=[PIN])
+    assert plan.content.startswith("[Doc_1] no longer holds; do not use it.\n\nPlease refer to")
+    chat.record("Yes.")
+    assert "no longer" not in chat.plan([CATS], query="On.", outdated=[PIN]).content
+
+
+def test_a_block_that_is_as_it_was_before_a_change_is_sent_anew() -> None:
+    chat = ReusePlanner().conversation("c")
+    for now, before in ((PORTO, []), (LISBON, [PORTO]), (PORTO, [LISBON])):
+        plan = chat.plan([now], outdated=before)
+        chat.record("Yes.")
+    assert plan.content == "[Doc_3] Alice lives in Porto.\n\n[Doc_3] replaces [Doc_2]."
+    assert chat.plan([PORTO], outdated=[LISBON]).references == ("home",)
+    assert "[Doc_3]" in chat.plan([PORTO], outdated=[LISBON]).content
+
+
+def test_what_no_message_shows_is_not_spoken_of() -> None:
+    plan = ReusePlanner().plan(ContextRequest([CATS], outdated=[PIN]))
+    assert plan.content == "[Doc_1] Alice has two cats."
+    chat = ReusePlanner().conversation("c")
+    chat.plan([PIN, CATS])
+    chat.record("Noted.")
+    chat.compact("We spoke of cats.")
+    assert "no longer" not in chat.plan([CATS], outdated=[PIN]).content
+
+
+def test_shown_blocks_are_those_that_really_stand_there() -> None:
+    planner = ReusePlanner()
+    chat = planner.conversation("c")
+    first = chat.plan([PIN, CATS])
+    history = [{"role": "user", "content": first.content.replace("cats", "dogs")}]
+    request = ContextRequest((), history=history, conversation_id="c")
+    assert planner.shown_blocks(request) == {"[Doc_1]": PIN}
+    assert planner.shown_blocks(ContextRequest((), history=history, tenant="t")) == {}
+    with pytest.raises(InvalidRequestError):
+        planner.shown_blocks("c")  # type: ignore[arg-type]
+
+
+def test_a_forgotten_block_leaves_the_history() -> None:
+    planner = ReusePlanner()
+    chat = planner.conversation("c", "t", "Be brief.")
+    chat.plan([PIN, CATS], query="Which?")
+    chat.record("The PIN is 4711.")
+    chat.plan([PIN, PORTO], query="Which?")
+    chat.record("Yes.")
+    chat.forget(["pin"])
+    first, answer, second, _ = chat.messages()[1:]
+    assert first["content"] == "[Doc_1] (removed)\n\n[Doc_2] Alice has two cats.\n\nWhich?"
+    assert answer["content"] == "The PIN is 4711.", "what the model said stays"
+    assert "Please refer to [Doc_1]" in second["content"]
+    plan = chat.plan([CATS, PIN])
+    assert [block.id for block in plan.blocks] == ["pin"], "it stands nowhere any more"
+
+
+def test_multi_part_messages_are_cleaned_and_the_given_ones_stay() -> None:
+    planner = ReusePlanner()
+    chat = planner.conversation("c")
+    text = chat.plan([PIN, CATS]).content
+    given_messages = [{"role": "user", "content": [{"type": "text", "text": text}, {"type": "x"}]}]
+    [cleaned] = planner.without_blocks(given_messages, ["pin"], "c")
+    assert "4711" not in str(cleaned)
+    assert "4711" in str(given_messages)
+    assert planner.without_blocks(given_messages, ["pin"], "c", "other") == given_messages
+    with pytest.raises(InvalidRequestError):
+        planner.without_blocks(given_messages, "pin", "c")
+
+
+def test_shadow_mode_says_nothing() -> None:
+    chat = ReusePlanner(mode="shadow").conversation("c")
+    chat.plan([PORTO])
+    chat.record("Yes.")
+    plan = chat.plan([LISBON], outdated=[PORTO])
+    assert "replaces" not in plan.content
+
+
+versions = st.dictionaries(st.integers(0, 3), st.integers(0, 2), max_size=4)
+
+
+@settings(max_examples=60)
+@given(st.lists(versions, min_size=1, max_size=6), st.booleans())
+def test_the_last_word_on_each_block_is_what_the_store_says(
+    stores: list[dict[int, int]], words_are_own: bool
+) -> None:
+    own = Templates(replaced="<{label}> instead of <{old}>!", withdrawn="Ignore {old}.")
+    planner = ReusePlanner(templates=own if words_are_own else Templates())
+    chat = planner.conversation("c")
+    holds: dict[str, Any] = {}
+    for store in stores:
+        blocks = [ContextBlock(id=n, text=f"Fact {n} is {v}.") for n, v in store.items()]
+        history = [message for message in chat.messages() if message["role"] != "system"]
+        shown = planner.shown_blocks(ContextRequest((), history=history, conversation_id="c"))
+        keys = {block.key for block in blocks}
+        plan = chat.plan(blocks, outdated=[one for one in shown.values() if one.key not in keys])
+        chat.record("Yes.")
+        for part in plan.parts:
+            if isinstance(part, SentBlock):
+                holds[part.label] = part.block
+            elif isinstance(part, Notice):
+                del holds[part.label]
+        assert {block.key for block in holds.values()} == keys
+        assert len(plan.blocks) + len(plan.references) == len(blocks)
