@@ -7,7 +7,7 @@
 Nothing of mem0 is imported here: anything that searches as mem0 does can be wrapped.
 """
 
-from ctxreuse.adapters.memory_owners import tenant_of
+from ctxreuse.adapters.memories import tenant_of
 from mem0_ctxreuse.memory_planner import MemoryContext
 from mem0_ctxreuse.planned_memory import (
     AsyncReuseMemory,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
+from ctxreuse.adapters.memories import ENTITIES, ShownMemories, tenant_of
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockId, BlockKey, Message, distinct_texts
+from ctxreuse.context.blocks import BlockKey, Message, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
 from ctxreuse.context.scope import RequestScope, current_scope
@@ -27,7 +27,6 @@ MemoryRecord: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and other fields of mem0."""
 
 _RESULTS = "results"
-_MOST_LOOKED_UP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,44 +100,6 @@ class MemorySearch:
             arguments["filters"] = given.get("filters")
         ids = {name: arguments[name] for name in ENTITIES if name in arguments}
         return tenant_of(arguments.get("filters"), **ids)
-
-
-@dataclass(slots=True)
-class ShownMemories:
-    """The memories that earlier messages of a conversation show, and what the store has of them.
-
-    Attributes:
-        blocks: The memories as they stand there.
-        to_look_up: The ids of those that the search has not found, the latest 64.
-        stored: What the store has of these by id; None where it has nothing any more.
-    """
-
-    blocks: tuple[ContextBlock, ...] = ()
-    to_look_up: tuple[BlockId, ...] = ()
-    stored: dict[BlockId, str | None] = field(default_factory=dict)
-
-    def note(self, memory_id: BlockId, found: Any) -> None:
-        """Take note of what the store has returned for an id; an error is noted by the caller."""
-        text = found.get("memory") if isinstance(found, Mapping) else None
-        if found is None or isinstance(text, str):
-            self.stored[memory_id] = text
-
-    def outdated(self, found: Sequence[ContextBlock]) -> tuple[ContextBlock, ...]:
-        """Return those that no longer hold.
-
-        Args:
-            found: What the search has found.
-        """
-        now: dict[BlockId, set[str | None]] = {name: {text} for name, text in self.stored.items()}
-        for block in found:
-            now.setdefault(block.id, set()).add(block.text)
-        return tuple(one for one in self.blocks if one.id in now and one.text not in now[one.id])
-
-
-def is_not_found(error: Exception) -> bool:
-    """Return whether a store says by an error that it has no such memory."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status == 404 or "NotFound" in type(error).__name__
 
 
 class MemoryPlanner:
@@ -242,10 +203,7 @@ class MemoryPlanner:
         if not asked.history or asked.conversation_id is None:
             return ShownMemories()
         request = replace(asked, tenant=self.tenant_of(search))
-        shown = self.planner.shown_blocks(request).values()
-        found = {block.id for block in map(memory_block, found_memories(result))}
-        missing = {block.id: None for block in shown if block.id not in found}
-        return ShownMemories(tuple(shown), tuple(missing)[-_MOST_LOOKED_UP:])
+        return ShownMemories.of(self.planner, request, map(memory_block, found_memories(result)))
 
     def _context(
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories

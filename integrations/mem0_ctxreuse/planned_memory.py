@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.memories import ShownMemories, is_not_found
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import current_scope
@@ -21,9 +22,7 @@ from mem0_ctxreuse.memory_planner import (
     MemoryContext,
     MemoryPlanner,
     MemorySearch,
-    ShownMemories,
     asked,
-    is_not_found,
 )
 
 _Memory = TypeVar("_Memory")

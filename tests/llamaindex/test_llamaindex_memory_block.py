@@ -86,7 +86,9 @@ class TestReuseMemoryBlock:
         with request_context(conversation_id="c", history=history):
             assert (await block.aget([user("q")])).startswith("Please refer to [Doc_1]")
             mem0.found = [memory("1", "new " * 100)]
-            assert await block.aget([user("q")]) == f"[Doc_2] {'new ' * 100}"
+            assert await block.aget([user("q")]) == (
+                f"[Doc_2] {'new ' * 100}\n\n[Doc_2] replaces [Doc_1]."
+            )
 
     async def test_the_same_text_under_two_ids_is_shown_once(self) -> None:
         mem0 = FakeMemory([memory("1", "tea"), memory("2", "tea"), memory("3", "coffee")])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
-from llama_index.core.chat_engine import CondensePlusContextChatEngine
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, SimpleChatEngine
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import InsertMethod, Memory, StaticMemoryBlock, VectorMemoryBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
@@ -334,3 +334,49 @@ async def test_a_copied_memory_replays_what_was_sent_and_goes_on_by_itself(again
     prompt = as_prompt(await copied.aget())
     assert prompt.startswith(sent)
     assert letter_text("c") in prompt
+
+
+class FactMemory:
+    """A Mem0 that finds all its facts, and has a `get`."""
+
+    def __init__(self, **facts: str) -> None:
+        self.facts = facts
+
+    def search(self, query: str, **kwargs: Any) -> Any:
+        return {"results": [{"id": name, "memory": text} for name, text in self.facts.items()]}
+
+    def get(self, memory_id: str) -> Any:
+        return {"memory": self.facts[memory_id]} if memory_id in self.facts else None
+
+
+class TestOutdatedMemories:
+    async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self) -> None:
+        mem0 = FactMemory(home="Alice lives in Porto.", pin="The PIN is 4711.")
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}))
+        inner = RecordingLLM()
+        engine = SimpleChatEngine.from_defaults(llm=inner, memory=memory)
+        await engine.achat("Where?")
+        mem0.facts = {"home": "Alice lives in Lisbon."}
+        await engine.achat("And now?")
+        await engine.achat("Sure?")
+        assert grow(inner.prompts)
+        new = inner.prompts[1].removeprefix(inner.prompts[0])
+        assert "[Doc_2] no longer holds; do not use it." in new
+        assert "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1]." in new
+        assert inner.prompts[2].count("replaces") == 1
+
+        memory.forget(["pin"])
+        await engine.achat("Then?")
+        assert "4711" not in inner.prompts[3]
+        assert "[Doc_2] (removed)" in inner.prompts[3]
+        assert "Alice lives in Porto." in inner.prompts[3]
+
+    async def test_all_that_was_deleted_is_said_to_be(self) -> None:
+        mem0 = FactMemory(pin="The PIN is 4711.")
+        prompts_memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        inner = RecordingLLM()
+        engine = SimpleChatEngine.from_defaults(llm=inner, memory=prompts_memory)
+        await engine.achat("Where?")
+        mem0.facts = {}
+        await engine.achat("And now?")
+        assert "[Doc_1] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])

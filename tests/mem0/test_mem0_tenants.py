@@ -7,7 +7,7 @@ import pytest
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered
 
 from ctxreuse import request_context
-from ctxreuse.adapters import memory_owners
+from ctxreuse.adapters import memories
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"user_id": "alice"}
@@ -81,7 +81,7 @@ def test_a_tenant_is_a_valid_cache_salt_and_the_same_everywhere() -> None:
 
 
 def test_the_rule_is_the_one_that_all_integrations_share() -> None:
-    assert tenant_of is memory_owners.tenant_of
+    assert tenant_of is memories.tenant_of
 
 
 class Options:

@@ -61,6 +61,7 @@ def test_the_fixed_signatures():
         "conversation_id": None,
         "tenant": "",
         "request_id": None,
+        "outdated": (),
     }
     assert parameters(ReusePlanner.plan) == {
         "request": EMPTY,

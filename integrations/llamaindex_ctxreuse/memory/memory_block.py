@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -28,7 +28,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 
-from ctxreuse.adapters.memory_owners import ENTITIES, tenant_of
+from ctxreuse.adapters.memories import ENTITIES, ShownMemories, is_not_found, tenant_of
 from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
@@ -88,6 +88,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     A planning fault lets memories through as found, and a memory that cannot be reached leaves the
     conversation without memories; both are logged once and counted in `faults`.
+
+    What earlier turns show of Mem0's memories and Mem0 has changed or deleted since is said to be
+    replaced, or to hold no longer. `ReplayMemory.forget` takes texts out of what is replayed.
 
     The latest contents are remembered, because they may have to be truncated: 256, of 16,000,000
     characters together with the memories and the history. The tenant that holds most loses first.
@@ -181,7 +184,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             self._searching.note(error)
             return ""
         blocks = tuple(distinct_texts(found.blocks))
-        if not blocks:
+        shown = await self._shown(found.blocks)
+        outdated = shown.outdated(found.blocks)
+        if not blocks and not outdated:
             return "\n\n".join(found.left_out)
         scope = current_scope()
         return self._planning.attempt(
@@ -191,11 +196,55 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
                     history=scope.history,
                     conversation_id=scope.conversation_id,
                     tenant=self._tenant(scope),
+                    outdated=outdated,
                 ),
                 found.left_out,
             ),
             lambda: "\n\n".join([*(block.text for block in blocks), *found.left_out]),
         )
+
+    async def _shown(self, found: Sequence[ContextBlock]) -> ShownMemories:
+        """Return the memories that earlier messages show, looked up in the store."""
+        scope = current_scope()
+        request = ContextRequest(
+            (),
+            history=scope.history,
+            conversation_id=scope.conversation_id,
+            tenant=self._tenant(scope),
+        )
+        shown = self._planning.attempt(
+            lambda: ShownMemories.of(self._planner, request, found), ShownMemories
+        )
+        get = self._source.get
+        for memory_id in shown.to_look_up:
+            if get is None:
+                break
+            try:
+                shown.note(memory_id, await _called(get, memory_id))
+            except Exception as error:
+                if is_not_found(error):
+                    shown.note(memory_id, None)
+                else:
+                    self._searching.note(error)
+        return shown
+
+    def without(
+        self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
+    ) -> str:
+        """Return a text of a conversation without the texts of memories that this block showed.
+
+        Args:
+            content: The text.
+            memory_ids: Ids of the memories.
+            conversation_id: The conversation.
+        """
+        [message] = self._planner.without_blocks(
+            [{"role": "user", "content": content}],
+            memory_ids,
+            conversation_id,
+            self._tenant(current_scope()),
+        )
+        return str(message["content"])
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Remember messages that the short-term memory lets go."""
@@ -282,6 +331,8 @@ class _Mem0Source:
         self._top_k = top_k
         self._filters = dict(filters or {})
         self.tenant = tenant_of(self._filters)
+        get = getattr(memory, "get", None)
+        self.get: Callable[[Any], Any] | None = get if callable(get) else None
 
     async def search(self, query: str, session_id: str | None) -> _FoundMemories:
         found = await _called(
@@ -308,6 +359,7 @@ class _RetrieverSource:
     """The nodes of a retriever; messages are stored if there is a function that inserts them."""
 
     tenant: str = ""
+    get = None
 
     def __init__(
         self,
@@ -332,6 +384,7 @@ class _VectorStoreSource:
     """The nodes of a vector store, those of one session, as in LlamaIndex's VectorMemoryBlock."""
 
     tenant: str = ""
+    get = None
 
     def __init__(
         self,

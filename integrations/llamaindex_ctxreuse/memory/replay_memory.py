@@ -15,6 +15,7 @@ from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
 from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai, message_text
+from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
 _Insertions: TypeAlias = Mapping[bytes, tuple[ContentBlock, ...]]
 """By place, what the memory blocks added to the prompt for a turn; may be nothing."""
@@ -60,6 +61,33 @@ class ReplayMemory(Memory):
         memory = super().from_defaults(*args, **{"insert_method": InsertMethod.USER, **kwargs})
         assert isinstance(memory, ReplayMemory)
         return memory
+
+    def forget(self, memory_ids: Iterable[str | int]) -> None:
+        """Take the texts of memories out of what is replayed, such as those of deleted ones.
+
+        What the messages say of them stays. The engine computes anew what stands behind the first
+        text that is gone.
+
+        Args:
+            memory_ids: Ids of the memories.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        ids, conversation = list(memory_ids), self._conversation_id()
+        blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
+
+        def cleaned(content: ContentBlock) -> ContentBlock:
+            if not isinstance(content, TextBlock):
+                return content
+            text = content.text
+            for block in blocks:
+                text = block.without(text, ids, conversation)
+            return content.model_copy(update={"text": text})
+
+        self._inserted = {
+            place: tuple(map(cleaned, contents)) for place, contents in self._inserted.items()
+        }
 
     async def aget(
         self,

@@ -1,4 +1,4 @@
-"""The tenant of a Mem0 search: the user whose memories it reads.
+"""Memories in any framework: whose they are, and which of those that were shown hold no longer.
 
 An order reveals what was asked before, so the memories of one user never influence the order of
 another's. Every integration that searches Mem0 uses this module, so that one user is one tenant in
@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.planner import ReusePlanner
 
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 """The ids by which mem0 keeps memories apart."""
 
 _LOGICAL = ("AND", "OR", "NOT")
 _DIGEST_BYTES = 16
+_MOST_LOOKED_UP = 64
 
 
 class _Condition(NamedTuple):
@@ -96,3 +100,59 @@ def _compared(value: Any) -> Iterator[tuple[str, str]]:
             yield from _compared(one)
     else:
         yield "is", str(value).strip()
+
+
+@dataclass(slots=True)
+class ShownMemories:
+    """The memories that earlier messages of a conversation show, and what the store has of them.
+
+    Attributes:
+        blocks: The memories as they stand there.
+        to_look_up: The ids of those that the search has not found, the latest 64.
+        stored: What the store has of these by id; None where it has nothing any more.
+    """
+
+    blocks: tuple[ContextBlock, ...] = ()
+    to_look_up: tuple[BlockId, ...] = ()
+    stored: dict[BlockId, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, planner: ReusePlanner, request: ContextRequest, found: Iterable[ContextBlock]
+    ) -> ShownMemories:
+        """Return what the messages before a turn show, to be looked up.
+
+        Args:
+            planner: The planner that has planned these messages.
+            request: The turn; its history, conversation and tenant count.
+            found: What the turn's search has found.
+        """
+        if not request.history or request.conversation_id is None:
+            return cls()
+        shown = tuple(planner.shown_blocks(request).values())
+        now = {block.id for block in found}
+        missing = dict.fromkeys(block.id for block in shown if block.id not in now)
+        return cls(shown, tuple(missing)[-_MOST_LOOKED_UP:])
+
+    def note(self, memory_id: BlockId, found: Any) -> None:
+        """Take note of what the store has returned for an id; an error is noted by the caller."""
+        text = found.get("memory") if isinstance(found, Mapping) else None
+        if found is None or isinstance(text, str):
+            self.stored[memory_id] = text
+
+    def outdated(self, found: Sequence[ContextBlock]) -> tuple[ContextBlock, ...]:
+        """Return those that no longer hold.
+
+        Args:
+            found: What the search has found.
+        """
+        now: dict[BlockId, set[str | None]] = {name: {text} for name, text in self.stored.items()}
+        for block in found:
+            now.setdefault(block.id, set()).add(block.text)
+        return tuple(one for one in self.blocks if one.id in now and one.text not in now[one.id])
+
+
+def is_not_found(error: Exception) -> bool:
+    """Return whether a store says by an error that it has no such memory."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status == 404 or "NotFound" in type(error).__name__
