@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 from ctxreuse.adapters.plan_metadata import document_metadata
-from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.adapters.prompt_planner import planner_or_new, plans_together
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.fail_open import FailOpen
@@ -144,11 +144,7 @@ class DocumentPlanner(Generic[_Item]):
             for context, retrieved in zip(blocks, batch, strict=True)
         ]
         deduplicate = False if self._annotation == "off" else None
-        if len(requests) == 1:
-            plans = [self._planner.plan(requests[0], deduplicate=deduplicate)]
-        else:
-            planned = self._planner.plan_batch(requests, deduplicate=deduplicate)
-            plans = list(planned.in_input_order())
+        plans = plans_together(self._planner, requests, deduplicate=deduplicate)
         return [
             self._planned(retrieved.items, ranks_of, plan)
             for retrieved, ranks_of, plan in zip(batch, ranks, plans, strict=True)

@@ -190,13 +190,7 @@ class PromptPlanner:
         waiting = [
             (draft, request) for draft in drafts if (request := self._advance(draft)) is not None
         ]
-        if len(waiting) == 1:
-            plans = [self._planner.plan(waiting[0][1], self._strategy)]
-        elif waiting:
-            requests = [request for _, request in waiting]
-            plans = list(self._planner.plan_batch(requests, self._strategy).in_input_order())
-        else:
-            plans = []
+        plans = plans_together(self._planner, [one for _, one in waiting], self._strategy)
         for (draft, _), plan in zip(waiting, plans, strict=True):
             next_request = self._advance(draft, plan)
             while next_request is not None:
@@ -311,6 +305,36 @@ def planner_or_new(planner: object) -> ReusePlanner:
     return checked_kind("planner", planner, ReusePlanner, wanted)
 
 
+def plans_together(
+    planner: ReusePlanner,
+    requests: Sequence[ContextRequest],
+    strategy: Strategy = "reuse",
+    deduplicate: bool | None = None,
+) -> list[Plan]:
+    """Return the plans of requests that came together, in the order given.
+
+    A tenant's only one is planned as if it had come alone: a batch is ordered in another way, and
+    would show that others asked at the same time.
+
+    Args:
+        planner: Plans them.
+        requests: The requests.
+        strategy: As for `ReusePlanner.plan`.
+        deduplicate: As for `ReusePlanner.plan`.
+    """
+    of_tenant = Counter(request.tenant for request in requests)
+    in_batch = [n for n, request in enumerate(requests) if of_tenant[request.tenant] > 1]
+    plans: dict[int, Plan] = {}
+    if in_batch:
+        batch = [requests[n] for n in in_batch]
+        planned = planner.plan_batch(batch, strategy, deduplicate=deduplicate)
+        plans = dict(zip(in_batch, planned.in_input_order(), strict=True))
+    return [
+        plans[n] if n in plans else planner.plan(request, strategy, deduplicate=deduplicate)
+        for n, request in enumerate(requests)
+    ]
+
+
 class _PlacedPiece(NamedTuple):
     """A piece of a prompt.
 
@@ -414,7 +438,8 @@ class _Draft:
         """
         pieces: list[_PlacedPiece] = []
         counts = Counter(too_long=self._unsearched)
-        for one in self.pieces:
+        behind = [*self.pieces, None][1:]
+        for one, following in zip(self.pieces, behind, strict=True):
             if one.is_context:
                 outcome = next(claimed)
                 counts[_fate(outcome)] += 1
@@ -422,7 +447,8 @@ class _Draft:
                 piece: Piece = one.text
                 if outcome is Unplanned.IN_HISTORY:
                     sent = sent_text(self.tenant, self.sent_key(one.key))
-                    piece = piece if sent is None else sent
+                    if sent is not None and not _is_shown(sent, one, following):
+                        piece = sent
                 elif isinstance(outcome, FoundContext) and outcome.spans:
                     piece = outcome
                 is_context = outcome is not Unplanned.LEFT_ALONE
@@ -491,6 +517,13 @@ class _Draft:
         ]
         found = (label[0] for text in texts for label in templates.label_pattern.finditer(text))
         return list(dict.fromkeys(found))
+
+
+def _is_shown(sent: str, context: _PlacedPiece, following: _PlacedPiece | None) -> bool:
+    """Return whether a history shows a context as it was sent: as given, annotations behind it."""
+    if following is None or following.part != context.part or not sent.startswith(context.text):
+        return False
+    return following.text.startswith(sent[len(context.text) :])
 
 
 def _standings(parts: Sequence[PromptPart]) -> list[Standing]:

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from adapter_conformance import FaultyPlanner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planning_helpers import (
     assistant,
@@ -458,6 +458,18 @@ def test_a_tenants_order_does_not_depend_on_another_tenant(ones, others):
             seen = shared.plan(items, "?", other)
             wanted = alone.plan(items, "?", other)
             assert (seen.items, seen.annotation) == (wanted.items, wanted.annotation)
+
+
+@given(st.lists(st.tuples(retrievals, st.lists(retrievals, max_size=2)), max_size=6))
+@example([(items_of("eb"), [items_of("a")]), (items_of("cb"), [items_of("a")])])
+def test_who_retrieves_at_the_same_time_does_not_change_another_tenants_order(turns):
+    shared, alone = document_planner(), document_planner()
+    for items, others in turns:
+        mine = RetrievedItems(items, "?", RequestScope("one"))
+        theirs = [RetrievedItems(one, "?", RequestScope("other")) for one in others]
+        [seen, *_] = shared.plan_batch([mine, *theirs])
+        [wanted] = alone.plan_batch([mine])
+        assert (seen.items, seen.annotation) == (wanted.items, wanted.annotation)
 
 
 # failing open

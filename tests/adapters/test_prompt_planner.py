@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
@@ -416,3 +416,24 @@ def test_many_sent_forms_are_forgotten_again(monkeypatch: pytest.MonkeyPatch) ->
     held = world.prompts.statistics()
     assert held.sent_texts == 2
     assert 2 * 900 < held.sent_characters <= 3_000
+
+
+asked = st.lists(st.tuples(st.sampled_from("AB"), st.text("abcde", max_size=4)), max_size=3)
+
+
+@given(st.lists(asked, max_size=6))
+@example([[("A", "eb"), ("B", "")], [("A", "cb"), ("B", "a")]])
+def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(
+    batches: list[list[tuple[str, str]]],
+) -> None:
+    def sent_to_a(batches: list[list[tuple[str, str]]]) -> list[tuple[str, ...]]:
+        world, texts = World(), []
+        for batch in batches:
+            prompts = [
+                ScopedPrompt((PromptPart("user", world.context(letters, who)),), RequestScope(who))
+                for who, letters in batch
+            ]
+            texts += [one.texts for one in world.plan(*prompts) if batch[one.position][0] == "A"]
+        return texts
+
+    assert sent_to_a(batches) == sent_to_a([[one for one in b if one[0] == "A"] for b in batches])
