@@ -58,6 +58,17 @@ def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:
     assert world.prompts.statistics().in_history == 2
 
 
+def test_a_history_that_shows_what_was_sent_keeps_its_bytes() -> None:
+    world = World()
+    blocks = [block(letter, f"word {'y' * 300}") for letter in "ab"]
+    for _ in range(2):  # the same text, whichever block stands first
+        sent = world.one(PromptPart("user", f"{world.registry.render(blocks)}\n\nWhich?"))
+        blocks.reverse()
+    assert order_words(2, 1) in sent.texts[0]
+    history = (PromptPart("user", sent.texts[0]), *ASKED[1:])
+    assert world.one(*history).texts == tuple(part.text for part in history)
+
+
 def test_conversations_that_begin_alike_keep_the_forms_that_each_was_sent() -> None:
     world = World()
     world.one(system(world.context("abc")), ASKED[0], conversation_id="other")

@@ -129,6 +129,24 @@ class TestStructuredOutput:
         assert sorted(order.findall(second)[3:]) == list("xyz")
         assert re.findall(r"\[Doc_(\d)\] \w says", second) == list("123456")
 
+    @pytest.mark.parametrize("is_chat_model", [True, False])
+    def test_a_question_that_is_asked_again_stays_in_the_history_as_it_was(
+        self, is_chat_model: bool
+    ) -> None:
+        inner = RecordingLLM(answer=City(name="Rome").model_dump_json())
+        inner.is_chat_model = is_chat_model
+        llm = ReuseLLM(inner=inner, window_s=0)
+        asked = f"{context('ab')}\n\nWhich city?"
+        llm.structured_predict(City, PromptTemplate("{asked}"), asked=asked)
+        template = ChatPromptTemplate.from_messages(
+            [("user", "{asked}"), ("assistant", "Rome."), ("user", "{again}")]
+        )
+        again = f"{context('ab')}\n\nWhich city?"
+        llm.structured_predict(City, template, asked=asked, again=again)
+        before, _, behind = inner.prompts[-1].partition("Rome.")
+        assert "[Doc_1] a says" in before
+        assert "[Doc_3] a says" in behind
+
     def test_the_callers_template_and_arguments_are_not_changed(self) -> None:
         served = Served()
         template = PromptTemplate("{context}")

@@ -96,7 +96,8 @@ class PlannedTemplate(BasePromptTemplate):
 
     Args:
         template: The template.
-        replacements: A given and a planned text for each text block of the filled-in template.
+        replacements: A given and a planned text for each text block of the filled-in template, in
+            order; also where both are the same, because one block may quote a later one.
     """
 
     _template: BasePromptTemplate = PrivateAttr()
@@ -126,12 +127,12 @@ class PlannedTemplate(BasePromptTemplate):
     def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
         """Return the prompt as chat messages."""
         messages = self._parsed().format_messages(llm=llm, **kwargs)
-        remaining = self._replacements
+        remaining: Sequence[tuple[str, str]] = self._replacements
         texts: list[str] = []
         for position, part in (one for message in messages for one in _parts(message)):
             text = part.text
             if position is not None:
-                text, remaining = _replaced(text, remaining)
+                text, remaining = _replaced(text, remaining, most=1)
             texts.append(text)
         return messages_with(messages, texts)
 
@@ -144,21 +145,25 @@ class PlannedTemplate(BasePromptTemplate):
 
 
 def _replaced(
-    text: str, replacements: Sequence[tuple[str, str]]
-) -> tuple[str, list[tuple[str, str]]]:
-    """Return a text with replacements applied from left to right, and the replacements left.
+    text: str, replacements: Sequence[tuple[str, str]], most: int | None = None
+) -> tuple[str, Sequence[tuple[str, str]]]:
+    """Return a text with replacements applied from left to right, and those behind the last one.
 
-    Each replacement is used once; those after the first that is not found are left.
+    Each is used once; one that is not found is passed over.
+
+    Args:
+        text: The text.
+        replacements: Old and new texts, in the order in which the old ones stand.
+        most: How many are applied; None applies all.
     """
     pieces: list[str] = []
     end = 0
-    remaining = list(replacements)
-    while remaining:
-        old, new = remaining[0]
-        start = text.find(old, end)
-        if start < 0:
-            break
-        pieces += [text[end:start], new]
-        end = start + len(old)
-        del remaining[0]
+    remaining = replacements
+    for number, (old, new) in enumerate(replacements, start=1):
+        start = -1 if most == 0 else text.find(old, end)
+        if start >= 0:
+            pieces += [text[end:start], new]
+            end = start + len(old)
+            remaining = replacements[number:]
+            most = None if most is None else most - 1
     return "".join([*pieces, text[end:]]), remaining

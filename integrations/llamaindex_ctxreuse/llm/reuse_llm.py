@@ -338,7 +338,7 @@ class ReuseLLM(DelegatingLLM):
 
         def send(planned: PlannedPrompt) -> _Answer:
             texts = zip(prompt.parts, planned.texts, strict=True)
-            replacements = [(part.text, text) for part, text in texts if part.text != text]
+            replacements = [(part.text, text) for part, text in texts if part.text]
             return method(output_cls, PlannedTemplate(template, replacements), options, **arguments)
 
         return _ModelCall(prompt, send)
