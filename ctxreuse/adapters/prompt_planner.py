@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ctxreuse.adapters.context_search import FoundContext, Piece
 from ctxreuse.adapters.rendered_contexts import (
@@ -103,6 +103,8 @@ class PromptStatistics:
             given where that is not known.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
+        not_recognised: Prompts that show the first two labels, and neither a context of their
+            tenant nor one of another scope: it was rendered in another process, or altered since.
         too_long: Texts and prompts sent as given because they take too much work to plan.
         sent_texts: Contexts as they were sent that are remembered for later turns.
         sent_characters: How long these are together.
@@ -115,6 +117,7 @@ class PromptStatistics:
     planned_before: int = 0
     in_history: int = 0
     in_other_scope: int = 0
+    not_recognised: int = 0
     too_long: int = 0
     sent_texts: int = 0
     sent_characters: int = 0
@@ -227,12 +230,16 @@ class PromptPlanner:
             claimed = iter(self._registry.claim(tenant, sightings, met))
             for draft in of_tenant:
                 counts.update(draft.settle(claimed, self._sent_text))
+        first_labels = self._planner.templates.block_labels([1, 2])
         for draft in drafts:
-            if not draft.has_contexts and self._registry.is_rendered_elsewhere(
-                draft.new_texts(), draft.tenant
-            ):
+            if draft.has_contexts:
+                continue
+            texts = draft.new_texts()
+            if self._registry.is_rendered_elsewhere(texts, draft.tenant):
                 counts["in_other_scope"] += 1
                 _log_other_scope()
+            elif any(all(label in text for label in first_labels) for text in texts):
+                counts["not_recognised"] += 1
         if counts["left_alone"]:
             _log_left_alone()
         if counts:
@@ -309,7 +316,7 @@ def plans_together(
     planner: ReusePlanner,
     requests: Sequence[ContextRequest],
     strategy: Strategy = "reuse",
-    deduplicate: bool | None = None,
+    **options: Any,
 ) -> list[Plan]:
     """Return the plans of requests that came together, in the order given.
 
@@ -320,17 +327,17 @@ def plans_together(
         planner: Plans them.
         requests: The requests.
         strategy: As for `ReusePlanner.plan`.
-        deduplicate: As for `ReusePlanner.plan`.
+        options: As for `ReusePlanner.plan`.
     """
     of_tenant = Counter(request.tenant for request in requests)
     in_batch = [n for n, request in enumerate(requests) if of_tenant[request.tenant] > 1]
     plans: dict[int, Plan] = {}
     if in_batch:
         batch = [requests[n] for n in in_batch]
-        planned = planner.plan_batch(batch, strategy, deduplicate=deduplicate)
+        planned = planner.plan_batch(batch, strategy, **options)
         plans = dict(zip(in_batch, planned.in_input_order(), strict=True))
     return [
-        plans[n] if n in plans else planner.plan(request, strategy, deduplicate=deduplicate)
+        plans[n] if n in plans else planner.plan(request, strategy, **options)
         for n, request in enumerate(requests)
     ]
 

@@ -3,6 +3,8 @@
 What stands in a message of the user before an answer was sent before, and keeps its bytes.
 """
 
+import json
+
 import pytest
 from test_prompt_planner import World, block, letters_in, order_words
 
@@ -122,3 +124,15 @@ def test_labels_are_given_out_once_in_a_prompt() -> None:
     assert later.texts[0] == f"[Doc_3] {block('c').text}\n\n[Doc_4] {block('d').text}"
     world.registry.remember_planned(planned := World().context("ef"))
     assert world.user(f"{world.context('a')}\n\n{planned}").startswith("[Doc_3] a: ")
+
+
+def test_prompts_that_show_labels_and_no_context_of_this_process_are_counted() -> None:
+    world, elsewhere = World(), World()
+    context = elsewhere.context("abc")
+    for text in (context, json.dumps(context), f"{context[:-9]}\n\nWhich?"):
+        assert world.user(text) == text
+    assert world.prompts.statistics().not_recognised == 3
+    world.user("What does [Doc_1] say?")
+    world.user(f"{world.context('ab')} What do [Doc_1] and [Doc_2] say?")
+    world.one(PromptPart("user", context), *ASKED[1:])  # answered before
+    assert world.prompts.statistics().not_recognised == 3

@@ -314,7 +314,7 @@ def test_a_batch_inside_a_step_knows_the_config_around_it(method: str) -> None:
         step = RunnableLambda(abatch)
     for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         config: Any = {"configurable": {"tenant": tenant}}
-        texts = [question(letters), "Hi"]
+        texts = [question(letters, tenant=tenant), "Hi"]
         if method == "batch":
             step.invoke(texts, config)
         else:
@@ -530,7 +530,7 @@ class TestWindow:
 
         async def ask(tenant: str, letters: str) -> None:
             with request_context(tenant=tenant):
-                await wrapper.ainvoke(question(letters, f"{tenant} {letters}"))
+                await wrapper.ainvoke(question(letters, f"{tenant} {letters}", tenant))
 
         await asyncio.gather(ask("one", "abc"), ask("two", "bca"), ask("one", "cab"))
         sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}

@@ -93,3 +93,43 @@ def test_a_context_of_no_tenant_is_counted() -> None:
         llm.complete(f"{context}\n\nWhich?")
     statistics = llm.prompt_statistics
     assert (statistics.planned, statistics.in_other_scope) == (0, 1)
+
+
+def rendered(word: str) -> str:
+    return format_context(letter_nodes(word), MetadataMode.NONE)
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_context_pasted_behind_a_history_is_sent_as_given(role: str) -> None:
+    inner = RecordingLLM()
+    llm = ReuseLLM(inner=inner, window_s=0)
+    with request_context(tenant=f"pasted, {role}"):
+        shown = rendered("abc")
+        llm.chat([ChatMessage(role=role, content=shown), ChatMessage(role="user", content="One?")])
+        shown = rendered("cab")
+        messages = [
+            ChatMessage(role=role, content=shown),
+            ChatMessage(role="user", content="One?"),
+            ChatMessage(role="assistant", content="So."),
+            ChatMessage(role="user", content=f"What is this? {shown}"),
+        ]
+        llm.chat(messages)
+    assert inner.chats[-1] == messages
+
+
+def test_a_context_in_the_system_message_is_planned_in_every_turn_behind_other_labels() -> None:
+    inner = RecordingLLM()
+    llm = ReuseLLM(inner=inner, window_s=0)
+    with request_context(tenant="system"):
+        asked = ChatMessage(role="user", content=f"{rendered('ab')}\n\nOne?")
+        llm.chat([asked])
+        answered = [asked, ChatMessage(role="assistant", content="So.")]
+        newest = ChatMessage(role="user", content="Two?")
+        for word in ("cd", "dc"):
+            system = ChatMessage(role="system", content=f"Facts: {rendered(word)}")
+            llm.chat([system, *answered, newest])
+            assert inner.chats[-1][1:] == [*answered, newest]
+            first, _, second = inner.chats[-1][0].content.partition("\n\n")
+            assert first.startswith(f"Facts: [Doc_3] {word[0]} says")
+            assert second.startswith(f"[Doc_4] {word[1]} says")
+    assert llm.prompt_statistics.planned == 3
