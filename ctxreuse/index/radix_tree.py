@@ -22,6 +22,7 @@ from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.lru_map import PartSize
 
 _REQUESTS_A_NODE = 4
+_STEPS = 64
 
 
 class Node:
@@ -33,6 +34,7 @@ class Node:
     __slots__ = (
         "children",
         "edge",
+        "is_queued",
         "last_use",
         "parent",
         "request_ids",
@@ -56,6 +58,7 @@ class Node:
         self.request_ids: dict[str | int, None] = {}
         self.uses = 0
         self.last_use = 0
+        self.is_queued = False  # whether the index's heap has an entry of it
 
 
 def opens_turn(node: Node) -> bool:
@@ -159,7 +162,8 @@ class ContextIndex:
         self.node_count = 0
         self.block_count = 0
         self.request_size = 0
-        # a heap of every node that has become a leaf, by last use; stale entries are passed over
+        # A heap of every node that has become a leaf, one entry each, by a time not after its last
+        # use: entries are brought up to date, a few at a time, as they come to the top.
         self._leaves: list[tuple[int, int, Node]] = []
         self._numbers = 0  # given to turns and heap entries, to decide between equal last uses
 
@@ -294,15 +298,19 @@ class ContextIndex:
         return Evicted(1, before - self.tokens, ())
 
     def oldest_use(self) -> int | None:
-        """Return when the least recently used leaf was used; None for an empty index."""
-        leaf = self._oldest_leaf()
-        return None if leaf is None else leaf.last_use
+        """Return when the least recently used leaf was used; None for an empty index.
+
+        It may be an earlier time where very many leaves were used since this was asked last.
+        """
+        self._oldest_leaf()
+        return self._leaves[0][0] if self._leaves else None
 
     def evict_oldest(self, tokens: int) -> int:
         """Shorten the least recently used leaf, from its end, by at least `tokens` if it can.
 
         Returns:
-            The tokens that left; 0 for an empty index.
+            The tokens that left; 0 for an empty index, or where very many leaves were used since it
+            was found last: a call takes a bounded number of steps, and the next one goes on.
         """
         leaf = self._oldest_leaf()
         if leaf is None:
@@ -426,19 +434,32 @@ class ContextIndex:
             if not node.request_ids and self._roots.get(node.edge) is node:
                 del self._roots[node.edge]
             return
+        if node.is_queued:
+            return
+        node.is_queued = True
         heapq.heappush(self._leaves, (node.last_use, self._next_number(), node))
-        if len(self._leaves) > 64 + 4 * self.node_count:  # most are stale
+        if len(self._leaves) > 64 + 4 * self.node_count:  # most are of nodes that are gone
+            for *_, gone in self._leaves:
+                gone.is_queued = False
             leaves = [one for one in self.nodes() if one.parent is not None and not one.children]
             self._leaves = [(leaf.last_use, self._next_number(), leaf) for leaf in leaves]
             heapq.heapify(self._leaves)
+            for leaf in leaves:
+                leaf.is_queued = True
 
     def _oldest_leaf(self) -> Node | None:
-        """Return the leaf whose last use is longest ago; None if there is none."""
-        while self._leaves:
-            last_use, _, node = self._leaves[0]
-            if node.last_use == last_use and node.parent is not None and not node.children:
+        """Return the leaf whose last use is longest ago; None if it is not found in a few steps."""
+        leaves, steps = self._leaves, 0
+        while leaves and steps < _STEPS:
+            last_use, _, node = leaves[0]
+            if node.parent is None or node.children:
+                heapq.heappop(leaves)
+                node.is_queued = False
+            elif node.last_use == last_use:
                 return node
-            heapq.heappop(self._leaves)
+            else:
+                heapq.heapreplace(leaves, (node.last_use, self._next_number(), node))
+            steps += 1
         return None
 
     def _remove(self, node: Node) -> None:

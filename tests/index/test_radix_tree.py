@@ -487,6 +487,22 @@ def test_the_queue_of_leaves_does_not_grow_with_use():
     check_index(sender.index)
 
 
+def test_leaves_that_are_used_again_and_again_are_queued_once_and_found_in_short_steps():
+    sender = Sender()
+    sender.send("z", "oldest")
+    for _ in range(3):
+        for number in range(500):
+            sender.send(chr(0x4E00 + number), number)
+    assert len(sender.index._leaves) == 501
+    sender.index.evict(["oldest"])
+    assert steps(sender.index.oldest_use) < 1_000  # to look at all 500 leaves would take 4,500
+    used: list[int] = []
+    while sender.index.node_count:
+        assert steps(lambda: used.append(sender.index.evict_oldest(1))) < 1_000
+    assert used.count(0) <= 2 * 500 / 64
+    assert sender.index.evict_oldest(1) == 0
+
+
 def test_the_queue_of_leaves_does_not_outgrow_the_most_nodes_ever_held():
     sender = Sender()
     for number in range(1_000):

@@ -139,7 +139,11 @@ def check_index(index: ContextIndex) -> None:
     assert size.tokens == sum(sum(node.weights) for node in inner)
     assert index.capacity_tokens is None or size.tokens <= index.capacity_tokens
 
-    queued = {(last_use, id(node)) for last_use, _, node in index._leaves}
+    queued = {id(node): last_use for last_use, _, node in index._leaves}
+    assert len(queued) == len(index._leaves)
     leaves = [node for node in inner if not node.children]
-    assert all((leaf.last_use, id(leaf)) in queued for leaf in leaves)
+    assert all(queued[id(leaf)] <= leaf.last_use for leaf in leaves)
+    assert all(node.is_queued == (id(node) in queued) for node in inner)
+    for _ in index._leaves[::64]:  # each time a few entries are brought up to date
+        index.oldest_use()
     assert index.oldest_use() == min((leaf.last_use for leaf in leaves), default=None)
