@@ -11,7 +11,13 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
-from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.schema import (
+    ImageNode,
+    MetadataMode,
+    NodeWithScore,
+    QueryBundle,
+    TextNode,
+)
 from llamaindex_helpers import (
     CountingPlanner,
     LetterRetriever,
@@ -438,6 +444,39 @@ class TestRetrieval:
         assert retriever.queries == ["ab one?", "answer 2"]
         assert inner.prompts[1] == "user: ab one?\nassistant: answer 1 | cb two?"
         assert inner.prompts[2].endswith("cb two?</>")
+
+    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
+    async def test_a_question_may_be_a_query_bundle(self, way: str) -> None:
+        seen: list[Any] = []
+
+        class Retriever(LetterRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                seen.append(query_bundle.custom_embedding_strs)
+                return super()._retrieve(query_bundle)
+
+        inner = RecordingLLM()
+        chat = engine(inner, retriever=Retriever())
+        bundle: Any = QueryBundle("ab one?", custom_embedding_strs=["a river"])
+        await ask(way, chat, bundle)
+        assert seen == [["a river"]]
+        assert inner.prompts[0].endswith("ab one?</>")
+        assert chat.said[0].content == "ab one?"
+
+    def test_only_texts_are_shown_and_each_once(self) -> None:
+        class Retriever(LetterRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                a, b = super()._retrieve(query_bundle)
+                copy = NodeWithScore(node=TextNode(id_="copy", text=a.text), score=0.5)
+                image = NodeWithScore(node=ImageNode(image_url="http://i", text=""), score=0.4)
+                return [image, a, copy, b]
+
+        inner = RecordingLLM()
+        response = engine(inner, retriever=Retriever()).chat("ab one?")
+        assert inner.prompts[0] == (
+            f"<user>[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}\n\nab one?</>"
+        )
+        labels = [one.metadata.get("ctxreuse", {}).get("label") for one in response.source_nodes]
+        assert labels == [None, "[Doc_1]", None, "[Doc_2]"]
 
     def test_a_planning_fault_sends_the_texts_as_retrieved(
         self, caplog: pytest.LogCaptureFixture

@@ -159,12 +159,12 @@ class ReuseChatEngine(BaseChatEngine):
 
     @trace_method("chat")
     def chat(
-        self, message: str, chat_history: list[ChatMessage] | None = None
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgentChatResponse:
         """Return the answer to a question.
 
         Args:
-            message: The question.
+            message: The question; a `QueryBundle` says what to retrieve for it, too.
             chat_history: The conversation so far; None continues this engine's.
         """
         turn = self._turn(message, chat_history)
@@ -174,7 +174,7 @@ class ReuseChatEngine(BaseChatEngine):
 
     @trace_method("chat")
     async def achat(
-        self, message: str, chat_history: list[ChatMessage] | None = None
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgentChatResponse:
         """Return the answer to a question; see `chat`."""
         turn = await self._aturn(message, chat_history)
@@ -184,7 +184,7 @@ class ReuseChatEngine(BaseChatEngine):
 
     @trace_method("chat")
     def stream_chat(
-        self, message: str, chat_history: list[ChatMessage] | None = None
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
         """Return the answer to a question as it comes; see `chat`.
 
@@ -201,7 +201,7 @@ class ReuseChatEngine(BaseChatEngine):
 
     @trace_method("chat")
     async def astream_chat(
-        self, message: str, chat_history: list[ChatMessage] | None = None
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
         """Return the answer to a question as it comes; see `stream_chat`."""
         turn = await self._aturn(message, chat_history)
@@ -214,23 +214,33 @@ class ReuseChatEngine(BaseChatEngine):
         )
         return response
 
-    def _turn(self, message: str, chat_history: list[ChatMessage] | None) -> ChatTurn:
-        begun, condensing = self._begin(message, chat_history)
-        query = message if condensing is None else self._llm.complete(condensing).text
+    def _turn(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None) -> ChatTurn:
+        query = _as_query(message)
+        begun, condensing = self._begin(query.query_str, chat_history)
+        if condensing is not None:
+            searched = QueryBundle(self._llm.complete(condensing).text)
+        else:
+            searched = query
         with request_context(history=()):  # a planner of ours in there must leave nothing out
-            nodes = self._retriever.retrieve(query)
+            nodes = self._retriever.retrieve(searched)
             for postprocessor in self._postprocessors:
-                nodes = postprocessor.postprocess_nodes(nodes, QueryBundle(query))
-        return self._turns.turn(message, nodes, begun, self._llm.metadata)
+                nodes = postprocessor.postprocess_nodes(nodes, searched)
+        return self._turns.turn(query.query_str, nodes, begun, self._llm.metadata)
 
-    async def _aturn(self, message: str, chat_history: list[ChatMessage] | None) -> ChatTurn:
-        begun, condensing = self._begin(message, chat_history)
-        query = message if condensing is None else (await self._llm.acomplete(condensing)).text
+    async def _aturn(
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None
+    ) -> ChatTurn:
+        query = _as_query(message)
+        begun, condensing = self._begin(query.query_str, chat_history)
+        if condensing is not None:
+            searched = QueryBundle((await self._llm.acomplete(condensing)).text)
+        else:
+            searched = query
         with request_context(history=()):
-            nodes = await self._retriever.aretrieve(query)
+            nodes = await self._retriever.aretrieve(searched)
             for postprocessor in self._postprocessors:
-                nodes = await postprocessor.apostprocess_nodes(nodes, QueryBundle(query))
-        return self._turns.turn(message, nodes, begun, self._llm.metadata)
+                nodes = await postprocessor.apostprocess_nodes(nodes, searched)
+        return self._turns.turn(query.query_str, nodes, begun, self._llm.metadata)
 
     def _begin(
         self, message: str, chat_history: list[ChatMessage] | None
@@ -240,7 +250,6 @@ class ReuseChatEngine(BaseChatEngine):
         Raises:
             InvalidRequestError: wrong type.
         """
-        checked_kind("message", message, str, "a text")
         passed = None if chat_history is None else _checked_history(chat_history)
         with self._lock:
             if passed is not None:
@@ -301,6 +310,11 @@ class ReuseChatEngine(BaseChatEngine):
                 _add_piece(answer, piece)
                 yield piece
         self._record(turn, "".join(answer))
+
+
+def _as_query(message: str | QueryBundle) -> QueryBundle:
+    checked_kind("message", message, (str, QueryBundle), "a text or a QueryBundle")
+    return QueryBundle(message) if isinstance(message, str) else message
 
 
 def _checked_history(chat_history: Any) -> list[ChatMessage]:

@@ -14,7 +14,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, distinct_texts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
@@ -140,7 +140,8 @@ class ChatTurn:
         content: This turn's message: blocks, annotations, question.
         history: What is sent before it.
         begun: The transcript when the turn began; longer than `history` where that had to be cut.
-        nodes: What was retrieved, best first; planned nodes carry rank, label and plan.
+        nodes: What was retrieved, best first; those that the prompt shows carry rank, label and
+            plan.
         plan: Its plan; None where planning failed.
     """
 
@@ -168,6 +169,11 @@ class _Retrieved:
     blocks: list[ContextBlock]
     question: str
     can_be_planned: bool = True
+
+    @property
+    def shown(self) -> list[ContextBlock]:
+        """What the prompt shows: no text twice, and nothing of nodes without text, as of images."""
+        return distinct_texts(block for block in self.blocks if block.text.strip())
 
 
 class ChatTurnPlanner:
@@ -228,7 +234,7 @@ class ChatTurnPlanner:
             )
         plan = None
         if planned is None:
-            texts = [block.text for block in retrieved.blocks]  # without labels
+            texts = [block.text for block in retrieved.shown]  # without labels
             content = "\n\n".join([*texts, retrieved.question])
             history = self._fitting(begun, window, lambda history: content)
         else:
@@ -283,7 +289,7 @@ class ChatTurnPlanner:
         scope = current_scope()
         conversation = scope.conversation_id
         return ContextRequest(
-            retrieved.blocks,
+            retrieved.shown,
             retrieved.question,
             system=self._system_prompt,
             history=history.as_openai(),
@@ -340,13 +346,19 @@ def _window(model: LLMMetadata) -> int:
 
 
 def _with_plan(retrieved: _Retrieved, plan: Plan | None) -> list[NodeWithScore]:
-    """Return copies of the nodes, as ranked, that carry their rank, label and plan."""
+    """Return copies of the nodes, as ranked, that carry their rank, label and plan.
+
+    A node that the prompt does not show, because it has no text or another one has the same, is
+    returned as it is.
+    """
     if plan is None:
         return retrieved.nodes
     metadata = document_metadata(plan, with_order=True)
     label_of = plan.label_of
     return [
         planned_copy(one, metadata.position(rank, label_of[block.key]))
+        if block.key in label_of
+        else one
         for rank, (one, block) in enumerate(zip(retrieved.nodes, retrieved.blocks, strict=True))
     ]
 
