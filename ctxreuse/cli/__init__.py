@@ -22,6 +22,8 @@ def main() -> None:
         with suppress(OSError):  # nobody takes it; the exit code says it
             print(f"ctxreuse: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        _lose_unwritten_errors()
 
 
 def _replace_closed_streams() -> None:
@@ -66,6 +68,14 @@ def _write_out() -> None:
     except CtxreuseError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
+
+
+def _lose_unwritten_errors() -> None:
+    """Lose what standard error has not taken; at its own end Python would exit with 120 for it."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def __getattr__(name: str) -> Any:

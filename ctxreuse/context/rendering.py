@@ -151,7 +151,7 @@ class Templates:
         words = words.replace(r"\{label\}", any_label).replace(r"\{old\}", f"({any_label})")
         return re.compile(words)
 
-    def outdated_annotation(self, old: str, label: str | None) -> str:
+    def outdated_annotation(self, old: str, label: str | None = None) -> str:
         """Return the words on a block that no longer holds.
 
         Args:
@@ -159,9 +159,9 @@ class Templates:
             label: The label of what it says now; None if it says nothing any more.
         """
         if label is None:
-            return self.withdrawn.replace("{old}", old)
-        before, _, after = self.replaced.partition("{label}")
-        return before + label + after.replace("{old}", old)
+            return _filled(self.withdrawn, "old", old)
+        before, _, after = self.replaced.partition("{old}")
+        return _filled(before, "label", label) + _filled("{old}", "old", old) + after
 
     def order_annotation(self, labels: Sequence[str]) -> str:
         """Return the retriever's ranking in words.

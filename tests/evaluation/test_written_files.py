@@ -56,10 +56,17 @@ def usual_umask():
 def command(tmp_path, trace):
     """Return a function that runs the command in a process of its own, in a folder of its own."""
 
+    buffering = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
     def run_in_shell(*arguments, before="", after=""):
         words = " ".join((before, sys.executable, "-m", "ctxreuse", *arguments, after))
         return subprocess.run(
-            ["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True, check=False
+            ["bash", "-c", words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=buffering,
         )
 
     return run_in_shell

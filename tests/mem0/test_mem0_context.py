@@ -145,7 +145,7 @@ def test_an_updated_memory_is_shown_and_not_referred_to() -> None:
     wrapped.memory.found = [memory("1", "Alice lives in Lisbon."), memory("2", "Alice has a cat.")]
     second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
     assert second[-1]["content"] == (
-        "[Doc_3] Alice lives in Lisbon.\n\n"
+        "[Doc_3] Alice lives in Lisbon.\n\n[Doc_3] replaces [Doc_1].\n\n"
         "Please refer to [Doc_2] in the previous conversation.\n\nTwo?"
     )
     third = wrapped.messages("Three?", history=[*second, ANSWER], conversation_id="c")

@@ -121,7 +121,7 @@ CALLS = {
     **{
         f"Templates.{name}": (
             lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
-            {},
+            {"old": "[Doc_1]"} if name == "outdated_annotation" else {},
             list(inspect.signature(getattr(Templates, name)).parameters)[1:],
         )
         for name, method in vars(Templates).items()

@@ -324,6 +324,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "Templates.ordinal": lambda: 1,
     "Templates.ordinals": lambda: [1, 2],
     "Templates.label": lambda: "[Doc_1]",
+    "Templates.old": lambda: "[Doc_1]",
     "Templates.labels": lambda: ["[Doc_1]"],
     "Graph.edges": lambda: one_shot().compile().edges,
     "Graph.nodes": lambda: one_shot().compile().nodes,
