@@ -26,6 +26,7 @@ from ctxreuse.context.blocks import (
     text_digest,
 )
 from ctxreuse.context.rendering import Templates, message_texts
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import Node
 
 _TRUSTED_ORDINALS = 1_000_000
@@ -263,6 +264,9 @@ def without_blocks(
         recorded: Where to look: the conversation's blocks by ordinal, the latest first.
         ids: Whose texts go; types count.
         templates: The words that the blocks were rendered with.
+
+    Raises:
+        InvalidRequestError: the messages take too much work to search.
     """
     wanted = {(type(one), one) for one in ids}
     copied = [copied_message(message) for message in messages]
@@ -286,6 +290,11 @@ def without_blocks(
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 part["text"] = cleaned(part["text"])
+    if places.is_cut_short:
+        raise InvalidRequestError(
+            "the messages hold too many labels for their blocks to be looked for; take the texts "
+            "out by hand, or begin a new conversation"
+        )
     return copied
 
 

@@ -106,6 +106,22 @@ def test_multi_part_messages_are_cleaned_and_the_given_ones_stay() -> None:
         planner.without_blocks(given_messages, "pin", "c")
 
 
+def test_a_history_that_takes_too_much_work_is_not_called_clean() -> None:
+    planner = ReusePlanner()
+    chat = planner.conversation("c")
+    text = "x" * 100_000
+    label = "[Doc_1] "
+    chat.plan([ContextBlock(id="pin", text=text)])
+    messages = [{"role": "user", "content": f"{label}{text[:-1]}y\n\n" * 40 + label + text}]
+    assert "x" * 99_000 in planner.without_blocks(messages, ["other"], "c")[0]["content"]
+    one_letter = [{"role": "user", "content": "[Doc_1] x\n\n" * 200_000}]
+    records = planner.conversation("d")
+    for n in range(300):
+        records.plan([ContextBlock(id=n, text="x" * (n + 1))])
+    with pytest.raises(InvalidRequestError, match="too many labels"):
+        planner.without_blocks(one_letter, ["pin"], "d")
+
+
 def test_shadow_mode_says_nothing() -> None:
     chat = ReusePlanner(mode="shadow").conversation("c")
     chat.plan([PORTO])

@@ -127,6 +127,11 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         self._fail_open = FailOpen(type(self).__name__, "messages go through as they are")
 
     @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; another one needs another middleware."""
+        return self._planner
+
+    @property
     def faults(self) -> int:
         """How often planning has failed and a message went through as it was."""
         return self._fail_open.faults

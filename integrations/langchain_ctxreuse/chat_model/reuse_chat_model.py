@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
+_GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
@@ -112,13 +113,13 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     """
 
     inner: BaseChatModel
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
-    window_s: float = DEFAULT_WINDOW_S
-    strategy: Strategy = "reuse"
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False, frozen=True)
+    window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
+    strategy: Strategy = Field(default="reuse", frozen=True)
     send_cache_salt: bool = Field(default=False, strict=True)
     send_session_id: bool = Field(default=False, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
-    registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True)
+    registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True, frozen=True)
     _gateway: ModelGateway = PrivateAttr()
     _slot: BatchSlot | None = PrivateAttr(default=None)
 
@@ -153,9 +154,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the calls, and take over the inner model's settings."""
         super().model_post_init(context)
-        self._gateway = ModelGateway(
-            self.planner, self.strategy, self.window_s, type(self).__name__, self.registry
-        )
+        self._build()
         inner = self.inner
         for name in _TAKEN_OVER:
             if name not in self.model_fields_set:
@@ -169,6 +168,31 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         theirs, ours = inner.metadata or {}, self.metadata or {}
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, in which other values of the fields take effect.
+
+        Args:
+            update: Fields to change: this is how a planner, a window, a strategy or a registry is
+                replaced.
+            deep: Whether what it holds is copied, too.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        copy = super().model_copy(update=update, deep=deep)
+        if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
+            copy._build()
+        return copy
+
+    def _build(self) -> None:
+        self._gateway = ModelGateway(
+            planner_or_new(self.planner),
+            self.strategy,
+            checked_window(self.window_s),
+            type(self).__name__,
+            self.registry,
+        )
 
     @property
     def faults(self) -> int:

@@ -11,7 +11,7 @@ from langchain_core.callbacks import (
     Callbacks,
 )
 from langchain_core.documents import BaseDocumentCompressor, Document
-from langchain_core.retrievers import RetrieverLike
+from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
 from pydantic import ConfigDict, PrivateAttr, field_validator
@@ -29,11 +29,28 @@ def checked_retriever(retriever: object) -> object:
         InvalidRequestError: wrong type.
     """
     if isinstance(retriever, Runnable):
+        if _takes_a_dict(retriever):
+            raise InvalidRequestError(
+                "retriever takes a dict, such as a history-aware one, but a retriever is asked "
+                "with the question alone; wrap the retriever inside it: "
+                "create_history_aware_retriever(llm, ReuseRetriever(retriever=...), prompt)"
+            )
         return retriever
     remedy = "pass a retriever or a runnable from a string to documents"
     if hasattr(retriever, "as_retriever"):
         remedy = "pass its as_retriever()"
     raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
+
+
+def _takes_a_dict(runnable: Runnable[Any, Any]) -> bool:
+    """Return whether a runnable's input has named fields, as far as it tells."""
+    if isinstance(runnable, BaseRetriever):
+        return False
+    try:
+        schema = runnable.get_input_jsonschema()
+    except Exception:  # it cannot tell: any kind of error from types that have no schema
+        return False
+    return schema.get("type") == "object" and bool(schema.get("required"))
 
 
 class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):

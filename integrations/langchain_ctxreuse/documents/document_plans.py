@@ -7,7 +7,7 @@ retriever returned are never changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.documents import Document
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
@@ -32,12 +32,15 @@ from langchain_ctxreuse.scope import tenant_from_config
 
 
 class DocumentPlanningFields(BaseModel):
-    """The fields of a component that plans documents, and what they make."""
+    """The fields of a component that plans documents, and what they make.
+
+    Both are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False)
-    annotation: AnnotationMode = "append"
+    planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False, frozen=True)
+    annotation: AnnotationMode = Field(default="append", frozen=True)
     _documents: LangChainDocumentPlanner = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
@@ -46,6 +49,24 @@ class DocumentPlanningFields(BaseModel):
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the documents."""
         super().model_post_init(context)
+        self._build()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, in which other values of the fields take effect.
+
+        Args:
+            update: Fields to change.
+            deep: Whether what it holds is copied, too.
+
+        Raises:
+            InvalidRequestError: wrong type, or no such annotation mode.
+        """
+        copy = super().model_copy(update=update, deep=deep)
+        if update and not update.keys().isdisjoint(("planner", "annotation")):
+            copy._build()
+        return copy
+
+    def _build(self) -> None:
         name = type(self).__name__
         self._documents = LangChainDocumentPlanner(self.planner, self.annotation, name)
 

@@ -31,6 +31,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
+from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.scope import request_context
@@ -102,8 +103,9 @@ class ReuseChatEngine(BaseChatEngine):
         if isinstance(condense_prompt, str):
             condense_prompt = PromptTemplate(condense_prompt)
         self._condense_prompt = condense_prompt
+        self._planner = planner_or_new(planner)
         self._turns = ChatTurnPlanner(
-            planner, system_prompt, metadata_mode, token_counter, type(self).__name__
+            self._planner, system_prompt, metadata_mode, token_counter, type(self).__name__
         )
         self._transcript = Transcript().recalled(_checked_history(chat_history))
         self._lock = ForkSafeLock()
@@ -146,6 +148,11 @@ class ReuseChatEngine(BaseChatEngine):
     def said(self) -> list[ChatMessage]:
         """The conversation as the user knows it: questions and answers."""
         return self._transcript.said()
+
+    @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; another one needs another engine."""
+        return self._planner
 
     @property
     def faults(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
 from llama_index.core.base.llms.types import (
@@ -130,9 +130,31 @@ class ReuseLLM(DelegatingLLM):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        planner = planner_or_new(self.planner)
+        self._build()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, in which other values of the fields take effect.
+
+        Args:
+            update: Fields to change.
+            deep: Whether what it holds is copied, too.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            copy._build()
+        return copy
+
+    def _build(self) -> None:
+        """Build what plans the calls, and what they are sent with."""
         self._gateway = ModelGateway(
-            planner, self.strategy, self.window_s, type(self).__name__, self.registry
+            planner_or_new(self.planner),
+            self.strategy,
+            checked_window(self.window_s),
+            type(self).__name__,
+            self.registry,
         )
         self._model, self._always_sent = self.inner, {}
         if self.send_cache_salt or self.send_session_id:

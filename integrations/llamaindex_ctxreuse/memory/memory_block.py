@@ -114,14 +114,14 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     name: str = Field(default="Memories", description="The name of the memory block.")
-    memory: Any = Field(exclude=True, repr=False)
+    memory: Any = Field(exclude=True, repr=False, frozen=True)
     planner: ReusePlanner | None = Field(
-        default=None, validate_default=True, exclude=True, repr=False
+        default=None, validate_default=True, exclude=True, repr=False, frozen=True
     )
-    top_k: int = Field(default=10, ge=1)
-    filters: Mapping[str, Any] | None = None
-    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False)
-    metadata_mode: MetadataMode = MetadataMode.NONE
+    top_k: int = Field(default=10, ge=1, frozen=True)
+    filters: Mapping[str, Any] | None = Field(default=None, frozen=True)
+    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, frozen=True)
+    metadata_mode: MetadataMode = Field(default=MetadataMode.NONE, frozen=True)
     searched_messages: int = Field(default=1, ge=1)
     _source: _Mem0Source | _RetrieverSource | _VectorStoreSource = PrivateAttr()
     _planning: FailOpen = PrivateAttr()
@@ -148,6 +148,19 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self._planning = FailOpen(name, "memories go through as found")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a new block with the same settings, but for those that change.
+
+        Args:
+            update: Fields to change.
+            deep: Whether what it holds is copied, too.
+
+        Raises:
+            ValueError: wrong type or out of range.
+        """
+        settings = self._settings() | dict(update or {})
+        return type(self)(**deepcopy(settings) if deep else settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return made_with(type(self), **self._settings())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
@@ -55,10 +56,10 @@ class ReusePostprocessor(BaseNodePostprocessor):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     planner: ReusePlanner | None = Field(
-        default=None, validate_default=True, exclude=True, repr=False
+        default=None, validate_default=True, exclude=True, repr=False, frozen=True
     )
-    annotation: AnnotationMode = "append"
-    metadata_mode: MetadataMode = MetadataMode.LLM
+    annotation: AnnotationMode = Field(default="append", frozen=True)
+    metadata_mode: MetadataMode = Field(default=MetadataMode.LLM, frozen=True)
     _nodes: NodePlanner = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
@@ -68,6 +69,24 @@ class ReusePostprocessor(BaseNodePostprocessor):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
+        self._build()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, in which other values of the fields take effect.
+
+        Args:
+            update: Fields to change.
+            deep: Whether what it holds is copied, too.
+
+        Raises:
+            InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
+        """
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            copy._build()
+        return copy
+
+    def _build(self) -> None:
         self._nodes = NodePlanner(
             self.planner, self.annotation, self.metadata_mode, type(self).__name__
         )
@@ -138,7 +157,8 @@ class ReuseRetriever(BaseRetriever):
         callback_manager: CallbackManager | None = None,
     ) -> None:
         self._retriever = checked_retriever(retriever)
-        self._nodes = NodePlanner(planner, annotation, metadata_mode, type(self).__name__)
+        self._planner = planner_or_new(planner)
+        self._nodes = NodePlanner(self._planner, annotation, metadata_mode, type(self).__name__)
         # a retriever that does not call its base class's __init__ has none
         inside = getattr(retriever, "callback_manager", None)
         super().__init__(callback_manager=callback_manager or inside)
@@ -147,6 +167,11 @@ class ReuseRetriever(BaseRetriever):
     def retriever(self) -> BaseRetriever:
         """The retriever inside."""
         return self._retriever
+
+    @property
+    def planner(self) -> ReusePlanner:
+        """Plans the contexts; another one needs another retriever."""
+        return self._planner
 
     @property
     def faults(self) -> int:

@@ -1,0 +1,144 @@
+"""Settings of what is made already: they take effect, or they are refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import ConfigurableField, RunnableLambda
+from pydantic import ValidationError
+
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+from langchain_ctxreuse import (
+    ReuseChatModel,
+    ReuseCompressor,
+    ReuseMiddleware,
+    ReuseRetriever,
+    format_context,
+)
+
+TEXTS = ["a says: " + "a" * 400, "b says: " + "b" * 400, "c says: " + "c" * 400]
+
+
+def found(*positions: int) -> RunnableLambda[str, list[Document]]:
+    return RunnableLambda(lambda query: [Document(TEXTS[n]) for n in positions or (0, 1, 2)])
+
+
+def chat_model(**options: Any) -> ReuseChatModel:
+    return ReuseChatModel(inner=FakeListChatModel(responses=["Yes."]), window_s=0, **options)
+
+
+def has_planned(planner: ReusePlanner) -> bool:
+    return planner.statistics().tokens > 0
+
+
+@pytest.mark.parametrize("name", ["planner", "window_s", "strategy", "registry"])
+def test_settings_of_a_model_are_not_set_in_vain(name: str) -> None:
+    model = chat_model()
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(model, name, getattr(chat_model(), name))
+
+
+@pytest.mark.parametrize("component", [ReuseCompressor, ReuseRetriever])
+@pytest.mark.parametrize("name", ["planner", "annotation"])
+def test_settings_of_a_retriever_are_not_set_in_vain(component: Any, name: str) -> None:
+    options = {"retriever": found()} if component is ReuseRetriever else {}
+    made = component(**options)
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(made, name, getattr(made, name))
+
+
+def test_the_planner_of_a_middleware_is_not_set_in_vain() -> None:
+    planner = ReusePlanner()
+    middleware = ReuseMiddleware(planner=planner)
+    assert middleware.planner is planner
+    with pytest.raises(AttributeError):
+        middleware.planner = ReusePlanner()  # type: ignore[misc]
+
+
+def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
+    first, second = ReusePlanner(), ReusePlanner()
+    model = chat_model(planner=first)
+    changed = model.model_copy(update={"planner": second})
+    changed.invoke(format_context([Document(text) for text in TEXTS]) + "\n\nWhich?")
+    assert (has_planned(first), has_planned(second)) == (False, True)
+    model.invoke(format_context([Document(text) for text in TEXTS]) + "\n\nWhich?")
+    assert has_planned(first)
+    assert model.model_copy(update={"tags": ["t"]}).prompt_statistics == model.prompt_statistics
+
+
+@pytest.mark.parametrize("update", [{"window_s": -1}, {"strategy": "none at all"}, {"planner": 3}])
+def test_a_copy_of_a_model_is_checked(update: dict[str, Any]) -> None:
+    with pytest.raises((InvalidRequestError, ValueError)):
+        chat_model().model_copy(update=update)
+
+
+def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given() -> None:
+    first, second = ReusePlanner(), ReusePlanner()
+    retriever = ReuseRetriever(retriever=found(), planner=first)
+    changed = retriever.model_copy(update={"planner": second, "annotation": "off"})
+    changed.invoke("Which?")
+    assert (has_planned(first), has_planned(second)) == (False, True)
+    again = changed.model_copy(update={"retriever": found(2, 1, 0)})
+    assert len(again.invoke("Which?")) == 3, "annotations are off"
+    with pytest.raises(InvalidRequestError, match="annotation mode"):
+        retriever.model_copy(update={"annotation": "on"})
+
+
+def test_a_config_may_choose_the_planner() -> None:
+    first, second = ReusePlanner(), ReusePlanner()
+    model = chat_model(planner=first).configurable_fields(planner=ConfigurableField(id="planner"))
+    prompt = format_context([Document(text) for text in TEXTS]) + "\n\nWhich?"
+    model.invoke(prompt, {"configurable": {"planner": second}})
+    assert (has_planned(first), has_planned(second)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        chat_model(),
+        ReuseCompressor(),
+        ReuseRetriever(retriever=ReuseRetriever(retriever=found()), annotation="off"),
+    ],
+)
+def test_copies_and_pickles_are_like_the_original(made: Any) -> None:
+    for other in (copy.copy(made), copy.deepcopy(made), made.model_copy(deep=True)):
+        assert type(other) is type(made)
+    if not isinstance(made, ReuseRetriever):  # lambdas have no pickle
+        assert type(pickle.loads(pickle.dumps(made))) is type(made)
+
+
+def history_aware(retriever: Any) -> Any:
+    from langchain_classic.chains.history_aware_retriever import create_history_aware_retriever
+
+    prompt = ChatPromptTemplate.from_messages(
+        [MessagesPlaceholder("chat_history"), ("user", "{input}"), ("user", "A search query?")]
+    )
+    return create_history_aware_retriever(
+        FakeListChatModel(responses=["the query"]), retriever, prompt
+    )
+
+
+def test_a_history_aware_retriever_is_refused_with_the_remedy() -> None:
+    pytest.importorskip("langchain_classic")
+    with pytest.raises(ValueError, match=r"create_history_aware_retriever\(llm, ReuseRetriever"):
+        ReuseRetriever(retriever=history_aware(found()))
+
+
+def test_a_retriever_inside_a_history_aware_one_plans() -> None:
+    pytest.importorskip("langchain_classic")
+    from langchain_classic.chains import create_retrieval_chain
+
+    answer = RunnableLambda(lambda given: "Yes.")
+    planner = ReusePlanner()
+    inside = ReuseRetriever(retriever=found(), planner=planner)
+    chain = create_retrieval_chain(history_aware(inside), answer)
+    result = chain.invoke({"input": "Which?", "chat_history": [("user", "Hello."), ("ai", "Hi.")]})
+    assert len(result["context"]) == 3
+    assert has_planned(planner)

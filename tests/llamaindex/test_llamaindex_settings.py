@@ -1,0 +1,87 @@
+"""Settings of what is made already: they take effect, or they are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.llms import MockLLM
+from llama_index.core.schema import MetadataMode
+from llamaindex_helpers import LetterRetriever, letter_nodes
+from llamaindex_memory_helpers import LetterMemory, user
+from pydantic import ValidationError
+
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+from llamaindex_ctxreuse import (
+    ReuseChatEngine,
+    ReuseLLM,
+    ReuseMemoryBlock,
+    ReusePostprocessor,
+    ReuseRetriever,
+    format_context,
+)
+
+
+def has_planned(planner: ReusePlanner) -> bool:
+    return planner.statistics().tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (ReuseLLM(inner=MockLLM()), "planner"),
+        (ReuseLLM(inner=MockLLM()), "window_s"),
+        (ReusePostprocessor(), "planner"),
+        (ReusePostprocessor(), "annotation"),
+        (ReusePostprocessor(), "metadata_mode"),
+        (ReuseMemoryBlock(memory=LetterMemory()), "planner"),
+        (ReuseMemoryBlock(memory=LetterMemory()), "top_k"),
+        (ReuseMemoryBlock(memory=LetterMemory()), "filters"),
+        (ReuseMemoryBlock(memory=LetterMemory()), "memory"),
+    ],
+)
+def test_settings_are_not_set_in_vain(made: Any, name: str) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(made, name, getattr(made, name))
+
+
+@pytest.mark.parametrize(
+    "made", [ReuseRetriever(LetterRetriever()), ReuseChatEngine(LetterRetriever(), MockLLM())]
+)
+def test_the_planner_of_a_plain_object_is_not_set_in_vain(made: Any) -> None:
+    assert isinstance(made.planner, ReusePlanner)
+    with pytest.raises(AttributeError):
+        made.planner = ReusePlanner()
+
+
+def test_a_copy_of_a_postprocessor_has_the_settings_that_it_is_given() -> None:
+    first, second = ReusePlanner(), ReusePlanner()
+    made = ReusePostprocessor(planner=first)
+    changed = made.model_copy(update={"planner": second, "annotation": "off"})
+    changed.postprocess_nodes(letter_nodes("abc"))
+    assert (has_planned(first), has_planned(second)) == (False, True)
+    assert len(changed.postprocess_nodes(letter_nodes("cba"))) == 3, "annotations are off"
+    with pytest.raises(InvalidRequestError, match="annotation mode"):
+        made.model_copy(update={"annotation": "on"})
+
+
+def test_a_copy_of_a_model_has_the_planner_that_it_is_given() -> None:
+    first, second = ReusePlanner(), ReusePlanner()
+    made = ReuseLLM(inner=MockLLM(), planner=first, window_s=0)
+    changed = made.model_copy(update={"planner": second})
+    changed.complete(format_context(letter_nodes("abc"), MetadataMode.NONE) + "\n\nWhich?")
+    assert (has_planned(first), has_planned(second)) == (False, True)
+    with pytest.raises(InvalidRequestError, match="window"):
+        made.model_copy(update={"window_s": -1})
+
+
+async def test_a_copy_of_a_memory_block_has_the_settings_that_it_is_given() -> None:
+    first, second = ReusePlanner(), ReusePlanner()
+    made = ReuseMemoryBlock(memory=LetterMemory(), planner=first)
+    changed = made.model_copy(update={"planner": second, "top_k": 1})
+    text = await changed.aget([user("abc one?")])
+    assert text.count("says:") == 1
+    assert (has_planned(first), has_planned(second)) == (False, True)
+    with pytest.raises(ValueError, match="top_k"):
+        made.model_copy(update={"top_k": 0})
