@@ -40,6 +40,7 @@ _FAISS = "takes faiss's own objects"
 
 REASONS = {
     "*.model_post_init": "pydantic calls it",
+    "*.model_copy": "pydantic's own, which builds what plans anew",
     "llamaindex_ctxreuse.ReplayMemory": "LlamaIndex's own class compares its arguments",
     "langchain_ctxreuse.ReuseChatModel.*": _INTERFACE,
     "langchain_ctxreuse.ReuseCompressor.*": _INTERFACE,
