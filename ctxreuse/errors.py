@@ -3,6 +3,7 @@
     CtxreuseError
     ├── InvalidBlockError      a block that has no usable id, text or token count
     ├── InvalidRequestError    a request, message or argument of the wrong kind
+    │   └── UnknownArgumentError   an argument that nothing takes
     ├── UnknownStrategyError   a strategy that does not exist
     ├── BatchTooLargeError     a batch that the papers' algorithm cannot hold in memory
     ├── ConversationError      conversation calls in an order that makes no sense
@@ -34,6 +35,10 @@ class InvalidBlockError(CtxreuseError, ValueError):
 
 class InvalidRequestError(CtxreuseError, ValueError):
     """Something that should be a request, or a part of one, is something else."""
+
+
+class UnknownArgumentError(InvalidRequestError, TypeError):
+    """An argument that is handed on has a name that nothing takes."""
 
 
 class UnknownStrategyError(CtxreuseError, ValueError):

@@ -93,7 +93,7 @@ class ChainOfAgents(
 
     Raises:
         InvalidRequestError: wrong type or out of range.
-        TypeError: an unknown argument.
+        UnknownArgumentError: an unknown argument.
         MissingExtraError: Addresses are given and `openai` is not installed.
 
     Example:

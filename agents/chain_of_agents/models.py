@@ -113,7 +113,7 @@ def as_model(
     that is made here.
 
     Raises:
-        TypeError: an option that nothing takes.
+        UnknownArgumentError: an option that nothing takes.
         InvalidRequestError: wrong type, or options that belong to another kind of model.
     """
     check_keywords("ChainOfAgents", client, chain, EnginePool, EngineClient, without=_SET_HERE)

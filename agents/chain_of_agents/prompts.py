@@ -94,7 +94,9 @@ class ChainPrompts:
             The reply, behind the note where it may only say that nothing was found; None where it
             says no more than that, so that the note before stands.
         """
-        said, nothing = _words(reply), _words(self.nothing)
+        checked_kind("note", note, str, "a string")
+        said = _words(checked_kind("reply", reply, str, "a string"))
+        nothing = _words(self.nothing)
         if said and said == nothing[: len(said)]:
             return None
         says_it = bool(nothing) and said[: len(nothing)] == nothing

@@ -7,7 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from inspect import signature
 from typing import Any, TypeGuard, TypeVar
 
-from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
+from ctxreuse.errors import (
+    CtxreuseError,
+    InvalidRequestError,
+    UnknownArgumentError,
+    describe,
+)
 
 _Kind = TypeVar("_Kind")
 _MOST_REPORTED = 2**53
@@ -120,7 +125,7 @@ def check_keywords(
         without: Names that no caller may give.
 
     Raises:
-        TypeError: an unknown name.
+        UnknownArgumentError: an unknown name.
     """
     known = [name for taker in takers for name in signature(taker).parameters]
     for name in given:
@@ -129,7 +134,8 @@ def check_keywords(
 
             near = get_close_matches(name, [one for one in known if one not in without], 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
+            words = f"{owner}() got an unexpected keyword argument {name!r:.60}{hint}"
+            raise UnknownArgumentError(words)
 
 
 def checked_list(name: str, value: Any, words: str) -> list[Any]:

@@ -32,6 +32,7 @@ def test_every_error_has_the_common_base_and_the_builtin_that_fits():
         "CtxreuseError": ["Exception"],
         "InvalidBlockError": ["CtxreuseError", "ValueError"],
         "InvalidRequestError": ["CtxreuseError", "ValueError"],
+        "UnknownArgumentError": ["InvalidRequestError", "TypeError"],
         "UnknownStrategyError": ["CtxreuseError", "ValueError"],
         "BatchTooLargeError": ["CtxreuseError", "ValueError"],
         "ConversationError": ["CtxreuseError", "RuntimeError"],

@@ -146,6 +146,7 @@ def test_every_error_is_one_small_tree():
         "InvalidBlockError",
         "InvalidRequestError",
         "MissingExtraError",
+        "UnknownArgumentError",
         "UnknownStrategyError",
     ]
     assert all(issubclass(kind, CtxreuseError) for kind in kinds.values())

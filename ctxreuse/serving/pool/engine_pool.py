@@ -80,7 +80,7 @@ class EnginePool(OnePerProcess, AsyncClosing):
 
     Raises:
         InvalidRequestError: wrong type or out of range.
-        TypeError: an unknown argument.
+        UnknownArgumentError: an unknown argument.
         MissingExtraError: `openai` or `tenacity` is not installed.
 
     Example:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any, NamedTuple, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -33,6 +34,7 @@ from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -133,6 +135,14 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
+
+    @field_validator("embed_model", mode="before")
+    @classmethod
+    def _check_embed_model(cls, model: object) -> BaseEmbedding | None:
+        # pydantic would try to make one of a dict
+        return checked_kind(
+            "embed_model", model, (BaseEmbedding, NoneType), "a LlamaIndex BaseEmbedding or None"
+        )
 
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
