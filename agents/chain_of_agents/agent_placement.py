@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ctxreuse.context.blocks import BlockKey, text_digest
@@ -16,6 +16,8 @@ from ctxreuse.serving.pool.placement import Document, DocumentAffinity, rendezvo
 
 _MAX_TENANTS = 1_000
 _MAX_DOCUMENTS = 200_000
+_AT_ONCE = 64
+"""Documents whose assigner is held for them."""
 
 
 class Engines(Protocol):
@@ -113,21 +115,43 @@ class AgentPlacement:
         """
         with self._lock:
             self._look_at_engines()
-            available = self._engines.available()
-            agents = [agent for agent in self._agents if self._lives_on[agent] in available]
-            agents = agents or list(self._agents)
-            is_new = [shown.get(one.key) not in agents for one in documents]
-            new = [one for one, new in zip(documents, is_new, strict=True) if new]
-            assigned: Iterator[int | str] = iter(())
-            if new:
-                name = text_digest(tenant).hex()  # a tenant's may be long
-                assigner = self._assigner(name)
-                assigned = iter(assigner.assign(new, agents, self._lives_on))
+            lives_on = self._lives_on  # replaced where it changes
+        available = self._engines.available()
+        agents = [agent for agent in self._agents if lives_on[agent] in available]
+        agents = agents or list(self._agents)
+        is_new = [shown.get(one.key) not in agents for one in documents]
+        new = [one for one, new in zip(documents, is_new, strict=True) if new]
+        assigned = iter(self._assigned(new, agents, lives_on, tenant) if new else ())
+        return [
+            int(next(assigned)) if new else shown[one.key]
+            for one, new in zip(documents, is_new, strict=True)
+        ]
+
+    def _assigned(
+        self,
+        documents: Sequence[Document],
+        agents: Sequence[int],
+        lives_on: Mapping[int, str],
+        tenant: str,
+    ) -> Sequence[int | str]:
+        """Assign documents; of many, nobody waits while their agents are worked out."""
+        name = text_digest(tenant).hex()  # a tenant's may be long
+        with self._lock:
+            assigner = self._assigner(name)
+            if not isinstance(assigner, DocumentAffinity) or len(documents) <= _AT_ONCE:
+                assigned = assigner.assign(documents, agents, lives_on)
                 self._keep_bound(name)
-            return [
-                int(next(assigned)) if new else shown[one.key]
-                for one, new in zip(documents, is_new, strict=True)
-            ]
+                return assigned
+            propose = assigner.proposal(documents, agents, lives_on)
+        proposed = propose()
+        for start in range(0, len(documents), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            with self._lock:
+                assigner = self._assigner(name)
+                if isinstance(assigner, DocumentAffinity):  # a new one if it was forgotten
+                    assigner.note(documents[part], proposed[part])
+                    self._keep_bound(name)
+        return proposed
 
     def _assigner(self, tenant: str) -> Assigner:
         """Return the assigner of a tenant, a new one if there is none; the lock is held."""

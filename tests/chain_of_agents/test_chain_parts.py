@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from ctxreuse import ContextBlock, Templates
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.serving.pool import placement as pool_placement
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity
 
 
@@ -361,6 +363,33 @@ class TestPlacement:
 
     def test_more_engines_than_agents_leave_some_without(self) -> None:
         assert sorted(placed([0, 1], ["a", "b", "c"], {})) == [0, 1]
+
+    def test_nobody_waits_while_very_many_documents_are_assigned(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engines: Any = SimpleNamespace(
+            names=("e",), available=lambda: ("e",), cache_epoch=lambda name: 0
+        )
+        placement = AgentPlacement(4, engines, DocumentAffinity)
+        documents = [Document(ContextBlock(text=f"d{n}").key, 100) for n in range(200)]
+        score, others = pool_placement._score, []
+
+        def scored(*args: Any) -> bytes:
+            if not others:
+                others.append(None)  # what the other tenant asks for is scored, too
+                other = Thread(target=lambda: others.append(placement.assign(few, "b", {})))
+                other.start()
+                other.join(10)
+                assert len(others) == 2, "another tenant has waited"
+            return score(*args)
+
+        few = documents[:2]
+        expected = AgentPlacement(4, engines, DocumentAffinity).assign(documents, "a", {})
+        placement.assign(few, "c", {})  # the agents are placed on the engines
+        monkeypatch.setattr(pool_placement, "_score", scored)
+        assert placement.assign(documents, "a", {}) == expected
+        assert placement.parts["documents"].entries == 204
+        assert placement.assign(documents, "a", {}) == expected, "they stay where they were read"
 
 
 KEY = ConversationKey("", str, "c")

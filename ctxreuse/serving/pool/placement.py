@@ -20,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
@@ -224,18 +225,41 @@ class DocumentAffinity:
         Raises:
             InvalidRequestError: there is no agent.
         """
-        assigned = assign(
+        assigned = self.proposal(documents, agents, engines)()
+        self.note(documents, assigned)
+        return assigned
+
+    def proposal(
+        self,
+        documents: Sequence[Document],
+        agents: Sequence[Agent],
+        engines: Mapping[Any, str] | None = None,
+    ) -> Callable[[], list[Agent]]:
+        """Return what assigns documents by what is known now, and remembers nothing.
+
+        Assigning takes its time; others may go on with this object meanwhile.
+
+        Args:
+            documents: As in `assign`.
+            agents: As in `assign`.
+            engines: As in `assign`.
+        """
+        readers = {one.key: tuple(self._readers.get(one.key, ())) for one in documents}
+        return partial(
+            assign,
             documents,
             agents,
-            self._loads,
-            self._readers,
+            dict(self._loads),
+            readers,
             engines,
             self._bound,
             self._slack_tokens,
         )
+
+    def note(self, documents: Sequence[Document], assigned: Sequence[Agent]) -> None:
+        """Remember the agent of each document."""
         for document, agent in zip(documents, assigned, strict=True):
             self._note(document, agent)
-        return assigned
 
     @property
     def parts(self) -> dict[str, PartSize]:
