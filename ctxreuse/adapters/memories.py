@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 
@@ -23,6 +25,7 @@ ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 _LOGICAL = ("AND", "OR", "NOT")
 _DIGEST_BYTES = 16
 _MOST_LOOKED_UP = 64
+_MOST_KNOWN = 200_000
 
 
 class _Condition(NamedTuple):
@@ -102,6 +105,43 @@ def _compared(value: Any) -> Iterator[tuple[str, str]]:
         yield "is", str(value).strip()
 
 
+class KnownMemories:
+    """The memories that an adapter has shown; thread-safe.
+
+    A conversation may show documents of other sources, too. A store does not have those, so only
+    what came from it is looked up there. The tenant that holds most loses its oldest; what is
+    forgotten counts as it stands.
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock(self._forget_all)
+        self._forget_all()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KnownMemories, ()
+
+    def _forget_all(self) -> None:
+        self._keys: TenantLRUMap[BlockKey, bool] = TenantLRUMap(_MOST_KNOWN)
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many are known, and how many may be; all tenants together."""
+        with self._lock:
+            return {"known_memories": self._keys.size}
+
+    def add(self, tenant: str, memories: Iterable[ContextBlock]) -> None:
+        """Remember memories that a prompt of a tenant shows."""
+        with self._lock:
+            for memory in memories:
+                self._keys.put(tenant, memory.key, True)
+
+    def among(self, tenant: str, blocks: Iterable[ContextBlock]) -> tuple[ContextBlock, ...]:
+        """Return those blocks of a tenant's prompt that are memories."""
+        with self._lock:
+            known = self._keys.of(tenant)
+            return tuple(block for block in blocks if block.key in known)
+
+
 @dataclass(slots=True)
 class ShownMemories:
     """The memories that earlier messages of a conversation show, and what the store has of them.
@@ -118,18 +158,23 @@ class ShownMemories:
 
     @classmethod
     def of(
-        cls, planner: ReusePlanner, request: ContextRequest, found: Iterable[ContextBlock]
+        cls,
+        planner: ReusePlanner,
+        known: KnownMemories,
+        request: ContextRequest,
+        found: Iterable[ContextBlock],
     ) -> ShownMemories:
         """Return what the messages before a turn show, to be looked up.
 
         Args:
             planner: The planner that has planned these messages.
+            known: The memories that the adapter has shown.
             request: The turn; its history, conversation and tenant count.
             found: What the turn's search has found.
         """
         if not request.history or request.conversation_id is None:
             return cls()
-        shown = tuple(planner.shown_blocks(request).values())
+        shown = known.among(request.tenant, planner.shown_blocks(request).values())
         now = {block.id for block in found}
         missing = dict.fromkeys(block.id for block in shown if block.id not in now)
         return cls(shown, tuple(missing)[-_MOST_LOOKED_UP:])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.adapters.memories import ENTITIES, ShownMemories, tenant_of
+from ctxreuse.adapters.memories import ENTITIES, KnownMemories, ShownMemories, tenant_of
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
@@ -123,6 +123,7 @@ class MemoryPlanner:
         registry: ContextRegistry | None = None,
     ) -> None:
         self.planner = planner_or_new(planner)
+        self.known = KnownMemories()
         self._registry = context_registry(registry)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
         self._fail_open = FailOpen(component, "memories go through as retrieved")
@@ -203,17 +204,21 @@ class MemoryPlanner:
         if not asked.history or asked.conversation_id is None:
             return ShownMemories()
         request = replace(asked, tenant=self.tenant_of(search))
-        return ShownMemories.of(self.planner, request, map(memory_block, found_memories(result)))
+        found = map(memory_block, found_memories(result))
+        return ShownMemories.of(self.planner, self.known, request, found)
 
     def _context(
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
     ) -> MemoryContext:
-        blocks = [*map(memory_block, found_memories(result)), *relation_blocks(result)]
+        memories = list(map(memory_block, found_memories(result)))
+        blocks = [*memories, *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(distinct_texts(blocks))
-        outdated = shown.outdated(blocks)
+        outdated = shown.outdated(memories)
         request = replace(asked, blocks=unique, tenant=self.tenant_of(search), outdated=outdated)
         plan = self.planner.plan(request)
+        if request.conversation_id is not None:
+            self.known.add(request.tenant, memories)
         text = render_turn(plan.parts, None, "", plan.templates)
         # a prompt may show other contexts, too, whose labels have to be others
         for tenant in {plan.request.tenant, current_scope().tenant or ""}:

@@ -16,6 +16,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.memories import ShownMemories, is_not_found
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse.memory_planner import (
@@ -118,6 +119,11 @@ class MemoryWrapper(Generic[_Memory]):
     def faults(self) -> int:
         """How often planning has failed and memories went through as they were found."""
         return self._memory_planner.faults
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many memories that it has shown it knows, and how many it may; of all tenants."""
+        return self._memory_planner.known.parts
 
     def forget(
         self,

@@ -380,3 +380,13 @@ class TestOutdatedMemories:
         mem0.facts = {}
         await engine.achat("And now?")
         assert "[Doc_1] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
+
+    async def test_what_another_block_has_shown_is_not_looked_up(self) -> None:
+        planner = ReusePlanner()
+        mem0 = FactMemory(pin="The PIN is 4711.")
+        memory = plain_memory(
+            ReuseMemoryBlock(memory=LetterRetriever(), planner=planner, name="Letters"),
+            ReuseMemoryBlock(memory=mem0, planner=planner, name="Facts"),
+        )
+        prompts = await chat_prompts(memory, ["ab one?", "cd two?"])
+        assert "no longer holds" not in prompts[1]

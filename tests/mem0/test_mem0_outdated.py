@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from mem0_stores import FakeMemory, mem0_offline, memory
 
-from ctxreuse import request_context
+from ctxreuse import ContextBlock, ContextRequest, request_context
 from ctxreuse.errors import InvalidRequestError
-from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
+from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"filters": {"user_id": "alice"}}
 ANSWER = {"role": "assistant", "content": "Noted."}
@@ -24,10 +25,12 @@ class Store(FakeMemory):
         self.texts: dict[str, str] = texts
         self.finds: list[str] | None = None
         self.asked: list[str] = []
+        self.relations: list[dict[str, str]] = []
 
     def search(self, query: str, **kwargs: Any) -> Any:
         names = list(self.texts) if self.finds is None else self.finds
-        self.found = [memory(name, self.texts[name]) for name in names]
+        found = [memory(name, self.texts[name]) for name in names]
+        self.found = {"results": found, "relations": self.relations}
         return super().search(query, **kwargs)
 
     def get(self, memory_id: str) -> Any:
@@ -148,6 +151,24 @@ def test_a_forgotten_memory_leaves_the_messages(kind: Any) -> None:
         chat.wrapped.forget(["pin"], chat.history, **ALICE)
     chat.history = cleaned
     assert "no longer" not in chat.ask("And?")
+
+
+@KINDS
+def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind: Any) -> None:
+    """A document of a retriever, and a graph's relations, are no memories of the store."""
+    store = kind(cats="Alice has two cats.")
+    chat = Chat(store)
+    document = ContextBlock(id="doc-7", text="Porto lies on the Douro.")
+    request = ContextRequest(
+        [document], history=[], conversation_id="c", tenant=tenant_of(ALICE["filters"])
+    )
+    chat.history = [*chat.wrapped.planner.plan(request).messages(), ANSWER]
+    relations = [{"source": "alice", "relationship": "has", "destination": "cats"}]
+    with patch.object(store, "relations", relations):
+        assert "[Doc_3] alice -- has -- cats" in chat.ask("Which?")
+    assert "no longer holds" not in chat.ask("And?")
+    assert store.asked == []
+    assert chat.wrapped.parts["known_memories"].entries == 1
 
 
 def test_mem0_itself_is_asked() -> None:

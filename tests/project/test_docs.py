@@ -443,6 +443,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     from ctxreuse.serving.pool.placement import DocumentAffinity
     from ctxreuse.workflow.runtime.services import Services, WorkflowOptions
     from llamaindex_ctxreuse import ReuseMemoryBlock
+    from mem0_ctxreuse import ReuseMemory
 
     planner = ctxreuse.ReusePlanner()
     pool = EnginePool({"a": EmulatedEngine})  # type: ignore[dict-item]  # never asked
@@ -458,6 +459,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
             "`context_registry().statistics().parts`": context_registry().statistics().parts,
             "`model.prompt_statistics.parts`": PromptPlanner().statistics().parts,
             "`block.parts`": ReuseMemoryBlock(memory=SimpleNamespace(search=list)).parts,
+            "`memory.parts`": ReuseMemory(SimpleNamespace(search=list)).parts,
             "`chain.parts`": chain,
             "`pool.parts`": pool.parts,
             "`pool.statistics()[0].parts`": of_engine.statistics()[0].parts,

@@ -29,7 +29,13 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
 )
 
-from ctxreuse.adapters.memories import ENTITIES, ShownMemories, is_not_found, tenant_of
+from ctxreuse.adapters.memories import (
+    ENTITIES,
+    KnownMemories,
+    ShownMemories,
+    is_not_found,
+    tenant_of,
+)
 from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
@@ -131,6 +137,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _storing: FailOpen = PrivateAttr()
     _planner: ReusePlanner = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], _Content] = PrivateAttr()
+    _known: KnownMemories = PrivateAttr(default_factory=KnownMemories)
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
@@ -188,11 +195,12 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     @property
     def parts(self) -> dict[str, PartSize]:
-        """How much is remembered to truncate contents, and how much may be; of all tenants."""
+        """How much is remembered of contents and memories, and how much may be; of all tenants."""
         with self._lock:
             return {
                 "contents": self._contents.size,
                 "content_characters": self._contents.weight_size,
+                **self._known.parts,
             }
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
@@ -236,7 +244,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             tenant=self._tenant(scope),
         )
         shown = self._planning.attempt(
-            lambda: ShownMemories.of(self._planner, request, found), ShownMemories
+            lambda: ShownMemories.of(self._planner, self._known, request, found), ShownMemories
         )
         get = self._source.get
         for memory_id in shown.to_look_up:
@@ -300,6 +308,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     def _planned(self, request: ContextRequest, left_out: tuple[str, ...]) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
         plan = self._planner.plan(request)
+        if request.conversation_id is not None:
+            self._known.add(request.tenant, request.blocks)
         made = _Content.of(plan, left_out)
         # a prompt may show other contexts, too, whose labels have to be others
         context_registry().remember_plan(plan, current_scope().tenant or "")
