@@ -22,7 +22,8 @@ from rich.progress import track
 from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.adapters.prompt_planner import PromptPart, PromptPlanner, ScopedPrompt
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
 from ctxreuse.context.scope import RequestScope

@@ -26,7 +26,8 @@ from ctxreuse.adapters.ordered_release import (
     in_event_loop,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, ScopedPrompt, as_given
+from ctxreuse.adapters.prompt_draft import ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork

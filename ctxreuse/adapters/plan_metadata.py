@@ -197,14 +197,14 @@ def plan_metadata(plan: Plan) -> dict[str, Any]:
         `expected_cached_tokens`.
     """
     return {
-        "request_id": _plain(plan.request_id),
-        "blocks": [_plain(block.id) for block in plan.blocks],
-        "references": [_plain(block_id) for block_id in plan.references],
+        "request_id": plain_id(plan.request_id),
+        "blocks": [plain_id(block.id) for block in plan.blocks],
+        "references": [plain_id(block_id) for block_id in plan.references],
         "order_annotation": plan.order_annotation,
         "parts": [
-            [part.label, _plain(part.id), part.annotation]
+            [part.label, plain_id(part.id), part.annotation]
             if isinstance(part, Reference)
-            else [part.label, _plain(part.block.id)]
+            else [part.label, plain_id(part.block.id)]
             for part in plan.parts
             if not isinstance(part, Notice)
         ],
@@ -273,7 +273,7 @@ def _believed(
 ) -> tuple[IssuedPlan | None, PlannedDocument]:
     """Return the plan that a document is of, and the document with what it may say of it."""
     carried = {name: value for name, value in one.metadata[METADATA_KEY].items() if name != "plan"}
-    owner = None if "annotation" in carried else _plain(one.block.id)
+    owner = None if "annotation" in carried else plain_id(one.block.id)
     for issued in plans:
         if issued.has(carried, owner) and (owner is not None or one.is_annotation):
             return issued, one
@@ -368,6 +368,6 @@ def copied(value: Any) -> Any:
     return value
 
 
-def _plain(name: BlockId) -> BlockId:
+def plain_id(name: BlockId) -> BlockId:
     """Return an id as a JSON value; numpy's integers are not JSON numbers."""
     return name if isinstance(name, str) else int(name)

@@ -1,77 +1,34 @@
 """Planning finished prompts: what a wrapper around a language model does before it sends them.
 
-A prompt's messages are text. It is parsed once into pieces, text and contexts that we rendered; the
-contexts are planned from left to right, and what is sent is the pieces joined again, so every other
-character stays as it is. All prompts that wait together are planned as one batch and put into the
-order in which to send them.
+The contexts in a prompt are planned from left to right; see `prompt_draft`. All prompts that wait
+together are planned as one batch and put into the order in which to send them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ctxreuse.adapters.context_search import FoundContext, Piece
-from ctxreuse.adapters.rendered_contexts import (
-    Claimed,
-    ContextRegistry,
-    Sighting,
-    Standing,
-    Unplanned,
-    context_registry,
-)
-from ctxreuse.context.blocks import ContextRequest, Message, encoded, text_digest
+from ctxreuse.adapters.context_search import FoundContext
+from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
+from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
+from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
+from ctxreuse.context.blocks import ContextRequest, ids_size
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.context.rendering import Templates, render_turn
-from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.ordering.batch import prefix_order
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 
 _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
-_MOST_CONTEXTS = 64
+_LABEL_CHARACTERS = 64
 _log = logging.getLogger("ctxreuse")
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """One part of a prompt: a message's content, or a part of it.
-
-    Attributes:
-        role: The message's role, as OpenAI names it.
-        text: The text.
-    """
-
-    role: str
-    text: str
-
-    @classmethod
-    def of_value(cls, role: str, value: object) -> PromptPart:
-        """Return a part for what is no text, such as a tool call: equal for equal JSON values."""
-        written = json.dumps(value, sort_keys=True, default=repr)
-        return cls(role, text_digest(written).hex())
-
-
-@dataclass(frozen=True, slots=True)
-class ScopedPrompt:
-    """A prompt that is about to be sent.
-
-    Attributes:
-        parts: Its texts in order.
-        scope: Whose request it is.
-    """
-
-    parts: tuple[PromptPart, ...]
-    scope: RequestScope = NO_SCOPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +39,30 @@ class PlannedPrompt:
         position: Its position among the prompts that were planned together.
         texts: The text to send for each part.
         plans: The plans of the contexts that were planned now.
+        labels: For each part the labels that are in force behind it; none where planning failed.
+        contexts: The labels of the contexts in it, in order, where they are known.
     """
 
     position: int
     texts: tuple[str, ...]
     plans: tuple[Plan, ...] = ()
+    labels: tuple[PromptLabels, ...] = ()
+    contexts: tuple[ContextLabels, ...] = ()
+
+    @property
+    def answer_labels(self) -> PromptLabels:
+        """The labels that the answer uses."""
+        return self.labels[-1] if self.labels else PromptLabels()
+
+    def answer_metadata(self) -> dict[str, Any]:
+        """Return what an answer carries, JSON-compatible, without any text; empty if nothing.
+
+        Returns:
+            `labels`: see `labels_metadata`.
+        """
+        if not self.contexts:
+            return {}
+        return {"labels": labels_metadata(self.answer_labels, self.contexts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +83,8 @@ class PromptStatistics:
             tenant nor one of another scope: it was rendered in another process, or altered since.
         too_long: Texts and prompts sent as given because they take too much work to plan.
         sent_texts: Contexts as they were sent that are remembered for later turns.
-        sent_characters: How long these are together.
+        sent_characters: How long these are together; the label of each block counts as 64, of one
+            with a long id for every 64 characters of it.
         parts: How much of what is bounded is remembered: `sent_characters`, where each context
             counts 100 characters more than it has.
     """
@@ -161,25 +138,25 @@ class PromptPlanner:
         self._strategy: Strategy = strategy
         self._registry = context_registry(registry)
         self._counts: Counter[str] = Counter()
-        self._lock = ForkSafeLock(self._forget_sent_texts)  # of _sent_texts and _counts
-        self._forget_sent_texts()
+        self._lock = ForkSafeLock(self._forget_sent)  # of _sent_contexts and _counts
+        self._forget_sent()
 
-    def _forget_sent_texts(self) -> None:
-        self._sent_texts: TenantLRUMap[bytes, str] = TenantLRUMap(
+    def _forget_sent(self) -> None:
+        self._sent_contexts: TenantLRUMap[bytes, SentContext] = TenantLRUMap(
             _REMEMBERED_CHARACTERS // _ENTRY_CHARACTERS,
             max_weight=_REMEMBERED_CHARACTERS,
-            weight_of=lambda text: len(text) + _ENTRY_CHARACTERS,
+            weight_of=_weight,
         )
 
     def statistics(self) -> PromptStatistics:
         """Return what became of contexts so far, and how much is remembered."""
         with self._lock:
-            sent_texts = len(self._sent_texts)
+            sent_texts = len(self._sent_contexts)
             return PromptStatistics(
                 **self._counts,
                 sent_texts=sent_texts,
-                sent_characters=self._sent_texts.weight - sent_texts * _ENTRY_CHARACTERS,
-                parts={"sent_characters": self._sent_texts.weight_size},
+                sent_characters=self._sent_contexts.weight - sent_texts * _ENTRY_CHARACTERS,
+                parts={"sent_characters": self._sent_contexts.weight_size},
             )
 
     def plan(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
@@ -188,7 +165,7 @@ class PromptPlanner:
         Args:
             prompts: The prompts that wait to be sent, in the order of arrival.
         """
-        drafts = [_Draft(prompt, self._registry) for prompt in prompts]
+        drafts = [PromptDraft(one, self._registry, self._planner.templates) for one in prompts]
         self._claim(drafts)
         waiting = [
             (draft, request) for draft in drafts if (request := self._advance(draft)) is not None
@@ -204,20 +181,17 @@ class PromptPlanner:
             texts = zip(draft.prompt.parts, draft.texts(), strict=True)
             shown = [f"{part.role}\n{text}\n" for part, text in texts]
             whole.append("".join([f"{draft.tenant}\n", *shown]))
-        return [
-            PlannedPrompt(position, drafts[position].texts(), tuple(drafts[position].plans))
-            for position in prefix_order(whole)
-        ]
+        return [_planned(position, drafts[position]) for position in prefix_order(whole)]
 
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
         for plan in plans:
             self._planner.evict([plan.request_id], plan.request.tenant)
 
-    def _claim(self, drafts: Sequence[_Draft]) -> None:
+    def _claim(self, drafts: Sequence[PromptDraft]) -> None:
         """Leave alone what the application did not put there, and what is too much to plan."""
         counts: Counter[str] = Counter()
-        by_tenant: dict[str, list[_Draft]] = {}
+        by_tenant: dict[str, list[PromptDraft]] = {}
         for draft in drafts:
             by_tenant.setdefault(draft.tenant, []).append(draft)
         for tenant, of_tenant in by_tenant.items():
@@ -229,7 +203,7 @@ class PromptPlanner:
             met = [digest for draft in of_tenant for digest in draft.met]
             claimed = iter(self._registry.claim(tenant, sightings, met))
             for draft in of_tenant:
-                counts.update(draft.settle(claimed, self._sent_text))
+                counts.update(draft.settle(claimed, self._sent_before))
         first_labels = self._planner.templates.block_labels([1, 2])
         for draft in drafts:
             if draft.has_contexts:
@@ -246,7 +220,7 @@ class PromptPlanner:
             with self._lock:
                 self._counts += counts
 
-    def _advance(self, draft: _Draft, plan: Plan | None = None) -> ContextRequest | None:
+    def _advance(self, draft: PromptDraft, plan: Plan | None = None) -> ContextRequest | None:
         """Go on to the draft's next context that needs a plan; show again what was sent.
 
         Args:
@@ -254,22 +228,35 @@ class PromptPlanner:
             plan: The plan of the context that the draft has come to; it is shown first.
         """
         if plan is not None:
-            text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+            one = draft.pieces[0]
+            assert isinstance(one.piece, FoundContext)
+            sent = SentContext.of(plan, one.piece)
             with self._lock:
-                self._sent_texts.put(draft.tenant, draft.sent_key(draft.pieces[0].key), text)
+                self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), sent)
             draft.plans.append(plan)
-            draft.show(text)
+            draft.show_context(sent)
         while draft.pieces:
-            number, piece, _, _ = draft.pieces[0]
-            if not isinstance(piece, str):
-                return draft.request(number, piece, self._planner.templates)
-            draft.show(piece)
+            one = draft.pieces[0]
+            if isinstance(one.piece, FoundContext):
+                return draft.request(one.part, one.piece)
+            draft.show_text()
         return None
 
-    def _sent_text(self, tenant: str, key: bytes) -> str | None:
+    def _sent_before(self, tenant: str, key: bytes) -> SentContext | None:
         """Return a context as it was sent, if that is known."""
         with self._lock:
-            return self._sent_texts.get(tenant, key)
+            return self._sent_contexts.get(tenant, key)
+
+
+def _planned(position: int, draft: PromptDraft) -> PlannedPrompt:
+    plans, contexts = tuple(draft.plans), tuple(draft.contexts)
+    return PlannedPrompt(position, draft.texts(), plans, draft.labels(), contexts)
+
+
+def _weight(sent: SentContext) -> int:
+    """Return how many characters a context that was sent counts as."""
+    labels = _LABEL_CHARACTERS * ids_size(sent.labels.ids)
+    return len(sent.text) + labels + _ENTRY_CHARACTERS
 
 
 @cache
@@ -340,226 +327,3 @@ def plans_together(
         plans[n] if n in plans else planner.plan(request, strategy, **options)
         for n, request in enumerate(requests)
     ]
-
-
-class _PlacedPiece(NamedTuple):
-    """A piece of a prompt.
-
-    Attributes:
-        part: Which part it belongs to.
-        piece: A context to plan, or text.
-        key: Of what is sent for a context.
-        is_context: Whether it is a context, planned now or before.
-    """
-
-    part: int
-    piece: Piece
-    key: bytes = b""
-    is_context: bool = False
-
-    @property
-    def is_unplanned(self) -> bool:
-        """Whether it is a context that is not planned now."""
-        return bool(self.key) and isinstance(self.piece, str)
-
-    @property
-    def text(self) -> str:
-        """The text as it stands."""
-        return self.piece if isinstance(self.piece, str) else self.piece.text
-
-
-class _Draft:
-    """A prompt in the making, from the first piece to the last.
-
-    Attributes:
-        prompt: The prompt as given.
-        tenant: Whose it is.
-        pieces: The pieces that are still to come.
-        met: Digests of contexts that stand in the prompt and are no pieces.
-        plans: The plans of the contexts so far.
-        has_contexts: Whether contexts of the tenant stand where new ones may.
-    """
-
-    def __init__(self, prompt: ScopedPrompt, registry: ContextRegistry) -> None:
-        self.prompt = prompt
-        self.tenant = prompt.scope.tenant or ""
-        self.pieces: deque[_PlacedPiece] = deque()
-        self.met: list[bytes] = []
-        self.plans: list[Plan] = []
-        self.has_contexts = False
-        self._standings = _standings(prompt.parts)
-        self._unsearched = 0
-        self._unplanned: list[tuple[int, _PlacedPiece]] = []  # and how many pieces stand behind
-        self._shown: set[int] = set()  # the parts that show a context
-        self._texts: list[list[str]] = [[] for _ in prompt.parts]  # sent for each, up to here
-        before = _hash([self.tenant])  # tenant and everything before, as given
-        for number, part in enumerate(prompt.parts):
-            parsed = registry.parse(part.text, self.tenant)
-            self._unsearched += not parsed.is_searched
-            self.met += parsed.met
-            here = _hash([part.role], before)
-            for piece in parsed.pieces:
-                if isinstance(piece, str):
-                    self.pieces.append(_PlacedPiece(number, piece))
-                    here.update(encoded(piece))
-                else:
-                    key = _hash(["context", piece.digest.hex()], here).digest()
-                    self.pieces.append(_PlacedPiece(number, piece, key, is_context=True))
-                    here.update(encoded(piece.text))
-            before = _hash([here.hexdigest()])
-
-    def sightings(self, number: int) -> Iterator[Sighting]:
-        """Yield the contexts that were found; `number` is the prompt's own."""
-        for part, piece, key, _ in self.pieces:
-            if not isinstance(piece, str):
-                is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
-                yield Sighting(piece, key, number, self._standings[part], is_tool_result)
-
-    def sent_key(self, key: bytes) -> bytes:
-        """Return under which key a context as it is sent is remembered.
-
-        Conversations that begin alike may have been sent it in different orders.
-        """
-        conversation_id = self.prompt.scope.conversation_id
-        if conversation_id is None:
-            return key
-        return _hash([key.hex(), repr(conversation_id)]).digest()
-
-    def texts(self) -> tuple[str, ...]:
-        """Return what is sent for each part, up to the next piece."""
-        return tuple(map("".join, self._texts))
-
-    def new_texts(self) -> list[str]:
-        """Return the texts, as given, in which a new context may stand."""
-        parts = zip(self.prompt.parts, self._standings, strict=True)
-        return [part.text for part, standing in parts if standing != "history"]
-
-    def settle(
-        self, claimed: Iterator[Claimed], sent_text: Callable[[str, bytes], str | None]
-    ) -> Counter[str]:
-        """Turn all but the contexts to plan into text, and count them.
-
-        Args:
-            claimed: What the registry says of each context of this prompt.
-            sent_text: Returns what was sent for a context of a tenant, if that is known.
-        """
-        pieces: list[_PlacedPiece] = []
-        counts = Counter(too_long=self._unsearched)
-        behind = [*self.pieces, None][1:]
-        for one, following in zip(self.pieces, behind, strict=True):
-            if one.is_context:
-                outcome = next(claimed)
-                counts[_fate(outcome)] += 1
-                self.has_contexts |= outcome is not Unplanned.IN_HISTORY
-                piece: Piece = one.text
-                if outcome is Unplanned.IN_HISTORY:
-                    sent = sent_text(self.tenant, self.sent_key(one.key))
-                    if sent is not None and not _is_shown(sent, one, following):
-                        piece = sent
-                elif isinstance(outcome, FoundContext) and outcome.spans:
-                    piece = outcome
-                is_context = outcome is not Unplanned.LEFT_ALONE
-                one = one._replace(piece=piece, is_context=is_context)
-            pieces.append(one)
-        if counts["planned"] > _MOST_CONTEXTS:
-            counts["planned"] = 0
-            counts["too_long"] += 1
-            pieces = [one._replace(piece=one.text) for one in pieces]
-        self._unplanned = [
-            (number, one) for number, one in enumerate(reversed(pieces)) if one.is_unplanned
-        ]
-        self.pieces = deque(pieces)
-        return counts
-
-    def show(self, text: str) -> None:
-        """Send a text for the next piece."""
-        number, _, _, is_context = self.pieces.popleft()
-        self._texts[number].append(text)
-        if is_context:
-            self._shown.add(number)
-
-    def request(self, number: int, found: FoundContext, templates: Templates) -> ContextRequest:
-        """Return what to plan: the context's blocks behind everything that is sent before it."""
-        parts, scope, texts = self.prompt.parts, self.prompt.scope, self.texts()
-        role = parts[number].role
-        first = number  # of the texts that open this turn: the parts of one message
-        while first and parts[first - 1].role == role and first - 1 not in self._shown:
-            first -= 1
-        system: list[Message] = []
-        turns: list[Message] = []
-        for position in range(first):
-            message = {"role": parts[position].role, "content": texts[position]}
-            # a system message that shows a context uses labels, as a turn does
-            is_turn = message["role"] != "system" or position in self._shown
-            (turns if is_turn else system).append(message)
-        openings = [{"role": role, "content": text} for text in texts[first : number + 1]]
-        if number in self._shown:  # another context stands before this one in the same text
-            turns.append(openings[-1])
-            openings[-1] = {"role": role, "content": ""}
-        labels = self._labels_in_use(templates)
-        history: list[Message] | None = None
-        if scope.conversation_id is not None or (turns and self._shown) or labels:
-            history = turns
-        else:
-            system += turns  # the same for many, such as examples
-        preamble = [text for message in [*system, *openings] for text in message.values()]
-        if labels and history is not None:
-            preamble += labels
-            # each a text of its own: no block stands behind it
-            content = [{"type": "text", "text": label} for label in labels]
-            history = [{"role": "system", "content": content}, *turns]
-        return ContextRequest(
-            found.blocks,
-            system=_hash(preamble).hexdigest(),
-            history=history,
-            conversation_id=scope.conversation_id,
-            tenant=self.tenant,
-        )
-
-    def _labels_in_use(self, templates: Templates) -> list[str]:
-        """Return the labels of contexts that stay as they are and that no turn before shows."""
-        to_come = len(self.pieces) - 1
-        texts = [
-            one.text for behind, one in self._unplanned if behind < to_come or not one.is_context
-        ]
-        found = (label[0] for text in texts for label in templates.label_pattern.finditer(text))
-        return list(dict.fromkeys(found))
-
-
-def _is_shown(sent: str, context: _PlacedPiece, following: _PlacedPiece | None) -> bool:
-    """Return whether a history shows a context as it was sent: as given, annotations behind it."""
-    if following is None or following.part != context.part or not sent.startswith(context.text):
-        return False
-    return following.text.startswith(sent[len(context.text) :])
-
-
-def _standings(parts: Sequence[PromptPart]) -> list[Standing]:
-    """Return for each part how a context in it stands to the answers."""
-    end = len(parts)  # of what stands before the beginning of an answer
-    while end and parts[end - 1].role == "assistant":
-        end -= 1
-    answered = max((n for n in range(end) if parts[n].role == "assistant"), default=-1)
-    standings: list[Standing] = []
-    for number, part in enumerate(parts):
-        if part.role == "assistant":
-            standings.append("history")
-        elif number > answered:
-            standings.append("new" if end == len(parts) else "renewed")
-        else:
-            standings.append("renewed" if part.role == "system" else "history")
-    return standings
-
-
-def _fate(outcome: Claimed) -> str:
-    """Return the name under which statistics count what became of a context."""
-    if isinstance(outcome, Unplanned):
-        return outcome.name.lower()
-    return "planned" if outcome.spans else "planned_before"
-
-
-def _hash(texts: Iterable[str], before: hashlib.blake2b | None = None) -> hashlib.blake2b:
-    """Return a hash of 16 bytes that identifies a list of texts, behind those hashed before."""
-    whole = hashlib.blake2b(digest_size=16) if before is None else before.copy()
-    for text in texts:
-        whole.update(len(encoded(text)).to_bytes(8, "big") + encoded(text))
-    return whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +16,8 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxreuse.adapters.prompt_planner import PromptPart
+from ctxreuse.adapters.prompt_draft import PromptPart
+from ctxreuse.adapters.prompt_labels import PromptLabels, renamed
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),
@@ -27,6 +28,22 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 )
 _BEFORE_THE_MESSAGES = ("model", "tools", "functions")
 """Arguments of a call that change what stands before its messages."""
+
+_CALLS = ("tool_calls", "invalid_tool_calls")
+_BESIDE = ("tool_calls", "function_call", "parsed")
+"""What `additional_kwargs` may repeat of an answer."""
+
+SPOKEN_FIELDS = {
+    "text": "text",
+    "output_text": "text",
+    "tool_use": "input",
+    "input_json_delta": "partial_json",
+    "tool_call": "args",
+    "tool_call_chunk": "args",
+    "invalid_tool_call": "args",
+    "function_call": "arguments",
+}
+"""By the type of a content block, the field with words of the model that nobody has signed."""
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -64,6 +81,48 @@ def with_text(message: _Message, new: TextPart) -> _Message:
     return message.model_copy(update={"content": content})
 
 
+def with_renamed_calls(message: _Message, rename: Callable[[str], str]) -> _Message:
+    """Return an answer with the labels in its tool calls renamed, wherever providers keep them.
+
+    Args:
+        message: The answer; it is not changed.
+        rename: Returns a text with its labels renamed.
+    """
+    update: dict[str, Any] = {}
+    for name in _CALLS:
+        held = getattr(message, name, None)
+        if held and (new := renamed(held, rename)) is not held:
+            update[name] = new
+    kwargs = message.additional_kwargs
+    beside = {name: renamed(kwargs[name], rename) for name in _BESIDE if kwargs.get(name)}
+    if any(new is not kwargs[name] for name, new in beside.items()):
+        update["additional_kwargs"] = {**kwargs, **beside}
+    if isinstance(message.content, list):
+        content = [
+            block
+            if isinstance(block, str) or block.get("type") == "text"
+            else with_renamed_field(block, lambda value: renamed(value, rename))
+            for block in message.content
+        ]
+        if any(new is not old for new, old in zip(content, message.content, strict=True)):
+            update["content"] = content
+    return message.model_copy(update=update) if update else message
+
+
+def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a content block with the model's own words in it renamed; signed ones stay.
+
+    Args:
+        block: The block; it is not changed.
+        rename: Returns the field that holds them, renamed.
+    """
+    name = SPOKEN_FIELDS.get(block.get("type", ""))
+    if name is None or name not in block:
+        return block
+    new = rename(block[name])
+    return block if new is block[name] else {**block, name: new}
+
+
 class _TextPosition(NamedTuple):
     """Where a text stands: in which message, and in which part of its content, as in `TextPart`."""
 
@@ -82,11 +141,13 @@ class PromptTexts:
         messages: The messages, never changed.
         parts: Their texts in order, at least one for each message.
         positions: Where each part stands; None for what is no text.
+        owners: Which message each part belongs to; -1 for what stands before them.
     """
 
     messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
     positions: tuple[_TextPosition | None, ...]
+    owners: tuple[int, ...]
 
     def says_the_same_as(self, other: PromptTexts | None) -> bool:
         """Return whether another prompt's texts are the same, and stand in the same positions.
@@ -104,13 +165,19 @@ class PromptTexts:
             )
         )
 
-    def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
+    def with_texts(
+        self, texts: Sequence[str], labels: Sequence[PromptLabels] = ()
+    ) -> list[BaseMessage]:
         """Return the messages with each part's text replaced, as copies where that changes them.
 
         Args:
             texts: One text a part, in order.
+            labels: The labels that are in force behind each part, for the arguments of tool calls.
         """
         messages = list(self.messages)
+        for owner, in_force in dict(zip(self.owners, labels, strict=False)).items():
+            if in_force.renames and owner >= 0 and isinstance(messages[owner], AIMessage):
+                messages[owner] = with_renamed_calls(messages[owner], in_force.to_sent)
         for position, part, text in zip(self.positions, self.parts, texts, strict=True):
             if position is not None and text != part.text:
                 changed = with_text(messages[position.message], TextPart(text, position.part))
@@ -127,10 +194,12 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
     """
     parts: list[PromptPart] = []
     positions: list[_TextPosition | None] = []
+    owners: list[int] = []
     before = {name: arguments[name] for name in _BEFORE_THE_MESSAGES if arguments.get(name)}
     if before:
         parts.append(PromptPart.of_value("system", before))
         positions.append(None)
+        owners.append(-1)
     for number, message in enumerate(messages):
         role = (
             message.role
@@ -152,4 +221,5 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         if calls or not content:
             parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)
-    return PromptTexts(tuple(messages), tuple(parts), tuple(positions))
+        owners += [number] * (len(parts) - len(owners))
+    return PromptTexts(tuple(messages), tuple(parts), tuple(positions), tuple(owners))

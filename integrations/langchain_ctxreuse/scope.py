@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -50,7 +50,7 @@ class CarriedRequest:
         """Say whose request the code inside serves, for whatever the component calls."""
         return request_context(self.scope.tenant, self.scope.conversation_id, self.scope.history)
 
-    def steps(self, steps: Generator[_Step, None, None]) -> Iterator[_Step]:
+    def steps(self, steps: Generator[_Step, None, None]) -> Generator[_Step, None, None]:
         """Yield what a generator yields, which serves this request; the reader's context does not.
 
         Args:

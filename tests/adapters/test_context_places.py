@@ -8,7 +8,7 @@ import json
 import pytest
 from test_prompt_planner import World, block, letters_in, order_words
 
-from ctxreuse.adapters.prompt_planner import PromptPart
+from ctxreuse.adapters.prompt_draft import PromptPart
 
 ASKED = (PromptPart("user", "One?"), PromptPart("assistant", "So."), PromptPart("user", "Two?"))
 EXAMPLES = (

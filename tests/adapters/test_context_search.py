@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.adapters import context_search
 from ctxreuse.adapters.context_search import RenderingIndex
-from ctxreuse.adapters.prompt_planner import PromptPart, PromptPlanner, ScopedPrompt
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Templates
 

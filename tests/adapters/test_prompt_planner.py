@@ -7,14 +7,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
-from ctxreuse.adapters.prompt_planner import (
-    PlannedPrompt,
-    PromptPart,
-    PromptPlanner,
-    ScopedPrompt,
-    as_given,
-    planner_or_new,
-)
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope

@@ -6,6 +6,7 @@ prefilled answer, or are answered by the application itself. Whatever the texts 
 sent as given but for the contexts that the application put there, and no tenant notices another.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -15,12 +16,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
-from ctxreuse.adapters.prompt_planner import (
-    PlannedPrompt,
-    PromptPart,
-    PromptPlanner,
-    ScopedPrompt,
-)
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import render_turn
 from ctxreuse.context.scope import RequestScope
@@ -225,13 +222,17 @@ class Application:
     ) -> bool:
         """Return whether a prompt is sent with forms at the chosen places, and else as given.
 
-        In messages before the `first` that no answer follows, a context that was put there may
-        stand as it was sent.
+        Only the labels that users and assistant name may be other ones. In messages before the
+        `first` that no answer follows, a context that was put there may stand as it was sent.
         """
         wanted = self.with_forms(given, chosen, forms)
         is_last_said = given.parts[-1].role == "assistant"
+        shown = [
+            [form for one, form in zip(chosen, forms, strict=True) if one[0] == number]
+            for number in range(len(wanted))
+        ]
         return all(
-            sent == text
+            (unlabelled(sent) == unlabelled(text) and all(form in sent for form in shown[number]))
             or (
                 (number < first or is_last_said)
                 and number not in [part for part, _, _ in chosen]
@@ -249,7 +250,11 @@ class Application:
             for part, start, context in allowed
             if part == number
         ]
-        return any(sent.startswith(one) and sent.endswith(other) for one, other in around)
+        return any(
+            unlabelled(sent).startswith(unlabelled(one))
+            and unlabelled(sent).endswith(unlabelled(other))
+            for one, other in around
+        )
 
     def sources(self, tenant: str, text: str) -> list[list[ContextBlock]]:
         return [blocks for of, shown, blocks in self.rendered if (of, shown) == (tenant, text)]
@@ -278,6 +283,11 @@ class Application:
         for (part, start, context), form in reversed(list(zip(chosen, forms, strict=True))):
             texts[part] = texts[part][:start] + form + texts[part][start + len(context) :]
         return tuple(texts)
+
+
+def unlabelled(text: str) -> str:
+    """Return a text without the numbers of its labels; see `prompt_labels`."""
+    return re.sub(r"(?<=Doc_)[0-9]+", "", text)
 
 
 def noted(planned: PlannedPrompt) -> tuple[Any, ...]:

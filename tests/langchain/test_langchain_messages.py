@@ -14,7 +14,7 @@ from langchain_model_helpers import (
     text_of,
 )
 
-from ctxreuse.adapters.prompt_planner import PromptPart
+from ctxreuse.adapters.prompt_draft import PromptPart
 from langchain_ctxreuse.messages import prompt_texts
 
 

@@ -16,7 +16,8 @@ from ctxreuse.adapters.plan_metadata import (
     document_metadata,
     retrievers_order,
 )
-from ctxreuse.adapters.prompt_planner import PromptPart, PromptPlanner, ScopedPrompt
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, render_block

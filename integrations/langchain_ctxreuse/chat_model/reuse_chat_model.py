@@ -34,12 +34,8 @@ from ctxreuse.adapters.ordered_release import (
     in_event_loop,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_planner import (
-    PlannedPrompt,
-    PromptStatistics,
-    ScopedPrompt,
-    planner_or_new,
-)
+from ctxreuse.adapters.prompt_draft import ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError
@@ -51,6 +47,7 @@ from langchain_ctxreuse.chat_model.batching import (
     answers,
     started,
 )
+from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import RequestCarrier, on_carrying_copy, scope_from_config
@@ -366,9 +363,10 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs)
         with self._gateway.evict_on_failure(planned), self._carried.serving():
+            answer = ModelAnswer(planned, self._gateway)
             if "run_manager" in signature(self.inner._generate).parameters:  # as LangChain does it
-                arguments["run_manager"] = run_manager
-            return self.inner._generate(sent, stop=stop, **arguments)
+                arguments["run_manager"] = answer.tokens(run_manager)
+            return answer.result(self.inner._generate(sent, stop=stop, **arguments))
 
     async def _agenerate(
         self,
@@ -379,9 +377,10 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs)
         with self._gateway.evict_on_failure(planned), self._carried.serving():
+            answer = ModelAnswer(planned, self._gateway)
             if "run_manager" in signature(self.inner._agenerate).parameters:
-                arguments["run_manager"] = run_manager
-            return await self.inner._agenerate(sent, stop=stop, **arguments)
+                arguments["run_manager"] = answer.tokens(run_manager)
+            return answer.result(await self.inner._agenerate(sent, stop=stop, **arguments))
 
     def _stream(
         self,
@@ -423,10 +422,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[_Step]:
         planned, sent, arguments = self._outgoing(messages, kwargs)
+        answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
-            arguments["run_manager"] = run_manager
+            arguments["run_manager"] = answer.tokens(run_manager)
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
-        yield from self._carried.steps(steps)
+        yield from answer.stream(self._carried.steps(steps))
 
     async def _astreamed(
         self,
@@ -438,10 +438,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[_Step]:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs)
+        answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
-            arguments["run_manager"] = run_manager
+            arguments["run_manager"] = answer.tokens(run_manager)
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
-        async with aclosing(self._carried.asteps(steps)) as within:
+        async with aclosing(answer.astream(self._carried.asteps(steps))) as within:
             async for step in within:
                 yield step
 
@@ -489,7 +490,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         return self._gateway.attempt(
             lambda: (
                 planned,
-                messages if texts is None or planned is None else texts.with_texts(planned.texts),
+                messages
+                if texts is None or planned is None
+                else texts.with_texts(planned.texts, planned.labels),
                 {**arguments, **self._request_options(arguments)},
             ),
             lambda: (planned, messages, dict(arguments)),

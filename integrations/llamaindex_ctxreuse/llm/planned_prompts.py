@@ -9,7 +9,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
-from ctxreuse.adapters.prompt_planner import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import RequestScope
 

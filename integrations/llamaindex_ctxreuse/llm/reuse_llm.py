@@ -31,13 +31,8 @@ from ctxreuse.adapters.ordered_release import (
     checked_window,
     planned_aside,
 )
-from ctxreuse.adapters.prompt_planner import (
-    PlannedPrompt,
-    PromptPart,
-    PromptStatistics,
-    ScopedPrompt,
-    planner_or_new,
-)
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.scope import current_scope

@@ -1,0 +1,388 @@
+"""A prompt in the making: its pieces, what is sent for each, and what the planner is asked.
+
+A prompt's messages are text. It is parsed once into pieces, text and contexts that we rendered;
+what is sent is the pieces joined again, so every other character stays as it is, but for the labels
+of blocks that user and assistant name behind a context, which are renamed as the context's are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+from ctxreuse.adapters.context_search import FoundContext, Piece
+from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels
+from ctxreuse.adapters.rendered_contexts import (
+    Claimed,
+    ContextRegistry,
+    Sighting,
+    Standing,
+    Unplanned,
+)
+from ctxreuse.context.blocks import ContextRequest, Message, encoded, text_digest
+from ctxreuse.context.rendering import Templates, render_turn
+from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from ctxreuse.planning.plan import Plan
+
+_MOST_CONTEXTS = 64
+_SPEAKERS = ("user", "assistant")
+"""Whose words may name blocks; instructions, tools and documents mean what they say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """One part of a prompt: a message's content, or a part of it.
+
+    Attributes:
+        role: The message's role, as OpenAI names it.
+        text: The text.
+    """
+
+    role: str
+    text: str
+
+    @classmethod
+    def of_value(cls, role: str, value: object) -> PromptPart:
+        """Return a part for what is no text, such as a tool call: equal for equal JSON values."""
+        written = json.dumps(value, sort_keys=True, default=repr)
+        return cls(role, text_digest(written).hex())
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedPrompt:
+    """A prompt that is about to be sent.
+
+    Attributes:
+        parts: Its texts in order.
+        scope: Whose request it is.
+    """
+
+    parts: tuple[PromptPart, ...]
+    scope: RequestScope = NO_SCOPE
+
+
+class PlacedPiece(NamedTuple):
+    """A piece of a prompt.
+
+    Attributes:
+        part: Which part it belongs to.
+        piece: A context to plan, or text.
+        key: Of what is sent for a context.
+        is_context: Whether it is a context, planned now or before.
+        labels: Those of a context that is sent as it stands, or as it was sent before.
+    """
+
+    part: int
+    piece: Piece
+    key: bytes = b""
+    is_context: bool = False
+    labels: ContextLabels = ContextLabels()
+
+    @property
+    def is_unplanned(self) -> bool:
+        """Whether it is a context that is not planned now."""
+        return bool(self.key) and isinstance(self.piece, str)
+
+    @property
+    def text(self) -> str:
+        """The text as it stands."""
+        return self.piece if isinstance(self.piece, str) else self.piece.text
+
+
+class SentContext(NamedTuple):
+    """A context as it was sent.
+
+    Attributes:
+        text: The text.
+        labels: The labels in it.
+    """
+
+    text: str
+    labels: ContextLabels
+
+    @classmethod
+    def of(cls, plan: Plan, given: FoundContext) -> SentContext:
+        """Return what is sent for a context now that it is planned.
+
+        Args:
+            plan: Its plan.
+            given: The context as given.
+        """
+        text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+        first = given.spans[0].start
+        same_words = given.text[:first] == plan.templates.before_text(plan.templates.block_label(1))
+        if not same_words:  # rendered with other templates: no label here is one given there
+            return cls(text, ContextLabels())
+        numbers = [_ordinal(label, plan.templates) for label in plan.label_of.values()]
+        ids = [block.id for block in plan.request.unique_blocks.values()]
+        return cls(text, ContextLabels(tuple(numbers), tuple(ids)))
+
+
+def _ordinal(label: str, templates: Templates) -> int:
+    found = templates.label_pattern.fullmatch(label)
+    assert found is not None, "a plan's labels are its templates'"
+    return int(found[1])
+
+
+class PromptDraft:
+    """A prompt in the making, from the first piece to the last.
+
+    Attributes:
+        prompt: The prompt as given.
+        tenant: Whose it is.
+        pieces: The pieces that are still to come.
+        met: Digests of contexts that stand in the prompt and are no pieces.
+        plans: The plans of the contexts so far.
+        has_contexts: Whether contexts of the tenant stand where new ones may.
+        contexts: The labels of the contexts so far.
+    """
+
+    def __init__(
+        self, prompt: ScopedPrompt, registry: ContextRegistry, templates: Templates
+    ) -> None:
+        self.prompt = prompt
+        self.tenant = prompt.scope.tenant or ""
+        self.pieces: deque[PlacedPiece] = deque()
+        self.met: list[bytes] = []
+        self.plans: list[Plan] = []
+        self.has_contexts = False
+        self.contexts: list[ContextLabels] = []
+        self._templates = templates
+        self._labels = PromptLabels((), templates)
+        self._labels_at: dict[int, PromptLabels] = {}  # behind the parts that show anything
+        self._turns = _turns(prompt.parts)
+        self._turn = -1  # of the latest context
+        self._standings = _standings(prompt.parts)
+        self._unsearched = 0
+        self._unplanned: list[tuple[int, PlacedPiece]] = []  # and how many pieces stand behind
+        self._shown: set[int] = set()  # the parts that show a context
+        self._texts: list[list[str]] = [[] for _ in prompt.parts]  # sent for each, up to here
+        before = _hash([self.tenant])  # tenant and everything before, as given
+        for number, part in enumerate(prompt.parts):
+            parsed = registry.parse(part.text, self.tenant)
+            self._unsearched += not parsed.is_searched
+            self.met += parsed.met
+            here = _hash([part.role], before)
+            for piece in parsed.pieces:
+                if isinstance(piece, str):
+                    self.pieces.append(PlacedPiece(number, piece))
+                    here.update(encoded(piece))
+                else:
+                    key = _hash(["context", piece.digest.hex()], here).digest()
+                    self.pieces.append(PlacedPiece(number, piece, key, is_context=True))
+                    here.update(encoded(piece.text))
+            before = _hash([here.hexdigest()])
+
+    def sightings(self, number: int) -> Iterator[Sighting]:
+        """Yield the contexts that were found; `number` is the prompt's own."""
+        for part, piece, key, *_ in self.pieces:
+            if not isinstance(piece, str):
+                is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
+                yield Sighting(piece, key, number, self._standings[part], is_tool_result)
+
+    def sent_key(self, key: bytes) -> bytes:
+        """Return under which key a context as it is sent is remembered.
+
+        Conversations that begin alike may have been sent it in different orders.
+        """
+        conversation_id = self.prompt.scope.conversation_id
+        if conversation_id is None:
+            return key
+        return _hash([key.hex(), repr(conversation_id)]).digest()
+
+    def texts(self) -> tuple[str, ...]:
+        """Return what is sent for each part, up to the next piece."""
+        return tuple(map("".join, self._texts))
+
+    def new_texts(self) -> list[str]:
+        """Return the texts, as given, in which a new context may stand."""
+        parts = zip(self.prompt.parts, self._standings, strict=True)
+        return [part.text for part, standing in parts if standing != "history"]
+
+    def settle(
+        self, claimed: Iterator[Claimed], sent_before: Callable[[str, bytes], SentContext | None]
+    ) -> Counter[str]:
+        """Turn all but the contexts to plan into text, and count them.
+
+        Args:
+            claimed: What the registry says of each context of this prompt.
+            sent_before: Returns a tenant's context as it was sent, if that is known.
+        """
+        pieces: list[PlacedPiece] = []
+        counts = Counter(too_long=self._unsearched)
+        behind = [*self.pieces, None][1:]
+        for one, following in zip(self.pieces, behind, strict=True):
+            if one.is_context:
+                outcome = next(claimed)
+                counts[_fate(outcome)] += 1
+                self.has_contexts |= outcome is not Unplanned.IN_HISTORY
+                if outcome is Unplanned.LEFT_ALONE:
+                    one = one._replace(piece=one.text, is_context=False)
+                elif outcome is Unplanned.IN_HISTORY:
+                    sent = sent_before(self.tenant, self.sent_key(one.key))
+                    one = _as_sent_before(one, sent, following)
+                elif outcome.spans:
+                    one = one._replace(piece=outcome, labels=_labels_given(outcome))
+                else:
+                    one = one._replace(piece=one.text)
+            pieces.append(one)
+        if counts["planned"] > _MOST_CONTEXTS:
+            counts["planned"] = 0
+            counts["too_long"] += 1
+            pieces = [one._replace(piece=one.text) for one in pieces]
+        self._unplanned = [
+            (number, one) for number, one in enumerate(reversed(pieces)) if one.is_unplanned
+        ]
+        self.pieces = deque(pieces)
+        return counts
+
+    def show_text(self) -> None:
+        """Send the next piece, which is a text, or a context that is not planned now."""
+        one = self.pieces[0]
+        text = one.text
+        if not one.key and self.prompt.parts[one.part].role in _SPEAKERS:
+            text = self._labels.to_sent(text)
+        self._show(text, one.labels)
+
+    def show_context(self, sent: SentContext) -> None:
+        """Send the next piece, a context, as it was planned."""
+        self._show(sent.text, sent.labels)
+
+    def _show(self, text: str, labels: ContextLabels) -> None:
+        one = self.pieces.popleft()
+        self._texts[one.part].append(text)
+        if one.is_context:
+            self._shown.add(one.part)
+        if labels.ordinals:
+            self.contexts.append(labels)
+            turn = self._turns[one.part]
+            before = self._labels.sent if turn == self._turn else ()
+            self._labels, self._turn = PromptLabels(before + labels.ordinals, self._templates), turn
+        self._labels_at[one.part] = self._labels
+
+    def labels(self) -> tuple[PromptLabels, ...]:
+        """Return the labels that are in force behind each part; nothing without a context."""
+        if not self.contexts:
+            return ()
+        behind, states = PromptLabels((), self._templates), []
+        for number in range(len(self.prompt.parts)):
+            behind = self._labels_at.get(number, behind)
+            states.append(behind)
+        return tuple(states)
+
+    def request(self, number: int, found: FoundContext) -> ContextRequest:
+        """Return what to plan: the context's blocks behind everything that is sent before it."""
+        parts, scope, texts = self.prompt.parts, self.prompt.scope, self.texts()
+        role = parts[number].role
+        first = number  # of the texts that open this turn: the parts of one message
+        while first and parts[first - 1].role == role and first - 1 not in self._shown:
+            first -= 1
+        system: list[Message] = []
+        turns: list[Message] = []
+        for position in range(first):
+            message = {"role": parts[position].role, "content": texts[position]}
+            # a system message that shows a context uses labels, as a turn does
+            is_turn = message["role"] != "system" or position in self._shown
+            (turns if is_turn else system).append(message)
+        openings = [{"role": role, "content": text} for text in texts[first : number + 1]]
+        if number in self._shown:  # another context stands before this one in the same text
+            turns.append(openings[-1])
+            openings[-1] = {"role": role, "content": ""}
+        labels = self._labels_in_use()
+        history: list[Message] | None = None
+        if scope.conversation_id is not None or (turns and self._shown) or labels:
+            history = turns
+        else:
+            system += turns  # the same for many, such as examples
+        preamble = [text for message in [*system, *openings] for text in message.values()]
+        if labels and history is not None:
+            preamble += labels
+            # each a text of its own: no block stands behind it
+            content = [{"type": "text", "text": label} for label in labels]
+            history = [{"role": "system", "content": content}, *turns]
+        return ContextRequest(
+            found.blocks,
+            system=_hash(preamble).hexdigest(),
+            history=history,
+            conversation_id=scope.conversation_id,
+            tenant=self.tenant,
+        )
+
+    def _labels_in_use(self) -> list[str]:
+        """Return the labels of contexts that stay as they are and that no turn before shows."""
+        to_come = len(self.pieces) - 1
+        texts = [
+            one.text for behind, one in self._unplanned if behind < to_come or not one.is_context
+        ]
+        pattern = self._templates.label_pattern
+        found = (label[0] for text in texts for label in pattern.finditer(text))
+        return list(dict.fromkeys(found))
+
+
+def _as_sent_before(
+    context: PlacedPiece, sent: SentContext | None, following: PlacedPiece | None
+) -> PlacedPiece:
+    """Return a history's context as it was sent then, or as given where that is not known."""
+    assert isinstance(context.piece, FoundContext)
+    if sent is None:
+        return context._replace(piece=context.text, labels=_labels_given(context.piece))
+    behind = following.text if following is not None and following.part == context.part else None
+    annotations = sent.text[len(context.text) :] if sent.text.startswith(context.text) else None
+    if behind is None or annotations is None or not behind.startswith(annotations):
+        return context._replace(piece=sent.text, labels=sent.labels)
+    # the history shows it as it was sent, so its labels are those that the model sees
+    in_order = sorted(zip(*sent.labels, strict=True), key=itemgetter(0))
+    labels = ContextLabels(*zip(*in_order, strict=True)) if in_order else ContextLabels()
+    return context._replace(piece=context.text, labels=labels)
+
+
+def _labels_given(context: FoundContext) -> ContextLabels:
+    """Return the labels of a context that is sent as given."""
+    ids = tuple(span.id for span in context.spans)
+    return ContextLabels(tuple(range(1, len(ids) + 1)), ids)
+
+
+def _turns(parts: Sequence[PromptPart]) -> list[int]:
+    """Return for each part how many parts of answers stand before it."""
+    turns, answers = [], 0
+    for part in parts:
+        turns.append(answers)
+        answers += part.role == "assistant"
+    return turns
+
+
+def _standings(parts: Sequence[PromptPart]) -> list[Standing]:
+    """Return for each part how a context in it stands to the answers."""
+    end = len(parts)  # of what stands before the beginning of an answer
+    while end and parts[end - 1].role == "assistant":
+        end -= 1
+    answered = max((n for n in range(end) if parts[n].role == "assistant"), default=-1)
+    standings: list[Standing] = []
+    for number, part in enumerate(parts):
+        if part.role == "assistant":
+            standings.append("history")
+        elif number > answered:
+            standings.append("new" if end == len(parts) else "renewed")
+        else:
+            standings.append("renewed" if part.role == "system" else "history")
+    return standings
+
+
+def _fate(outcome: Claimed) -> str:
+    """Return the name under which statistics count what became of a context."""
+    if isinstance(outcome, Unplanned):
+        return outcome.name.lower()
+    return "planned" if outcome.spans else "planned_before"
+
+
+def _hash(texts: Iterable[str], before: hashlib.blake2b | None = None) -> hashlib.blake2b:
+    """Return a hash of 16 bytes that identifies a list of texts, behind those hashed before."""
+    whole = hashlib.blake2b(digest_size=16) if before is None else before.copy()
+    for text in texts:
+        whole.update(len(encoded(text)).to_bytes(8, "big") + encoded(text))
+    return whole

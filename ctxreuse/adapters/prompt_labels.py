@@ -1,0 +1,241 @@
+"""Labels as the application gave them, and as the model sees them.
+
+A planned context shows its blocks in another order, so under other labels. The application knows
+the labels that it rendered: `[Doc_2]` is its second document. So a prompt's labels are renamed as
+variables are: what user and assistant say behind a context is shown to the model with the labels
+that it sees there, and its answer comes back with those that the application gave.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ctxreuse.adapters.plan_metadata import plain_id
+from ctxreuse.context.blocks import BlockId
+from ctxreuse.context.fork_safety import cached_property
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
+
+_WORD = "[0-9A-Za-z_]"
+_ORDINAL = "[1-9][0-9]{0,17}"
+_DEEPEST = 20
+
+
+class ContextLabels(NamedTuple):
+    """The labels of a context as it was sent.
+
+    Attributes:
+        ordinals: For each block, in the order given, the ordinal of the label under which it is
+            sent.
+        ids: The ids of the blocks.
+    """
+
+    ordinals: tuple[int, ...] = ()
+    ids: tuple[BlockId, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptLabels:
+    """Which label the model sees for each that the application gave, at one place of a prompt.
+
+    The application's numbers count the blocks of the newest turn that shows any, from 1. What else
+    the model may name, a block of an earlier turn or none at all, has the numbers behind, so that
+    no two labels become one, and no other label passes for a block of that turn.
+
+    Attributes:
+        sent: The ordinals that the model sees, in the order given.
+        templates: The words around the blocks.
+    """
+
+    sent: tuple[int, ...] = ()
+    templates: Templates = DEFAULT_TEMPLATES
+
+    @cached_property
+    def renames(self) -> bool:
+        """Whether any label is another one for the model, and can be told from other words."""
+        in_order = self.sent == tuple(range(1, len(self.sent) + 1))
+        return not in_order and _forms(self.templates.label) is not None
+
+    @cached_property
+    def _given(self) -> dict[int, int]:
+        first: dict[int, int] = {}
+        for given, sent in enumerate(self.sent, start=1):
+            first.setdefault(sent, given)  # two contexts of one turn may show the same block
+        return first
+
+    @cached_property
+    def _in_order(self) -> list[int]:
+        return sorted(self._given)
+
+    def given(self, ordinal: int) -> int:
+        """Return the application's number for one that the model sees."""
+        known = self._given.get(ordinal)
+        if known is not None:
+            return known
+        # the n-th number that the model sees no block under is the n-th behind the application's
+        return len(self.sent) + ordinal - bisect_left(self._in_order, ordinal)
+
+    def as_sent(self, ordinal: int) -> int:
+        """Return the number that the model sees for one of the application's."""
+        if ordinal <= len(self.sent):
+            return self.sent[ordinal - 1]
+        rank = ordinal - len(self.sent)
+        for taken in self._in_order:
+            rank += taken <= rank
+        return rank
+
+    def to_given(self, text: str) -> str:
+        """Return what the model says with the labels that the application gave."""
+        return self._renamed(text, self.given)
+
+    def to_sent(self, text: str) -> str:
+        """Return what the application says with the labels that the model sees."""
+        return self._renamed(text, self.as_sent)
+
+    def _renamed(self, text: str, number: Callable[[int], int]) -> str:
+        forms = _forms(self.templates.label)
+        if forms is None or not self.renames:
+            return text
+        before, after = forms.before, forms.after
+        return forms.whole.sub(lambda found: f"{before}{number(int(found[1]))}{after}", text)
+
+
+class TextStream:
+    """Renames the labels in a text that comes piece by piece.
+
+    What may be the beginning of a label is kept back until the rest has come.
+
+    Args:
+        labels: The labels of the prompt that the text answers.
+    """
+
+    def __init__(self, labels: PromptLabels) -> None:
+        self._labels = labels
+        self._forms = _forms(labels.templates.label) if labels.renames else None
+        self._last = self._kept = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be shown now that a piece has come."""
+        if self._forms is None:
+            return text
+        whole = self._last + self._kept + text
+        # a beginning of a label is short, so the end of the text tells
+        start = max(len(self._last), len(whole) - self._forms.longest)
+        found = self._forms.beginning.search(whole, start)
+        end = len(whole) if found is None else found.start()
+        return self._shown(whole[len(self._last) : end], whole[end:])
+
+    def flush(self) -> str:
+        """Return what is kept back; no piece follows."""
+        kept = self._kept
+        self._kept = ""
+        return self._shown(kept, "")
+
+    def _shown(self, text: str, kept: str) -> str:
+        before, self._kept = self._last, kept
+        self._last = text[-1:] or self._last
+        return self._labels.to_given(before + text)[len(before) :]
+
+
+def renamed(value: Any, rename: Callable[[str], str], depth: int = _DEEPEST) -> Any:
+    """Return a copy of nested values with all texts in them renamed; the same object if none is.
+
+    Args:
+        value: Strings, lists, tuples, mappings and Pydantic models; others stay.
+        rename: What to do with each string; keys stay.
+        depth: Levels of nested values; what lies deeper stays.
+    """
+    if isinstance(value, str):
+        new = rename(value)
+        return value if new == value else new
+    if depth <= 0:
+        return value
+    if isinstance(value, dict):
+        entries = {name: renamed(one, rename, depth - 1) for name, one in value.items()}
+        return value if _same(value.values(), entries.values()) else entries
+    if type(value) in (list, tuple):
+        items = [renamed(one, rename, depth - 1) for one in value]
+        return value if _same(value, items) else type(value)(items)
+    fields = getattr(type(value), "model_fields", None)
+    if isinstance(fields, dict):
+        held = {name: getattr(value, name) for name in fields if hasattr(value, name)}
+        new = {name: renamed(one, rename, depth - 1) for name, one in held.items()}
+        changed = {name: one for name, one in new.items() if one is not held[name]}
+        return value.model_copy(update=changed) if changed else value
+    return value
+
+
+def _same(given: Any, new: Any) -> bool:
+    return all(one is other for one, other in zip(given, new, strict=True))
+
+
+def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> dict[str, Any]:
+    """Return what an answer's labels stand for, as JSON-compatible values.
+
+    Args:
+        labels: The labels of the prompt.
+        contexts: The contexts in it whose labels are known, in order.
+
+    Returns:
+        For each label, as it stands in the answer, the `id` of its block and `sent`, the label that
+        the model saw; for those of the newest turn also `rank`, the position as given, from 0.
+    """
+    templates = labels.templates
+    sources: dict[str, Any] = {}
+    for context in contexts:
+        for ordinal, block_id in zip(context.ordinals, context.ids, strict=True):
+            number = labels.given(ordinal) if labels.renames else ordinal
+            source = {"id": plain_id(block_id), "sent": templates.block_label(ordinal)}
+            if number <= len(labels.sent):
+                source["rank"] = number - 1
+            sources[templates.block_label(number)] = source
+    return sources
+
+
+class _Forms(NamedTuple):
+    """How a label looks without the brackets around it, so that "[Doc_1, Doc_2]" is found, too.
+
+    Attributes:
+        before: What stands before the ordinal.
+        after: What stands behind it.
+        whole: Finds it; group 1 is the ordinal.
+        beginning: Finds a beginning of it at the end of a text.
+        longest: Characters of the longest beginning.
+    """
+
+    before: str
+    after: str
+    whole: re.Pattern[str]
+    beginning: re.Pattern[str]
+    longest: int
+
+
+@lru_cache(maxsize=64)
+def _forms(label: str) -> _Forms | None:
+    """Return how a label is found; None if it cannot be told from other words and numbers."""
+    before, _, after = label.partition("{ordinal}")
+    if re.search("[A-Za-z]", before):
+        before = re.sub(f"^(?!{_WORD})[ -~]+?(?={_WORD})", "", before)
+        after = re.sub(f"(?:(?!{_WORD})[ -~])+$", "", after)
+    elif not re.search(r"[^\s0-9]", before):
+        return None
+    left = f"(?<!{_WORD})" if re.match(_WORD, before) else ""
+    ends_in_word = not after or re.search(f"{_WORD}$", after)
+    right = rf"(?!{_WORD}|\.[0-9A-Za-z])" if ends_in_word else ""  # "Doc_1.pdf" is a file
+    whole = f"{left}{re.escape(before)}({_ORDINAL}){re.escape(after)}{right}"
+    tail = _beginning_of(f"{after}." if right else after[:-1], "")
+    beginning = f"{left}{_beginning_of(before, f'(?:{_ORDINAL}{tail})?')}\\Z"
+    longest = len(before) + len(after) + 19
+    return _Forms(before, after, re.compile(whole), re.compile(beginning, re.DOTALL), longest)
+
+
+def _beginning_of(text: str, behind: str) -> str:
+    """Return a pattern that matches each beginning of a text, and the whole with what follows."""
+    pattern = behind
+    for character in reversed(text):
+        pattern = f"(?:{re.escape(character)}{pattern})?" if pattern else f"{re.escape(character)}?"
+    return pattern
