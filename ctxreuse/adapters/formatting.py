@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
 from ctxreuse.adapters.plan_metadata import (
@@ -11,10 +12,12 @@ from ctxreuse.adapters.plan_metadata import (
     PlannedDocument,
     believed,
     left_out_words,
+    plain_id,
     positions_as_planned,
 )
+from ctxreuse.adapters.prompt_labels import labels_in
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import ContextBlock, distinct_texts, text_digest
+from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, distinct_texts, text_digest
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 
@@ -63,6 +66,71 @@ def format_documents(
         return rendered.render(blocks, templates, tenant)
     texts = [rendered.render(blocks, templates, tenant)] if blocks else []
     return templates.separator.join([*texts, *words])
+
+
+def cited_positions(
+    text: str,
+    documents: Sequence[PlannedDocument],
+    templates: Templates,
+    sources: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """Return the positions of the documents that an answer cites, each once, in its order.
+
+    Args:
+        text: The answer.
+        documents: Those whose text `format_documents` returned for the prompt; with `sources` also
+            those of other turns.
+        templates: The words around them.
+        sources: What the answer says of its labels; see `labels_metadata`.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    checked_kind("text", text, str, "an answer's text")
+    checked_kind("templates", templates, Templates, "Templates")
+    named = labels_in(text, templates)
+    if sources:
+        at = _positions_by_id(documents)
+        found = [_source_position(sources.get(label), at) for label in named]
+    else:
+        labelled = _positions_by_label(documents, templates)
+        found = [labelled.get(label) for label in named]
+    return list(dict.fromkeys(position for position in found if position is not None))
+
+
+def _positions_by_id(documents: Sequence[PlannedDocument]) -> dict[BlockId, list[int]]:
+    at: dict[BlockId, list[int]] = {}
+    for position, one in enumerate(documents):
+        if not one.is_annotation:
+            at.setdefault(plain_id(one.block.id), []).append(position)
+    return at
+
+
+def _source_position(
+    source: Mapping[str, Any] | None, at: Mapping[BlockId, Sequence[int]]
+) -> int | None:
+    """Return where a source stands; of several with its id the one at its rank, else the first."""
+    if source is None or source.get("id") not in at:
+        return None
+    positions = at[source["id"]]
+    rank = source.get("rank")
+    return rank if rank in positions else positions[0]
+
+
+def _positions_by_label(
+    documents: Sequence[PlannedDocument], templates: Templates
+) -> dict[str, int]:
+    """Return where the document of each label stands in documents as `format_documents` takes."""
+    given = believed(documents)
+    shown = [(position, one) for position, one in enumerate(given) if not one.is_annotation]
+    positions = positions_as_planned([one for _, one in shown])
+    if positions is not None:
+        pairs = zip(positions, shown, strict=True)
+        return {planned.label: position for planned, (position, _) in reversed(list(pairs))}
+    first: dict[BlockKey, int] = {}
+    for position, one in shown:
+        first.setdefault(one.block.key, position)
+    return dict(zip(templates.block_labels(range(1, len(first) + 1)), first.values(), strict=True))
 
 
 def _render_as_searched(

@@ -150,8 +150,8 @@ def renamed(value: Any, rename: Callable[[str], str], depth: int = _DEEPEST) -> 
         depth: Levels of nested values; what lies deeper stays.
     """
     if isinstance(value, str):
-        new = rename(value)
-        return value if new == value else new
+        text = rename(value)
+        return value if text == value else text
     if depth <= 0:
         return value
     if isinstance(value, dict):
@@ -194,6 +194,14 @@ def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> 
                 source["rank"] = number - 1
             sources[templates.block_label(number)] = source
     return sources
+
+
+def labels_in(text: str, templates: Templates) -> list[str]:
+    """Return the labels that a text names, each once, in the order in which it does."""
+    forms = _forms(templates.label)
+    pattern = templates.label_pattern if forms is None else forms.whole
+    numbers = dict.fromkeys(int(found[1]) for found in pattern.finditer(text))
+    return templates.block_labels(list(numbers))
 
 
 class _Forms(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.document_planner import (
@@ -19,7 +20,7 @@ from ctxreuse.adapters.document_planner import (
     checked_annotation,
     shared_names,
 )
-from ctxreuse.adapters.formatting import format_documents
+from ctxreuse.adapters.formatting import cited_positions, format_documents
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, PlannedDocument, copied, retrievers_order
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -130,19 +131,60 @@ def format_context(
         >>> format_context([Document("first text"), Document("second text")])
         '[Doc_1] first text\n\n[Doc_2] second text'
     """
+    given = _checked_documents(documents, "format_context")
+    return format_documents(given, templates, registry, tenant_from_config())
+
+
+def cited_documents(
+    answer: str | BaseMessage,
+    documents: Sequence[Document],
+    templates: Templates = DEFAULT_TEMPLATES,
+) -> list[Document]:
+    """Return the documents that an answer cites by their labels, each once, in its order.
+
+    A label that stands for none of the documents is passed over.
+
+    Args:
+        answer: The answer of a model that was shown `format_context(documents)`. A message of a
+            `ReuseChatModel` says what its labels stand for, so that the documents of earlier turns
+            can be among them; for a text, they are those of this prompt, as they were formatted.
+        documents: The documents.
+        templates: The words around them, as for `format_context`.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> documents = [Document("first text"), Document("second text")]
+        >>> cited_documents("It is so [Doc_2].", documents)
+        [Document(metadata={}, page_content='second text')]
+    """
+    given = _checked_documents(documents, "cited_documents")
+    sources = None
+    if isinstance(answer, BaseMessage):
+        sources = (answer.response_metadata.get(METADATA_KEY) or {}).get("labels")
+        answer = str(answer.text)
+    return [documents[n] for n in cited_positions(answer, given, templates, sources)]
+
+
+def _checked_documents(documents: object, taker: str) -> list[PlannedDocument]:
+    """Return documents as ones that may carry a plan.
+
+    Raises:
+        InvalidRequestError: not a list of documents.
+    """
     if not isinstance(documents, Sequence) or isinstance(documents, (str, bytes)):
         raise InvalidRequestError(
-            f"format_context takes a list of Documents, not {type(documents).__name__}; "
+            f"{taker} takes a list of Documents, not {type(documents).__name__}; "
             "pass what a retriever returns"
         )
     others = {type(one).__name__ for one in documents if not isinstance(one, Document)}
     if others:
         raise InvalidRequestError(
-            f"format_context takes a list of Documents, not one with {', '.join(sorted(others))} "
+            f"{taker} takes a list of Documents, not one with {', '.join(sorted(others))} "
             "in it; put Document(page_content=...) into it"
         )
-    given = [planned_document(one) for one in documents]
-    return format_documents(given, templates, registry, tenant_from_config())
+    return [planned_document(one) for one in documents]
 
 
 def document_block(document: Document) -> ContextBlock:
