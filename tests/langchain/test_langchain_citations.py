@@ -334,6 +334,7 @@ class TestConversations:
         model = wrapped(says=lambda labels, text: ["", *re.findall(r"about \[Doc_\d+\]", text)][-1])
         first = HumanMessage(prompt("cab", "What about [Doc_2]?"))
         rules = SystemMessage("Cite like [Doc_1].")
+        model.invoke([rules, HumanMessage(prompt("abc"))])
         answer = model.invoke([rules, first])
         assert answer.content == "about [Doc_2]"
         assert "What about [Doc_1]?" in text_of(model.inner.seen[-1])
