@@ -56,6 +56,7 @@ def test_the_package_exports_these_names():
         "SpeculativeRAGChain",
         "WorkflowRetriever",
         "WorkflowRunnable",
+        "cited_documents",
         "format_context",
     ]
     assert ReuseMiddleware.__module__ == "langchain_ctxreuse.agents.middleware"

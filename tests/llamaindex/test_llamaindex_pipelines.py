@@ -302,6 +302,7 @@ class TestPackage:
             "ReuseRetriever",
             "SpeculativeRAGQueryEngine",
             "WorkflowRetriever",
+            "cited_nodes",
             "format_context",
             "reuse_memory",
         ]

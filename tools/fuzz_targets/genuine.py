@@ -334,6 +334,8 @@ VALID: dict[str, Callable[[], Any]] = {
     "Graph.defaults": dict,
     "workflow.Graph.inputs": lambda: ["input"],
     "workflow.Graph.answer": lambda: "answer",
+    "cited_documents.answer": lambda: "Yes [Doc_1].",
+    "cited_nodes.answer": lambda: "Yes [Doc_1].",
     "Graph.initial_state.inputs": lambda: {"input": "Which?"},
     "State.node": lambda: "search",
     "State.key": lambda: "input",

@@ -67,12 +67,16 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
     Contexts that `format_context` rendered for the same tenant, from documents without a plan, are
-    planned where the application put them into a prompt; no other text is altered. The same text
-    elsewhere, such as in a question, is left alone: `prompt_statistics` counts both. Calls that
-    come at the same time, from tasks or threads, are collected for some milliseconds and planned
-    together; the calls of a batch are all planned together. Either way they are sent in the planned
-    order, in which prompts with a common beginning follow each other. A batch is answered in the
-    caller's order.
+    planned where the application put them into a prompt. The same text elsewhere, such as in a
+    question, is left alone: `prompt_statistics` counts both. No other text is altered, but for the
+    labels that user and assistant name: the model gets those that it sees, and answers come back
+    with those that `format_context` gave. `response_metadata["ctxreuse"]["labels"]` says what each
+    stands for; see `cited_documents`.
+
+    Calls that come at the same time, from tasks or threads, are collected for some milliseconds and
+    planned together; the calls of a batch are all planned together. Either way they are sent in the
+    planned order, in which prompts with a common beginning follow each other. A batch is answered
+    in the caller's order.
 
     Everything else is the inner model's: tools, structured output, streaming, usage, token counts.
     Its settings (callbacks, tags, metadata, cache, rate limiter and the like) are taken over when

@@ -10,8 +10,10 @@ from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_labels import PromptLabels
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import RequestScope
+from llamaindex_ctxreuse.llm.model_answer import with_renamed_labels
 
 _OPENAI_ROLES = {
     MessageRole.DEVELOPER: "system",  # what OpenAI's reasoning models call it
@@ -43,15 +45,18 @@ def prompt_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> 
     return ScopedPrompt(tuple(part for message in messages for _, part in _parts(message)), scope)
 
 
-def messages_with(messages: Iterable[ChatMessage], texts: Iterable[str]) -> list[ChatMessage]:
+def messages_with(
+    messages: Iterable[ChatMessage], texts: Iterable[str], labels: Iterable[PromptLabels] = ()
+) -> list[ChatMessage]:
     """Return messages with the texts of their text blocks replaced; changed ones are copies.
 
     Args:
         messages: The messages.
         texts: One text for each part of their prompt, in order.
+        labels: The labels that are in force behind each part, for the arguments of tool calls.
     """
-    remaining = iter(texts)
-    return [_with_texts(message, remaining) for message in messages]
+    remaining, in_force = iter(texts), iter(labels)
+    return [_with_texts(message, remaining, in_force) for message in messages]
 
 
 def _texts(message: ChatMessage) -> list[str]:
@@ -76,15 +81,19 @@ def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
     return parts or [(None, PromptPart(role, ""))]
 
 
-def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
+def _with_texts(
+    message: ChatMessage, texts: Iterator[str], labels: Iterator[PromptLabels]
+) -> ChatMessage:
     blocks = list(message.blocks)
     for position, part in _parts(message):
-        text = next(texts)
+        text, in_force = next(texts), next(labels, None)
         if position is not None and text != part.text:
             blocks[position] = blocks[position].model_copy(update={"text": text})
-    if all(new is old for new, old in zip(blocks, message.blocks, strict=True)):
+    if any(new is not old for new, old in zip(blocks, message.blocks, strict=True)):
+        message = message.model_copy(update={"blocks": blocks})
+    if in_force is None or not in_force.renames or openai_role(message.role) != "assistant":
         return message
-    return message.model_copy(update={"blocks": blocks})
+    return with_renamed_labels(message, in_force.to_sent, only_calls=True)
 
 
 class PlannedTemplate(BasePromptTemplate):

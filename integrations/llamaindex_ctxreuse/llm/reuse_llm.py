@@ -39,6 +39,7 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.serving.aio.concurrency import all_in_order
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
+from llamaindex_ctxreuse.llm.model_answer import ModelAnswer
 from llamaindex_ctxreuse.llm.planned_prompts import (
     PlannedTemplate,
     messages_with,
@@ -68,10 +69,14 @@ class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
     Swap it in for the model that it wraps. Contexts that `format_context` rendered for the same
-    tenant are planned where the application put them into messages and completion prompts; every
-    other character is sent as it is. `prompt_statistics` counts them. Calls that
-    come within `window_s` from any tasks and threads are planned together and sent in the planned
-    order. Tool calling, structured output, streaming, callbacks, `system_prompt` and the like are
+    tenant are planned where the application put them into messages and completion prompts.
+    `prompt_statistics` counts them. Every other character is sent as it is, but for the labels that
+    user and assistant name: the model gets those that it sees, and answers come back with those
+    that `format_context` gave. `additional_kwargs["ctxreuse"]["labels"]` of a response says what
+    each stands for; see `cited_nodes`.
+
+    Calls that come within `window_s` from any tasks and threads are planned together and sent in
+    the planned order. Tool calling, structured output, streaming, callbacks, `system_prompt` and the like are
     the inner model's. A planning fault lets prompts through as given.
 
     `ctxreuse.request_context` says tenant and conversation of a call.
@@ -327,7 +332,9 @@ class ReuseLLM(DelegatingLLM):
         options = self._options(arguments)
 
         def send(planned: PlannedPrompt) -> _Answer:
-            sent = messages_with(given, planned.texts) if planned.texts else given
+            sent = given
+            if planned.texts:
+                sent = messages_with(given, planned.texts, planned.labels)
             return method(sent, **options)
 
         return _ModelCall(self._prompt(given), send)
@@ -384,25 +391,29 @@ class ReuseLLM(DelegatingLLM):
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._gateway.plan(call.prompt)
         with self._gateway.evict_on_failure(planned):
-            return call.send(planned)
+            answer: _Answer = ModelAnswer(planned, self._gateway).whole(call.send(planned))
+        return answer
 
     async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
         planned = await self._gateway.aplan(call.prompt)
         with self._gateway.evict_on_failure(planned):
-            return await call.send(planned)
+            answer: _Answer = ModelAnswer(planned, self._gateway).whole(await call.send(planned))
+        return answer
 
     def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
         planned = self._gateway.plan(call.prompt)
-        yield from self._gateway.stream(planned, lambda: call.send(planned))
+        pieces = self._gateway.stream(planned, lambda: call.send(planned))
+        yield from ModelAnswer(planned, self._gateway).stream(pieces)
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt)
         with self._gateway.evict_on_failure(planned):
             pieces = await call.send(planned)
-        async with aclosing(self._gateway.astream(planned, lambda: pieces)) as steps:
-            async for step in steps:
+        steps = self._gateway.astream(planned, lambda: pieces)
+        async with aclosing(ModelAnswer(planned, self._gateway).astream(steps)) as shown:
+            async for step in shown:
                 yield step
 
     async def _send_batch(
@@ -422,19 +433,20 @@ class ReuseLLM(DelegatingLLM):
         answers: dict[int, Any] = {}
         with tqdm(total=len(slots), desc=progress, disable=progress is None) as bar:
 
-            async def answer(slot: Slot[int, PlannedPrompt]) -> None:
+            async def ask(slot: Slot[int, PlannedPrompt]) -> None:
                 one = slot.take()
                 assert one is not None, "a prompt of a batch is planned"
                 try:
                     with self._gateway.evict_on_failure(one):
-                        answers[slot.item] = await calls[slot.item].send(one)
+                        answer = await calls[slot.item].send(one)
+                    answers[slot.item] = ModelAnswer(one, self._gateway).whole(answer)
                 except Exception as error:
                     if not return_exceptions:
                         raise
                     answers[slot.item] = error
                 bar.update()
 
-            await all_in_order(slots, answer)
+            await all_in_order(slots, ask)
         return [answers[position] for position in range(len(calls))]
 
 

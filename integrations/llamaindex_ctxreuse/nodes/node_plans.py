@@ -7,11 +7,12 @@ model nor an embedding sees it; the retriever's own nodes are never changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, TextNode
 
 from ctxreuse.adapters.document_planner import (
@@ -20,7 +21,7 @@ from ctxreuse.adapters.document_planner import (
     RetrievedItems,
     shared_names,
 )
-from ctxreuse.adapters.formatting import format_documents
+from ctxreuse.adapters.formatting import cited_positions, format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
@@ -136,6 +137,44 @@ def format_context(
     given = checked_nodes(nodes, "format_context")
     documents = planned_documents(given, mode)
     return format_documents(documents, templates, registry, current_scope().tenant)
+
+
+def cited_nodes(
+    answer: str | CompletionResponse | ChatResponse,
+    nodes: Sequence[NodeWithScore],
+    metadata_mode: MetadataMode = MetadataMode.LLM,
+    templates: Templates = DEFAULT_TEMPLATES,
+) -> list[NodeWithScore]:
+    """Return the nodes that an answer cites by their labels, each once, in its order.
+
+    A label that stands for none of the nodes is passed over.
+
+    Args:
+        answer: The answer of a model that was shown `format_context(nodes)`. A response of a
+            `ReuseLLM` says what its labels stand for, so that the nodes of earlier turns can be
+            among them; for a text, they are those of this prompt, as they were formatted.
+        nodes: The nodes.
+        metadata_mode: As for `format_context`.
+        templates: As for `format_context`.
+
+    Raises:
+        InvalidRequestError: wrong type, or no such metadata mode.
+
+    Example:
+        >>> from llama_index.core.schema import TextNode
+        >>> texts = ["first text", "second text"]
+        >>> nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
+        >>> [one.text for one in cited_nodes("It is so [Doc_2].", nodes)]
+        ['second text']
+    """
+    given = checked_nodes(nodes, "cited_nodes")
+    documents = planned_documents(given, checked_metadata_mode(metadata_mode))
+    sources: Mapping[str, Any] = {}
+    if isinstance(answer, (CompletionResponse, ChatResponse)):
+        sources = (answer.additional_kwargs.get(METADATA_KEY) or {}).get("labels") or {}
+        text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
+        answer = text or ""
+    return [given[n] for n in cited_positions(answer, documents, templates, sources)]
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:

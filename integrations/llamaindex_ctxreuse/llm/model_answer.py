@@ -1,0 +1,120 @@
+"""Answers as the application sees them: with the labels that it gave, and what these stand for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from contextlib import aclosing, closing
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    TextBlock,
+    ToolCallBlock,
+)
+
+from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.prompt_labels import TextStream, renamed
+from ctxreuse.adapters.prompt_planner import PlannedPrompt
+
+
+class ModelAnswer:
+    """What comes back from the inner model for one prompt.
+
+    An internal error lets an answer through as the model gave it.
+
+    Args:
+        planned: The prompt as it was sent.
+        gateway: Counts the errors.
+    """
+
+    def __init__(self, planned: PlannedPrompt, gateway: ModelGateway) -> None:
+        self._gateway = gateway
+        self._labels = planned.answer_labels
+        self._metadata: Mapping[str, Any] = planned.answer_metadata()
+
+    def whole(self, answer: Any) -> Any:
+        """Return a whole answer: a response, or the object that a structured one is."""
+        if not self._metadata:
+            return answer
+        return self._gateway.attempt(
+            lambda: self._shown(answer, self._labels.to_given), lambda: answer
+        )
+
+    def stream(self, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Yield a streamed answer; each piece holds all of it that has come."""
+        deltas, piece = TextStream(self._labels), None
+        with closing(pieces):
+            for piece in pieces:
+                yield self._piece(piece, deltas)
+        yield from self._rest(piece, deltas)
+
+    async def astream(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Yield a streamed answer as `stream` does."""
+        deltas, piece = TextStream(self._labels), None
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield self._piece(piece, deltas)
+        for rest in self._rest(piece, deltas):
+            yield rest
+
+    def _piece(self, piece: Any, deltas: TextStream) -> Any:
+        if not self._metadata:
+            return piece
+        return self._gateway.attempt(lambda: self._so_far(piece, deltas), lambda: piece)
+
+    def _so_far(self, piece: Any, deltas: TextStream) -> Any:
+        # what may be the beginning of a label is not shown yet
+        shown = self._shown(piece, lambda text: TextStream(self._labels).feed(text))
+        delta = getattr(piece, "delta", None)
+        if isinstance(delta, str):
+            shown = shown.model_copy(update={"delta": deltas.feed(delta)})
+        return shown
+
+    def _rest(self, last: Any, deltas: TextStream) -> Iterator[Any]:
+        """Yield the whole answer once more if its end was kept back."""
+        kept = deltas.flush()
+        if kept:
+            yield self.whole(last).model_copy(update={"delta": kept})
+
+    def _shown(self, answer: Any, rename: Callable[[str], str]) -> Any:
+        kwargs = {METADATA_KEY: self._metadata}
+        if isinstance(answer, CompletionResponse):
+            update: dict[str, Any] = {"text": rename(answer.text)}
+        elif isinstance(answer, ChatResponse):
+            update = {"message": with_renamed_labels(answer.message, rename)}
+        else:
+            return renamed(answer, self._labels.to_given)
+        update["additional_kwargs"] = {**answer.additional_kwargs, **kwargs}
+        return answer.model_copy(update=update)
+
+
+def with_renamed_labels(
+    message: ChatMessage, rename: Callable[[str], str], only_calls: bool = False
+) -> ChatMessage:
+    """Return a message with the labels renamed that the model names in it; signed words stay.
+
+    Args:
+        message: The message; it is not changed.
+        rename: Returns a text with its labels renamed.
+        only_calls: Whether only the arguments of tool calls are.
+    """
+    blocks = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            arguments = renamed(block.tool_kwargs, rename)
+            if arguments is not block.tool_kwargs:
+                block = block.model_copy(update={"tool_kwargs": arguments})
+        elif isinstance(block, TextBlock) and not only_calls:
+            block = block.model_copy(update={"text": rename(block.text)})
+        blocks.append(block)
+    kwargs = message.additional_kwargs
+    calls = kwargs.get("tool_calls")
+    new_calls = renamed(calls, rename)
+    if new_calls is calls and all(a is b for a, b in zip(blocks, message.blocks, strict=True)):
+        return message
+    if new_calls is not calls:
+        kwargs = {**kwargs, "tool_calls": new_calls}
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
