@@ -188,11 +188,11 @@ def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> 
     sources: dict[str, Any] = {}
     for context in contexts:
         for ordinal, block_id in zip(context.ordinals, context.ids, strict=True):
-            number = labels.given(ordinal) if labels.renames else ordinal
-            source = {"id": plain_id(block_id), "sent": templates.block_label(ordinal)}
+            number, sent = labels.given(ordinal), templates.block_label(ordinal)
+            source = {"id": plain_id(block_id), "sent": sent}
             if number <= len(labels.sent):
                 source["rank"] = number - 1
-            sources[templates.block_label(number)] = source
+            sources[templates.block_label(number) if labels.renames else sent] = source
     return sources
 
 

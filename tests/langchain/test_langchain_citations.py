@@ -240,6 +240,7 @@ class TestWholeAnswers:
         assert answer.content == "In 1.5 years: 3. 2. 1."
         labels = answer.response_metadata["ctxreuse"]["labels"]
         assert [labels[f"{n}."]["id"] for n in (1, 2, 3)] == ["id-a", "id-b", "id-c"]
+        assert [labels[f"{n}."]["rank"] for n in (1, 2, 3)] == [1, 2, 0]
 
 
 class TestStreams:
