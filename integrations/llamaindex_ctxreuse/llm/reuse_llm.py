@@ -76,8 +76,8 @@ class ReuseLLM(DelegatingLLM):
     each stands for; see `cited_nodes`.
 
     Calls that come within `window_s` from any tasks and threads are planned together and sent in
-    the planned order. Tool calling, structured output, streaming, callbacks, `system_prompt` and the like are
-    the inner model's. A planning fault lets prompts through as given.
+    the planned order. Tool calling, structured output, streaming, callbacks, `system_prompt` and
+    the like are the inner model's. A planning fault lets prompts through as given.
 
     `ctxreuse.request_context` says tenant and conversation of a call.
 
