@@ -23,7 +23,8 @@ from ctxreuse.context.scope import RequestScope
 
 _log = logging.getLogger("ctxreuse")
 MAX_ITEMS: Final = 200_000
-"""Planned documents, and texts of searches, that a process remembers, about 100 bytes each."""
+"""Planned documents (300 bytes each, and an id) and texts of searches (100) that are remembered."""
+DIGEST_BYTES: Final = 16
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _LATEST_SEARCHES = 8
 _ALIKE = 64
@@ -63,13 +64,15 @@ class IssuedPlan:
     Attributes:
         turn: The turn that it was made for.
         number: Counts the plans of the process.
-        size: How many items it may have; a long conversation id counts as further ones.
+        size: How many items it may have; long ids count as further ones.
+        plan: The plan as `plan_metadata` says it; its items carry only its digest.
         items: Digests of what its items carry.
     """
 
     turn: Turn
     number: int
     size: int
+    plan: Any = None
     items: set[bytes] = field(default_factory=set)
 
     def add(self, carried: Any, owner: Any) -> None:
@@ -126,10 +129,10 @@ class IssuedPlans:
         Args:
             plan: The plan as metadata.
             turn: The turn that it was made for.
-            size: How many items it may have.
+            size: How many items it may have; long ids count as further ones.
         """
         size += id_size(turn.conversation_id or "") - 1
-        issued = IssuedPlan(turn, next(self._numbers), size)
+        issued = IssuedPlan(turn, next(self._numbers), size, plan)
         digest = digest_of(plan)
         if digest is None:
             return issued
@@ -212,7 +215,7 @@ def digest_of(value: Any) -> bytes | None:
         text = _as_json(value)
     except (TypeError, ValueError, RecursionError):
         return None
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class SearchedText(NamedTuple):

@@ -1,7 +1,8 @@
 """The plan that a planned document carries in its metadata, written and read back.
 
-Such metadata is JSON and may have been changed or forged by anyone since, so only what this process
-wrote counts; see `believed`.
+The first document carries the plan, for who looks at it; all carry its digest, by which this
+process finds it again. Such metadata is JSON and may have been changed or forged by anyone since,
+so only what this process wrote counts; see `believed`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from ctxreuse.adapters.issued_plans import (
+    DIGEST_BYTES,
     ISSUED_PLANS,
     SEARCHED_TEXTS,
     IssuedPlan,
     Turn,
     digest_of,
 )
-from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
+from ctxreuse.context.blocks import BlockId, ContextBlock, ids_size, text_digest
 from ctxreuse.context.rendering import Notice, Reference, SentBlock
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.planning.plan import Plan
@@ -86,19 +88,21 @@ class DocumentPosition:
 
 @dataclass(frozen=True, slots=True)
 class DocumentMetadata:
-    """The metadata that the documents of one plan get. They share the plan, which may be long.
+    """The metadata that the documents of one plan get.
 
     Attributes:
-        plan: The plan as metadata.
+        plan_id: The digest of the plan as metadata, in hexadecimal.
         ids: The id of each document, by label.
         overlaps: What renderings leave out, by label.
-        issued: Remembers what the documents get.
+        issued: Remembers what the documents get, and the plan.
+        to_carry: The plan as metadata, until a document has got it.
     """
 
-    plan: PlanMetadata
+    plan_id: str
     ids: Mapping[str, BlockId]
     overlaps: Mapping[str, Overlap]
     issued: IssuedPlan
+    to_carry: list[PlanMetadata]
 
     def position(self, rank: int, label: str) -> dict[str, Any]:
         """Return what a document of the plan carries."""
@@ -106,7 +110,7 @@ class DocumentMetadata:
         if label in self.overlaps:
             carried["overlap"] = asdict(self.overlaps[label])
         self.issued.add(carried, self.ids.get(label))
-        return carried | {"plan": self.plan}
+        return self._mark(carried)
 
     def annotation(self, text: str) -> dict[str, Any]:
         """Return what the annotation behind the documents carries.
@@ -116,7 +120,47 @@ class DocumentMetadata:
         """
         carried = {"annotation": text_digest(text).hex()}
         self.issued.add(carried, None)
-        return carried | {"plan": self.plan}
+        return self._mark(carried)
+
+    def _mark(self, carried: dict[str, Any]) -> dict[str, Any]:
+        plan = {"plan": self.to_carry.pop()} if self.to_carry else {}
+        return _Mark(carried | {"plan_id": self.plan_id} | plan)
+
+
+class _Mark(dict[str, Any]):
+    """What a document of a plan carries; it is no part of what it says of itself."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+class MarkedMetadata(dict[str, Any]):
+    """Metadata with a plan's mark, which changes nothing of what makes two documents equal.
+
+    Frameworks that merge the results of several retrievers compare metadata or its `str()`. Neither
+    of them shows the mark; `repr()`, look-ups and JSON do.
+    """
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and unmarked(self) == unmarked(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __str__(self) -> str:
+        return str(unmarked(self))
+
+
+def unmarked(metadata: Metadata) -> dict[str, Any]:
+    """Return metadata as a plain dict without a plan's mark."""
+    return {name: one for name, one in metadata.items() if name != METADATA_KEY}
+
+
+def marked(metadata: Metadata, mark: Mapping[str, Any]) -> MarkedMetadata:
+    """Return a copy of metadata that carries a mark in place of any earlier one."""
+    return MarkedMetadata({**copied(unmarked(metadata)), METADATA_KEY: mark})
 
 
 def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
@@ -137,8 +181,11 @@ def document_metadata(plan: Plan, *, with_order: bool) -> DocumentMetadata:
         if isinstance(part, SentBlock) and part.repeated
     }
     ids = {part[0]: part[1] for part in carried["parts"]}
-    issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), len(plan.request.blocks) + 1)
-    return DocumentMetadata(carried, ids, overlaps, issued)
+    size = ids_size([block.id for block in plan.request.blocks]) + 1
+    issued = ISSUED_PLANS.issue(carried, Turn.of(plan.request), size)
+    digest = digest_of(carried)
+    plan_id = "" if digest is None else digest.hex()
+    return DocumentMetadata(plan_id, ids, overlaps, issued, [copied(carried)])
 
 
 def memories_metadata(plan: Plan, memories: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -172,7 +219,8 @@ def memory_ranks(result: Metadata, scope: RequestScope | None = None) -> list[in
         return None
     if isinstance(carried, Mapping):
         places = carried.get("memories")
-        written = any(plan.has(places, None) for plan in _plans_of(carried.get("plan"), scope))
+        digest = digest_of(carried.get("plan"))
+        written = any(plan.has(places, None) for plan in _plans_of(digest, scope))
         if isinstance(places, list) and written and _are_at(memories, places):
             return [place["rank"] for place in places]
     ISSUED_PLANS.ignore(1)
@@ -213,7 +261,7 @@ def plan_metadata(plan: Plan) -> dict[str, Any]:
 
 
 def plan_of(metadata: Metadata) -> PlanMetadata | None:
-    """Return the plan that metadata carries, or None; only that of a `believed` document is one."""
+    """Return the plan that the metadata of a `believed` document carries, or None."""
     carried = metadata.get(METADATA_KEY)
     plan = carried.get("plan") if isinstance(carried, Mapping) else None
     return plan if isinstance(plan, Mapping) else None
@@ -245,22 +293,22 @@ def believed(
     """
     if not any(METADATA_KEY in one.metadata for one in documents):
         return list(documents)
-    known: dict[int, list[IssuedPlan]] = {}  # the documents of a plan share it
+    known: dict[bytes, list[IssuedPlan]] = {}  # by the digest, which the documents of a plan share
     found: list[tuple[IssuedPlan | None, PlannedDocument]] = []
     for one in documents:
-        plan = plan_of(one.metadata)
-        if plan is None:
+        digest = _digest_in(one.metadata)
+        if digest is None:
             found.append((None, _without_metadata(one)))
             continue
-        if id(plan) not in known:
-            known[id(plan)] = _plans_of(plan, scope)
-        found.append(_believed(one, plan, known[id(plan)]))
+        if digest not in known:
+            known[digest] = _plans_of(digest, scope)
+        found.append(_believed(one, known[digest]))
     newest = max((plan for plan, _ in found if plan is not None), key=_number, default=None)
     kept = [
         document if newest and plan and plan.turn.may_be(newest.turn) else None
         for plan, document in found
     ]
-    claims = sum(plan_of(one.metadata) is not None for one in documents)
+    claims = sum(_claims_a_plan(one.metadata) for one in documents)
     ISSUED_PLANS.ignore(claims - sum(one is not None for one in kept))
     return [
         _without_metadata(one) if document is None else document
@@ -269,22 +317,43 @@ def believed(
 
 
 def _believed(
-    one: PlannedDocument, plan: PlanMetadata, plans: Sequence[IssuedPlan]
+    one: PlannedDocument, plans: Sequence[IssuedPlan]
 ) -> tuple[IssuedPlan | None, PlannedDocument]:
     """Return the plan that a document is of, and the document with what it may say of it."""
-    carried = {name: value for name, value in one.metadata[METADATA_KEY].items() if name != "plan"}
+    mark = one.metadata[METADATA_KEY]
+    carried = {name: value for name, value in mark.items() if name not in ("plan", "plan_id")}
     owner = None if "annotation" in carried else plain_id(one.block.id)
     for issued in plans:
         if issued.has(carried, owner) and (owner is not None or one.is_annotation):
-            return issued, one
+            return issued, _with_plan(one, {**carried, "plan": issued.plan})
     if not plans:
         return None, _without_metadata(one)
-    return plans[0], PlannedDocument(one.block, {METADATA_KEY: {"plan": plan}})
+    return plans[0], _with_plan(one, {"plan": plans[0].plan})
 
 
-def _plans_of(plan: object, scope: RequestScope | None) -> list[IssuedPlan]:
-    """Return the plans that metadata shows as this one, the newest first."""
-    digest = digest_of(plan)
+def _with_plan(one: PlannedDocument, carried: Mapping[str, Any]) -> PlannedDocument:
+    return PlannedDocument(one.block, {METADATA_KEY: carried})
+
+
+def _claims_a_plan(metadata: Metadata) -> bool:
+    carried = metadata.get(METADATA_KEY)
+    return isinstance(carried, Mapping) and not carried.keys().isdisjoint(("plan", "plan_id"))
+
+
+def _digest_in(metadata: Metadata) -> bytes | None:
+    """Return the digest of the plan that metadata says it is of, or None."""
+    carried = metadata.get(METADATA_KEY)
+    digest = carried.get("plan_id") if isinstance(carried, Mapping) else None
+    if not isinstance(digest, str) or len(digest) != 2 * DIGEST_BYTES:
+        return None
+    try:
+        return bytes.fromhex(digest)
+    except ValueError:
+        return None
+
+
+def _plans_of(digest: bytes | None, scope: RequestScope | None) -> list[IssuedPlan]:
+    """Return the plans with a digest that may be of the turn at hand, the newest first."""
     turn = Turn.of(current_scope() if scope is None else scope)
     return [] if digest is None else ISSUED_PLANS.find(digest, turn)
 

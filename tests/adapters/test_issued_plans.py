@@ -131,12 +131,12 @@ def test_words_of_a_forged_plan_do_not_keep_documents_from_being_planned():
 def altered(carried: dict[str, Any]) -> list[dict[str, Any]]:
     """Return metadata with one thing changed, each in another place."""
     changes = []
+    carried = {name: one for name, one in carried.items() if name != "plan"}  # for people to read
     for name in carried:
         changes.append({key: value for key, value in carried.items() if key != name})
         changes.append({**carried, name: HOSTILE})
-    for name in carried["plan"]:
-        changes.append(deepcopy(carried))
-        changes[-1]["plan"][name] = [["[Doc_1]", "a", HOSTILE]]
+    others = ("0" * 32, carried["plan_id"][:-1], carried["plan_id"] + "0", "x" * 32, b"0" * 32, {})
+    changes += [{**carried, "plan_id": digest} for digest in others]
     changes.append({**carried, "more": 1})
     changes.append({**carried, "rank": carried["rank"] + 1})
     return changes

@@ -72,15 +72,29 @@ def planned_documents() -> list[PlannedDocument]:
 
 
 def test_plan_metadata_is_json_and_read_back_as_written():
-    for document in planned_documents():
-        metadata = json.loads(json.dumps(document.metadata))
-        assert position_of(metadata) == position_of(document.metadata)
-        assert plan_of(metadata) == plan_of(document.metadata) is not None
+    documents = planned_documents()
+    again = [PlannedDocument(one.block, json.loads(json.dumps(one.metadata))) for one in documents]
+    for document, read_back in zip(believed(documents), believed(again), strict=True):
+        assert position_of(read_back.metadata) == position_of(document.metadata)
+        assert plan_of(read_back.metadata) == plan_of(document.metadata) is not None
 
 
-def test_the_documents_of_a_plan_share_it():
-    first, second, *_ = planned_documents()
+def test_the_documents_of_a_plan_share_it_and_the_first_shows_it():
+    given = planned_documents()
+    first, second, *_ = believed(given)
     assert plan_of(first.metadata) is plan_of(second.metadata)
+    assert ["plan" in one.metadata[METADATA_KEY] for one in given] == [True, False, False, False]
+    assert given[0].metadata[METADATA_KEY]["plan"] == plan_of(first.metadata)
+
+
+def test_what_documents_carry_grows_with_their_number():
+    def size(number: int) -> int:
+        blocks = [ContextBlock(id=f"document {n:04}", text=f"text {n:04}") for n in range(number)]
+        plan = ReusePlanner().plan(ContextRequest(blocks, "?"))
+        metadata = document_metadata(plan, with_order=True)
+        return len(json.dumps([metadata.position(0, "[Doc_1]") for _ in range(number)]))
+
+    assert size(400) < 4.1 * size(100)
 
 
 def test_the_retrievers_order_is_found_again_without_the_annotation():

@@ -1,21 +1,27 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 from adapter_conformance import FaultyPlanner
+from langchain_classic.retrievers import MultiQueryRetriever
 from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import LetterRetriever, document, documents, letters_of, no_sockets
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 import langchain_ctxreuse
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.adapters.plan_metadata import DocumentPosition, believed, copied, position_of
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, format_context
 from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
     document_block,
@@ -42,7 +48,8 @@ def planned(letters: str, annotation: str = "append") -> list[Document]:
 
 
 def places(found: list[Document]) -> list[DocumentPosition]:
-    return [place for one in found if (place := position_of(one.metadata)) is not None]
+    given = believed([planned_document(one) for one in found])
+    return [place for one in given if (place := position_of(one.metadata)) is not None]
 
 
 def test_the_package_exports_these_names():
@@ -184,6 +191,43 @@ def test_metadata_under_our_name_that_is_not_valid_is_not_taken_for_a_plan():
 def test_off_mode_keeps_the_annotation_out_of_the_metadata_too():
     found = planned("cba", "off")
     assert [place.plan["order_annotation"] for place in places(found)] == [None] * 3
+
+
+def test_a_mark_does_not_change_what_makes_documents_equal():
+    found = planned("cba")
+    for one in (*found[:3], *planned("bca")[:3]):
+        [other] = [other for other in documents("abc") if other.id == one.id]
+        assert one == other
+        assert other == one
+        assert one.metadata == other.metadata
+        assert str(one.metadata) == str(other.metadata)
+        assert one != document(one.id[-1], source="another")
+    assert "ctxreuse" in repr(found[0].metadata)
+
+
+def test_planned_documents_can_be_copied_and_stored():
+    found = planned("cba")
+    shown = format_context(found)
+    assert "priority order" in shown
+    serializer = JsonPlusSerializer()
+    for again in (
+        deepcopy(found),
+        pickle.loads(pickle.dumps(found)),
+        serializer.loads_typed(serializer.dumps_typed(found)),
+        [Document(**one.model_dump()) for one in found],
+    ):
+        assert again == found
+        assert format_context(again) == shown
+
+
+def test_documents_that_several_planned_queries_found_are_merged_as_without_plans():
+    def merged(retriever: BaseRetriever) -> list[str]:
+        queries = RunnableLambda(lambda _: ["abc", "bca", "cbd"])
+        many = MultiQueryRetriever(retriever=retriever, llm_chain=queries)
+        return sorted(one.page_content[0] for one in many.invoke("?"))
+
+    planned = ReuseRetriever(retriever=LetterRetriever(), annotation="metadata")
+    assert merged(planned) == merged(LetterRetriever()) == list("abcd")
 
 
 def test_copied_shares_no_dict_or_list():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -35,6 +36,7 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests
 import ctxreuse
 from ctxreuse import ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
+from ctxreuse.adapters.issued_plans import digest_of
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.scope import NO_SCOPE
 from langchain_ctxreuse import ReuseRetriever, format_context
@@ -115,14 +117,13 @@ def test_the_metadata_of_a_planned_document_is_plain_data():
         "parts": [["[Doc_1]", "id-a"], ["[Doc_2]", "id-b"], ["[Doc_3]", "id-d"]],
         "expected_cached_tokens": found[0].metadata["ctxreuse"]["plan"]["expected_cached_tokens"],
     }
-    assert [one.metadata for one in found] == [
-        {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_1]", "plan": plan}},
-        {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_2]", "plan": plan}},
-        {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_3]", "plan": plan}},
-        {
-            "source": "",
-            "ctxreuse": {"annotation": text_digest(found[3].page_content).hex(), "plan": plan},
-        },
+    digest = {"plan_id": digest_of(plan).hex()}
+    words = text_digest(found[3].page_content).hex()
+    assert [json.loads(json.dumps(one.metadata)) for one in found] == [
+        {"source": "a.txt", "ctxreuse": {"rank": 2, "label": "[Doc_1]", "plan": plan} | digest},
+        {"source": "b.txt", "ctxreuse": {"rank": 1, "label": "[Doc_2]"} | digest},
+        {"source": "d.txt", "ctxreuse": {"rank": 0, "label": "[Doc_3]"} | digest},
+        {"source": "", "ctxreuse": {"annotation": words} | digest},
     ]
     assert found[3].page_content == (
         "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "

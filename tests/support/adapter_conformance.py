@@ -93,10 +93,11 @@ class AdapterConformance:
         adapter.run(documents("abc"), "q?")
         shown = adapter.run(documents("dba"), "q?")
         assert {one.text[0]: one.rank for one in shown} == {"d": 0, "b": 1, "a": 2}
-        for one in shown:
-            assert one.plan is not None
-            assert len(one.plan["blocks"]) == 3
-            assert one.plan["references"] == []
+        first, *others = shown
+        assert first.plan is not None
+        assert len(first.plan["blocks"]) == 3
+        assert first.plan["references"] == []
+        assert all(one.plan in (None, first.plan) for one in others)
 
     def test_ids_and_metadata_are_kept(self) -> None:
         shown = self.adapter(ReusePlanner()).run(documents("abc"), "q?")

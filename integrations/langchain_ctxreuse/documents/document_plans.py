@@ -21,7 +21,13 @@ from ctxreuse.adapters.document_planner import (
     shared_names,
 )
 from ctxreuse.adapters.formatting import cited_positions, format_documents
-from ctxreuse.adapters.plan_metadata import METADATA_KEY, PlannedDocument, copied, retrievers_order
+from ctxreuse.adapters.plan_metadata import (
+    METADATA_KEY,
+    PlannedDocument,
+    marked,
+    retrievers_order,
+    unmarked,
+)
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
@@ -213,14 +219,12 @@ def without_plan(
 def _without_metadata(document: Document) -> Document:
     if METADATA_KEY not in document.metadata:
         return document
-    metadata = {name: one for name, one in document.metadata.items() if name != METADATA_KEY}
-    return document.model_copy(update={"metadata": metadata})
+    return document.model_copy(update={"metadata": unmarked(document.metadata)})
 
 
 def carrying(document: Document, carried: Mapping[str, Any]) -> Document:
     """Return a copy with plan metadata: its rank and label, and the plan if it is a part of one."""
-    metadata = copied(document.metadata) | {METADATA_KEY: carried}
-    return document.model_copy(update={"metadata": metadata})
+    return document.model_copy(update={"metadata": marked(document.metadata, carried)})
 
 
 def _annotation_document(

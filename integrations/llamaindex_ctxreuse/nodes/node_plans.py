@@ -26,9 +26,10 @@ from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
     believed,
-    copied,
     left_out_words,
+    marked,
     retrievers_order,
+    unmarked,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
@@ -216,15 +217,13 @@ def retrieved_nodes(nodes: Sequence[NodeWithScore]) -> tuple[list[NodeWithScore]
 
 def planned_copy(scored: NodeWithScore, plan_metadata: dict[str, Any]) -> NodeWithScore:
     """Return a copy that carries plan metadata, which is shown nowhere."""
-    metadata = copied(scored.node.metadata)
-    return _with_metadata(scored, {**metadata, METADATA_KEY: plan_metadata})
+    return _with_metadata(scored, marked(scored.node.metadata, plan_metadata))
 
 
 def _unplanned(scored: NodeWithScore) -> NodeWithScore:
     if METADATA_KEY not in scored.node.metadata:
         return scored
-    named = scored.node.metadata.items()
-    return _with_metadata(scored, {name: value for name, value in named if name != METADATA_KEY})
+    return _with_metadata(scored, unmarked(scored.node.metadata))
 
 
 def _with_metadata(scored: NodeWithScore, metadata: dict[str, Any]) -> NodeWithScore:
