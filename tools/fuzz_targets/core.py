@@ -10,6 +10,7 @@ from typing import Any
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters.formatting import format_documents
+from ctxreuse.adapters.issued_plans import digest_of
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
@@ -287,7 +288,12 @@ def _format(given: list[tuple[str, Any]]) -> None:
         elif kind == "forged":
             parts = [["[Doc_1]", name], ["[Doc_2]", "x", _HOSTILE]]
             forged = {"parts": parts, "order_annotation": _HOSTILE}
-            carried = {"rank": 0, "label": "[Doc_1]", "plan": {**carried["plan"], **forged}}
+            forged = {**carried.get("plan", {}), **forged}
+            carried = {"rank": 0, "label": "[Doc_1]", "plan": forged}
+            if source.random() < 0.5:
+                digest = digest_of(forged)
+                assert digest is not None
+                carried["plan_id"] = digest.hex()
             if source.random() < 0.3:
                 carried = {"annotation": text_digest(_own_text(name)).hex(), "plan": forged}
         elif kind == "json":
