@@ -5,6 +5,7 @@ The model wrappers of all frameworks share it. An internal error sends prompts a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -14,17 +15,18 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from contextvars import copy_context
 from threading import Event
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ctxreuse.adapters.ordered_release import (
     DEFAULT_WINDOW_S,
+    PLANNED_ON_THE_LOOP,
     OrderedQueue,
     Slot,
     TaskWaiter,
     checked_window,
     in_event_loop,
-    planned_aside,
 )
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given
@@ -57,6 +59,7 @@ class MicroBatcher(Generic[_Item, _Result]):
 
     The first caller waits for the window to close and plans for all. Then each passes a release
     token to the next waiter as it goes on, so that they reach the engine in the planned order.
+    Tasks of one event loop that follow each other go on together: it resumes them in their order.
     Tasks of any event loop and threads may be mixed. A caller that is cancelled is passed over.
 
     No caller depends on another one's thread or event loop to run: the first one that notices that
@@ -113,20 +116,34 @@ class MicroBatcher(Generic[_Item, _Result]):
             return self._schedule([item])[0].result
         slot = self._join(item)
         waiter = TaskWaiter(slot)
+        # a wait that ends for the window would resume its task out of turn
+        closing = asyncio.get_running_loop().call_later(
+            self._window_s, self._close_aside, slot.queue
+        )
         try:
-            if not await waiter.wait(self._window_s):
-                await planned_aside(lambda: self._close(slot.queue), len(slot.queue.arrived))
             while not await waiter.wait(_STALL_TIMEOUT_S):
                 slot.queue.release_if_stalled(_STALL_TIMEOUT_S)
             return _taken(slot)
         finally:
+            closing.cancel()
             slot.leave()
 
     def _join(self, item: _Item) -> Slot[_Item, _Result]:
         with self._lock:
             if self._open is None:
-                self._open = OrderedQueue(unused=self._dropped)
+                self._open = OrderedQueue(unused=self._dropped, by_loop=True)
             return Slot(self._open, item)
+
+    def _close_aside(self, batch: OrderedQueue[_Item, _Result]) -> None:
+        """Close a batch; a large one in a thread.
+
+        Nobody waits for the thread: its caller goes on when it is released, as all others do.
+        """
+        if len(batch.arrived) <= PLANNED_ON_THE_LOOP:
+            self._close(batch)
+            return
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, copy_context().run, self._close, batch)
 
     def _close(self, batch: OrderedQueue[_Item, _Result]) -> None:
         """Plan the calls that have come together, unless that is done, and line them up."""

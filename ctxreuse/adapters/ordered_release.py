@@ -58,6 +58,7 @@ class Slot(Generic[_Item, _Result]):
         self.state = SlotState.ARRIVED
         self.error: BaseException | None = None
         self.wake: Callable[[], object] = lambda: None  # `attach` puts the waiter's here
+        self.loop: object = None
         self.queue = queue
         self._results = [] if result is None else [result]
         with queue.lock:
@@ -74,14 +75,15 @@ class Slot(Generic[_Item, _Result]):
         """Keep what was planned for it."""
         self._results = [result]
 
-    def attach(self, wake: Callable[[], object]) -> None:
+    def attach(self, wake: Callable[[], object], loop: object = None) -> None:
         """Call `wake` when the slot is released or leaves, at once if it has.
 
         Args:
             wake: Ends a wait in any thread; RuntimeError says that its event loop is closed.
+            loop: The event loop that resumes those that wait in it in the order of their wakes.
         """
         with self.queue.lock:
-            self.wake = wake
+            self.wake, self.loop = wake, loop
             if self.state in (SlotState.RUNNING, SlotState.LEFT):
                 wake()
 
@@ -127,7 +129,7 @@ class TaskWaiter:
     def __init__(self, slot: Slot[Any, Any]) -> None:
         loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        slot.attach(lambda: loop.call_soon_threadsafe(self._woken.set))
+        slot.attach(lambda: loop.call_soon_threadsafe(self._woken.set), loop)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it was released, or has left, in time."""
@@ -150,6 +152,9 @@ class OrderedQueue(Generic[_Item, _Result]):
         places: How many calls run at a time.
         unused: Called with the result of a call that left without having taken it.
         lanes: How many orders there are; their calls are released in turn.
+        by_loop: Whether calls that follow each other and wait in one event loop take one place
+            together. The loop resumes them in their order, so none has to wait until the one before
+            has run; in a busy loop that takes as long as all that others do there.
 
     Attributes:
         lock: Guards the queue; hold it to look and act in one step.
@@ -165,6 +170,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         places: int = 1,
         unused: Callable[[_Result], object] = lambda result: None,
         lanes: int = 1,
+        by_loop: bool = False,
     ) -> None:
         # re-entrant: a collected task may leave while this very thread holds it
         self.lock = ForkSafeLock()
@@ -177,6 +183,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         # heaps of place, order of lining up, and slot
         self._lanes: list[list[tuple[int, int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
         self._next_lane = 0
+        self._by_loop = by_loop
         self._numbers = count()
 
     def has_waiting(self, lane: int = 0) -> bool:
@@ -248,11 +255,14 @@ class OrderedQueue(Generic[_Item, _Result]):
 
     def release(self) -> None:
         """Let calls go on as long as there are places."""
+        loop = None
         while True:
             with self.lock:
-                slot = self._first() if self.running < self.places else None
+                may_run = self.running < self.places or self._goes_on(loop)
+                slot = self._first() if may_run else None
                 if slot is None:
                     return
+                loop = slot.loop if self._by_loop else None
                 slot.state = SlotState.RUNNING
                 self.running += 1
                 try:
@@ -268,6 +278,15 @@ class OrderedQueue(Generic[_Item, _Result]):
             if self.has_waiting() and time.monotonic() - self.moved_at >= timeout_s:
                 self.places = math.inf
         self.release()
+
+    def _goes_on(self, loop: object) -> bool:
+        """Return whether the next call waits in the event loop of the one released last."""
+        if loop is None:
+            return False
+        lane = self._lanes[self._next_lane % len(self._lanes)]
+        while lane and lane[0][2].state is not SlotState.WAITING:
+            heappop(lane)
+        return bool(lane) and lane[0][2].loop is loop
 
     def _first(self) -> Slot[_Item, _Result] | None:
         """Take the first waiting call out of its lane; the lanes take turns."""

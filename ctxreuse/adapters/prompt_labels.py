@@ -187,12 +187,14 @@ def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> 
     templates = labels.templates
     sources: dict[str, Any] = {}
     for context in contexts:
-        for ordinal, block_id in zip(context.ordinals, context.ids, strict=True):
-            number, sent = labels.given(ordinal), templates.block_label(ordinal)
-            source = {"id": plain_id(block_id), "sent": sent}
-            if number <= len(labels.sent):
-                source["rank"] = number - 1
-            sources[templates.block_label(number) if labels.renames else sent] = source
+        numbers = list(map(labels.given, context.ordinals))
+        sent = templates.block_labels(context.ordinals)
+        shown = templates.block_labels(numbers) if labels.renames else sent
+        for at, block_id in enumerate(context.ids):
+            source = {"id": plain_id(block_id), "sent": sent[at]}
+            if numbers[at] <= len(labels.sent):
+                source["rank"] = numbers[at] - 1
+            sources[shown[at]] = source
     return sources
 
 

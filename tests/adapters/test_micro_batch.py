@@ -155,6 +155,34 @@ async def test_who_comes_after_the_window_is_closed_opens_another_one() -> None:
     assert planner.batches == [["a"], ["b"]]
 
 
+@pytest.mark.parametrize("number", [20, 200])
+async def test_a_busy_event_loop_lets_all_of_a_batch_go_on_at_once(number: int) -> None:
+    """Else each waits for all that others do there, as often as calls stand before it."""
+    turns = 0
+    released: list[tuple[int, int]] = []
+    over = asyncio.Event()
+
+    async def others() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def call(item: int) -> None:
+        await batcher.asubmit(item)
+        released.append((item, turns))
+
+    batcher: MicroBatcher[int, int] = MicroBatcher(
+        lambda items: [Scheduled(n, items[n]) for n in reversed(range(len(items)))], 0.01
+    )
+    busy = asyncio.create_task(others())
+    await asyncio.gather(*map(call, range(number)))
+    over.set()
+    await busy
+    assert [item for item, _ in released] == list(reversed(range(number)))
+    assert released[-1][1] - released[0][1] <= number / 10
+
+
 async def test_large_batches_are_planned_off_the_event_loop() -> None:
     threads: list[str] = []
 

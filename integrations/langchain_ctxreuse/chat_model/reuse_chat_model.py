@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from inspect import signature
 from operator import itemgetter
 from threading import Event
@@ -368,7 +368,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         planned, sent, arguments = self._outgoing(messages, kwargs)
         with self._gateway.evict_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, self._gateway)
-            if "run_manager" in signature(self.inner._generate).parameters:  # as LangChain does it
+            if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = answer.tokens(run_manager)
             return answer.result(self.inner._generate(sent, stop=stop, **arguments))
 
@@ -382,7 +382,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         planned, sent, arguments = await self._aoutgoing(messages, kwargs)
         with self._gateway.evict_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, self._gateway)
-            if "run_manager" in signature(self.inner._agenerate).parameters:
+            if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = answer.tokens(run_manager)
             return answer.result(await self.inner._agenerate(sent, stop=stop, **arguments))
 
@@ -616,6 +616,11 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
                 type(made).__name__,
             )
         return around
+
+
+@lru_cache(maxsize=256)
+def _takes_run_manager(method: Callable[..., Any]) -> bool:
+    return "run_manager" in signature(method).parameters
 
 
 def _class_name(model: BaseChatModel) -> str:
