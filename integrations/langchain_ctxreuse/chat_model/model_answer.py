@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.messages import AIMessageChunk, BaseMessage, BaseMessageChunk
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from ctxreuse.adapters.model_gateway import ModelGateway
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
@@ -50,11 +50,14 @@ class ModelAnswer:
         return self._gateway.attempt(lambda: self._result(result), lambda: result)
 
     def _result(self, result: ChatResult) -> ChatResult:
-        generations = [
-            type(one)(message=self._whole(one.message), generation_info=one.generation_info)
-            for one in result.generations
-        ]
-        return ChatResult(generations=generations, llm_output=result.llm_output)
+        generations = [self._generation(one) for one in result.generations]
+        return result.model_copy(update={"generations": generations})
+
+    def _generation(self, generation: ChatGeneration) -> ChatGeneration:
+        message = self._whole(generation.message)
+        if not self._labels.renames:  # the same text, so nothing has to be made anew
+            return generation.model_copy(update={"message": message})
+        return type(generation)(message=message, generation_info=generation.generation_info)
 
     def _whole(self, message: _Message) -> _Message:
         if self._labels.renames:
