@@ -21,7 +21,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 AnnotationMode: TypeAlias = Literal["append", "metadata", "off"]
-"""Where annotations go: a document of its own at the end, the metadata only, or nowhere."""
+"""Where annotations go: behind the documents where a chain shows them, the metadata, or nowhere."""
 
 _Item = TypeVar("_Item")
 _COMPARED_ITEMS = 16
@@ -68,8 +68,8 @@ class PlannedItems(Generic[_Item]):
         items: What to send, in order.
         left_out: What the conversation shows already; the label says where.
         plan: The plan; None where planning failed and `items` is as retrieved.
-        annotation: What a document of its own at the end says about order and places; None if there
-            is nothing to say or the annotation mode is another.
+        annotation: What is to be said behind the documents about order and places; None if there is
+            nothing to say or the annotation mode is another.
     """
 
     items: tuple[PlannedItem[_Item], ...]
@@ -185,6 +185,8 @@ class MetadataPlanner(Generic[_Item]):
         carrying: Returns a copy of an item that carries plan metadata.
         annotation_item: Makes an item of an annotation's text, the plan metadata that it carries,
             and the items that it speaks of.
+        appends: Whether "append" puts that item behind the documents; if not, only where no
+            document is left that could carry the plan.
 
     Raises:
         InvalidRequestError: wrong type, or no such annotation mode.
@@ -200,12 +202,14 @@ class MetadataPlanner(Generic[_Item]):
         without_plan: Callable[[Sequence[_Item], RequestScope], list[_Item] | None],
         carrying: Callable[[_Item, dict[str, Any]], _Item],
         annotation_item: Callable[[str, dict[str, Any], Sequence[_Item]], _Item],
+        appends: bool,
     ) -> None:
         self._planner = DocumentPlanner(planner, block_of, annotation, component)
         self._annotation = annotation
         self._without_plan = without_plan
         self._carrying = carrying
         self._annotation_item = annotation_item
+        self._appends = appends
         self._fail_open = FailOpen(component)
 
     @property
@@ -243,8 +247,8 @@ class MetadataPlanner(Generic[_Item]):
             self._carrying(one.item, metadata.position(one.rank, one.label or ""))
             for one in planned.items
         ]
-        annotation = planned.annotation
-        if not copies and self._annotation == "metadata":
+        annotation = planned.annotation if self._appends else None
+        if not copies and self._annotation != "off":
             annotation = appended_annotation(plan, [])  # no copy is left to carry it
         if annotation is not None:
             shown = [one.item for one in planned.items or planned.left_out]

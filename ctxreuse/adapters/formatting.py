@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxreuse.adapters.issued_plans import SEARCHED_TEXTS
 from ctxreuse.adapters.plan_metadata import (
@@ -66,6 +66,43 @@ def format_documents(
         return rendered.render(blocks, templates, tenant)
     texts = [rendered.render(blocks, templates, tenant)] if blocks else []
     return templates.separator.join([*texts, *words])
+
+
+class PlanWords(NamedTuple):
+    """What is said of planned documents that a prompt shows without labels.
+
+    Attributes:
+        left_out: Where documents stand that are left out; true wherever it is said.
+        ranking: Which labels the documents have and how they rank, to be said behind all of them;
+            None if their order is the ranking, or if they do not stand as planned.
+    """
+
+    left_out: tuple[str, ...] = ()
+    ranking: str | None = None
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All that is to be said."""
+        return self.left_out if self.ranking is None else (*self.left_out, self.ranking)
+
+
+def words_of(documents: Sequence[PlannedDocument], templates: Templates) -> PlanWords:
+    """Return what is to be said behind documents that a prompt shows in this order.
+
+    Args:
+        documents: Documents, of one plan or not; some of a plan's may be missing.
+        templates: The words around them.
+    """
+    given = believed(documents)
+    if any(one.is_annotation for one in given):
+        return PlanWords()  # it says so itself
+    positions = positions_as_planned(given)
+    order = None if positions is None else _order_annotation(positions, templates)
+    ranking = None
+    if positions is not None and order is not None:
+        legend = templates.legend_annotation([one.label for one in positions])
+        ranking = f"{legend} {order}"
+    return PlanWords(tuple(left_out_words(given)), ranking)
 
 
 def cited_positions(
@@ -163,18 +200,32 @@ def _render_as_planned(
         if at.setdefault(position.label, (position, block))[1].text != block.text:
             return None
     block_at = {label: block for label, (_, block) in at.items()}
-    missing = {part[0] for part in plan["parts"] if len(part) == 2} - set(at)
+    missing = _missing(positions)
     parts: list[TurnPart] = []
     for part in plan["parts"]:
         if len(part) == 3:
             parts.append(Reference(*part))
         elif part[0] in at:
             parts.append(_sent(*at[part[0]], block_at, missing))
-    order = plan.get("order_annotation")
-    if order is not None and missing:
-        ranked = sorted(at, key=lambda label: at[label][0].rank)
-        order = None if ranked == list(at) else templates.order_annotation(ranked)
-    return render_turn(parts, order, "", templates)
+    return render_turn(parts, _order_annotation(positions, templates), "", templates)
+
+
+def _missing(positions: Sequence[DocumentPosition]) -> set[str]:
+    """Return the labels of the plan's documents that were taken away since."""
+    sent = {part[0] for part in positions[0].plan["parts"] if len(part) == 2}
+    return sent - {one.label for one in positions}
+
+
+def _order_annotation(positions: Sequence[DocumentPosition], templates: Templates) -> str | None:
+    """Return the ranking of documents that stand as planned, in words; None if that is it."""
+    order: str | None = positions[0].plan.get("order_annotation")
+    if order is None or not _missing(positions):
+        return order
+    rank_of: dict[str, int] = {}
+    for one in positions:
+        rank_of.setdefault(one.label, one.rank)
+    ranked = sorted(rank_of, key=rank_of.__getitem__)
+    return None if ranked == list(rank_of) else templates.order_annotation(ranked)
 
 
 def _sent(

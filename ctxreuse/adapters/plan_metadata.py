@@ -400,6 +400,11 @@ def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentP
     return positions if numbers[0] >= 0 and numbers == sorted(numbers) else None
 
 
+def stand_as_planned(documents: Sequence[PlannedDocument]) -> bool:
+    """Return whether documents stand as one plan put them; some may be missing."""
+    return positions_as_planned(documents_shown(documents)) is not None
+
+
 def retrievers_order(
     documents: Sequence[PlannedDocument], scope: RequestScope | None = None
 ) -> list[int] | None:
@@ -418,8 +423,19 @@ def retrievers_order(
         plan left out what the conversation shows and they say where it stands.
     """
     given = believed(documents, scope)
-    if left_out_words(given):
-        return None
+    return None if left_out_words(given) else _ranked(given)
+
+
+def ranked_positions(documents: Sequence[PlannedDocument]) -> list[int]:
+    """Return the positions of documents best first, annotations left out.
+
+    Documents that stand as one plan put them were ranked by their retriever; of others, their order
+    is the ranking.
+    """
+    return _ranked(believed(documents))
+
+
+def _ranked(given: Sequence[PlannedDocument]) -> list[int]:
     kept = [number for number, one in enumerate(given) if not one.is_annotation]
     positions = positions_as_planned([given[number] for number in kept])
     if positions is None:

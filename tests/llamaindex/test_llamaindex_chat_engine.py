@@ -476,7 +476,7 @@ class TestRetrieval:
             f"<user>[Doc_1] {letter_text('a')}\n\n[Doc_2] {letter_text('b')}\n\nab one?</>"
         )
         labels = [one.metadata.get("ctxreuse", {}).get("label") for one in response.source_nodes]
-        assert labels == [None, "[Doc_1]", None, "[Doc_2]"]
+        assert labels == ["[Doc_1]", "[Doc_2]", None, None], "best first, by their scores"
 
     def test_a_planning_fault_sends_the_texts_as_retrieved(
         self, caplog: pytest.LogCaptureFixture

@@ -33,7 +33,6 @@ from llamaindex_ctxreuse import (
     ReuseRetriever,
     format_context,
 )
-from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
 
 
 def letters(prompt: str) -> str:
@@ -65,8 +64,7 @@ class TestQueryEngine:
         assert [letters(prompt) for prompt in inner.prompts] == ["abc", "abc"]
         assert ANNOTATION in inner.prompts[1]
         assert inner.prompts[1].index(ANNOTATION) < inner.prompts[1].index("cba second?")
-        assert [node.score for node in response.source_nodes[:3]] == [0.8, 0.9, 1.0]
-        assert isinstance(response.source_nodes[3].node, AnnotationNode)
+        assert [node.score for node in response.source_nodes] == [0.8, 0.9, 1.0]
         await engine.aquery("bca third?")
         assert letters(inner.prompts[2]) == "abc"
 
@@ -302,6 +300,7 @@ class TestPackage:
             "ReuseRetriever",
             "SpeculativeRAGQueryEngine",
             "WorkflowRetriever",
+            "by_rank",
             "cited_nodes",
             "format_context",
             "reuse_memory",

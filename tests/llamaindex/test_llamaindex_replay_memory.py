@@ -297,11 +297,7 @@ class TestInsideLlamaIndexsOwn:
         store.nodes.reverse()
         second = await block.aget([user("q")])
         assert order(second) == "abc"
-        assert second.endswith(
-            "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the "
-            "context in the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the "
-            "question."
-        )
+        assert "Doc_" not in second, "no node holds words"
 
     async def test_a_condense_plus_context_engine_takes_the_memory(self) -> None:
         inner = RecordingLLM()

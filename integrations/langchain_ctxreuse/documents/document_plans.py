@@ -104,6 +104,7 @@ class LangChainDocumentPlanner(MetadataPlanner[Document]):
             without_plan=without_plan,
             carrying=carrying,
             annotation_item=_annotation_document,
+            appends=True,
         )
 
     def plan(self, retrieved: RetrievedItems[Document]) -> list[Document]:

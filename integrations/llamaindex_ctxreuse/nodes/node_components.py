@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -10,34 +12,118 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, fie
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import (
+    ImageNode,
+    MetadataMode,
+    Node,
+    NodeWithScore,
+    QueryBundle,
+    TextNode,
+)
 
-from ctxreuse.adapters.document_planner import AnnotationMode, checked_annotation
+from ctxreuse.adapters.document_planner import (
+    AnnotationMode,
+    MetadataPlanner,
+    RetrievedItems,
+    checked_annotation,
+)
 from ctxreuse.adapters.prompt_planner import planner_or_new
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
 from llamaindex_ctxreuse.nodes.node_plans import (
-    NodePlanner,
+    annotation_node,
     checked_metadata_mode,
     checked_retriever,
+    node_block,
+    planned_copy,
+    without_plan,
 )
+from llamaindex_ctxreuse.nodes.synthesis import PlannedNode, show_words_in_syntheses
+
+_PLANNED_ON_THE_LOOP = 200
+"""More nodes than these are planned in a thread, so that the event loop stays responsive."""
+
+
+class NodePlanner(MetadataPlanner[NodeWithScore]):
+    """Puts nodes into their planned order; an internal error lets them through as they came.
+
+    Args:
+        planner: Plans the contexts; None makes a new one.
+        annotation: Where annotations go.
+        metadata_mode: Which metadata is part of a node's text when it is rendered.
+        component: The adapter's name, for the log.
+
+    Raises:
+        InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
+    """
+
+    def __init__(
+        self,
+        planner: ReusePlanner | None,
+        annotation: AnnotationMode,
+        metadata_mode: MetadataMode,
+        component: str,
+    ) -> None:
+        self._metadata_mode = checked_metadata_mode(metadata_mode)
+        self._shows_words = annotation == "append"
+        self._templates = planner_or_new(planner).templates
+        super().__init__(
+            planner,
+            annotation,
+            component,
+            block_of=self._identity,
+            without_plan=without_plan,
+            carrying=self._carrying,
+            annotation_item=annotation_node,
+            appends=False,
+        )
+
+    def plan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
+        """Return copies of the nodes in their planned order."""
+        if self._shows_words:
+            show_words_in_syntheses()
+        return self.plan_batch([RetrievedItems(nodes, query, current_scope())])[0]
+
+    async def aplan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
+        """Do what `plan` does; many nodes do not block the event loop."""
+        if len(nodes) > _PLANNED_ON_THE_LOOP:
+            return await asyncio.to_thread(self.plan, nodes, query)
+        return self.plan(nodes, query)
+
+    def _carrying(self, scored: NodeWithScore, plan_metadata: dict[str, Any]) -> NodeWithScore:
+        planned = planned_copy(scored, plan_metadata)
+        return PlannedNode.of(planned, self._templates) if self._shows_words else planned
+
+    def _identity(self, scored: NodeWithScore) -> ContextBlock:
+        """Return a block that tells a node from others: its text as rendered, and its media."""
+        node = scored.node
+        block = node_block(node, self._metadata_mode)
+        if isinstance(node, Node):
+            has_media = bool(node.image_resource or node.audio_resource or node.video_resource)
+        else:
+            has_media = isinstance(node, ImageNode) or not isinstance(node, TextNode)
+        # no text in a prompt shows an image, so no text may stand for one
+        return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
 class ReusePostprocessor(BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
-    For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. It has
-    to be the last one: a postprocessor that sorts or cuts off after it (`LongContextReorder`, a
-    reranker) undoes its order. Node ids, scores and texts are kept; no node is lost; a planning
-    fault lets nodes through as they came. `ctxreuse.request_context` says tenant, conversation and
-    history.
+    For `node_postprocessors=[...]` of query engines, chat engines and `VectorMemoryBlock`. Make it
+    the last one: a postprocessor that sorts after it (`LongContextReorder`, a reranker) undoes its
+    order. Node ids, scores and texts are kept; no node is lost or added; a planning fault lets
+    nodes through as they came. `ctxreuse.request_context` says tenant, conversation and history.
+
+    Scores rank the nodes, and the given order those that have none. `by_rank` returns planned nodes
+    best first.
 
     Args:
         planner: Plans the contexts; None makes a new one.
-        annotation: "append" puts the annotation behind the nodes as one more node, so that an
-            unchanged query engine shows it; "metadata" keeps it in the metadata, for
-            `format_context`, and for engines that give each node a call or a citation of its own
-            (refine, accumulate, citations); "off" drops it.
+        annotation: "append" has an unchanged query engine say the ranking behind the nodes, where
+            one prompt shows all of them; no node holds these words. "metadata" keeps it for
+            `format_context` alone; "off" drops it.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it: LLM in
             query engines and chat engines, NONE in `VectorMemoryBlock`.
 
@@ -122,16 +208,16 @@ class ReuseRetriever(BaseRetriever):
 
     The retriever inside is called through its public methods, so its events show the nodes as
     retrieved and this one's events show them as planned. Its errors are not caught. Node ids,
-    scores and texts are kept; no node is lost; a planning fault lets nodes through as retrieved.
+    scores and texts are kept; no node is lost or added; a planning fault lets nodes through as
+    retrieved. Scores rank the nodes; `by_rank` returns planned nodes best first.
     `ctxreuse.request_context` says tenant, conversation and history.
 
     Args:
         retriever: Any retriever.
         planner: Plans the contexts; None makes a new one.
-        annotation: "append" puts the annotation behind the nodes as one more node, so that an
-            unchanged query engine shows it; "metadata" keeps it in the metadata, for
-            `format_context`, and for engines that give each node a call or a citation of its own
-            (refine, accumulate, citations); "off" drops it.
+        annotation: "append" has an unchanged query engine say the ranking behind the nodes, where
+            one prompt shows all of them; no node holds these words. "metadata" keeps it for
+            `format_context` alone; "off" drops it.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it.
         callback_manager: Where events go; None takes that of the retriever inside.
 

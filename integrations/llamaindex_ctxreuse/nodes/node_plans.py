@@ -1,4 +1,4 @@
-"""Nodes in their planned order, and as text: what the postprocessor and the retriever share.
+"""Nodes as documents that may carry a plan, and as text.
 
 A planned node is a copy that carries its rank, label and plan in its metadata, where neither the
 model nor an embedding sees it; the retriever's own nodes are never changed.
@@ -6,21 +6,14 @@ model nor an embedding sees it; the retriever's own nodes are never changed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
-from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, TextNode
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, TextNode
 
-from ctxreuse.adapters.document_planner import (
-    AnnotationMode,
-    MetadataPlanner,
-    RetrievedItems,
-    shared_names,
-)
+from ctxreuse.adapters.document_planner import shared_names
 from ctxreuse.adapters.formatting import cited_positions, format_documents
 from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
@@ -28,7 +21,9 @@ from ctxreuse.adapters.plan_metadata import (
     believed,
     left_out_words,
     marked,
+    ranked_positions,
     retrievers_order,
+    stand_as_planned,
     unmarked,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -37,72 +32,15 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.planner import ReusePlanner
-
-_PLANNED_ON_THE_LOOP = 200
-"""More nodes than these are planned in a thread, so that the event loop stays responsive."""
 
 
 class AnnotationNode(TextNode):
-    """Stands behind planned nodes and says their order and places, in words."""
+    """Stands where a conversation shows all nodes already, and says where, in words."""
 
     @classmethod
     def class_name(cls) -> str:
         """Return the name that serialized nodes carry."""
         return "CtxreuseAnnotationNode"
-
-
-class NodePlanner(MetadataPlanner[NodeWithScore]):
-    """Puts nodes into their planned order; an internal error lets them through as they came.
-
-    Args:
-        planner: Plans the contexts; None makes a new one.
-        annotation: Where annotations go.
-        metadata_mode: Which metadata is part of a node's text when it is rendered.
-        component: The adapter's name, for the log.
-
-    Raises:
-        InvalidRequestError: wrong type, or no such annotation mode or metadata mode.
-    """
-
-    def __init__(
-        self,
-        planner: ReusePlanner | None,
-        annotation: AnnotationMode,
-        metadata_mode: MetadataMode,
-        component: str,
-    ) -> None:
-        self._metadata_mode = checked_metadata_mode(metadata_mode)
-        super().__init__(
-            planner,
-            annotation,
-            component,
-            block_of=self._identity,
-            without_plan=without_plan,
-            carrying=planned_copy,
-            annotation_item=_annotation,
-        )
-
-    def plan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
-        """Return copies of the nodes in their planned order, the annotation behind them if any."""
-        return self.plan_batch([RetrievedItems(nodes, query, current_scope())])[0]
-
-    async def aplan(self, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
-        """Do what `plan` does; many nodes do not block the event loop."""
-        if len(nodes) > _PLANNED_ON_THE_LOOP:
-            return await asyncio.to_thread(self.plan, nodes, query)
-        return self.plan(nodes, query)
-
-    def _identity(self, scored: NodeWithScore) -> ContextBlock:
-        """Return a block that tells a node from others: its text as rendered, and its media."""
-        node = scored.node
-        block = node_block(node, self._metadata_mode)
-        if isinstance(node, Node):
-            has_media = bool(node.image_resource or node.audio_resource or node.video_resource)
-        else:
-            has_media = isinstance(node, ImageNode) or not isinstance(node, TextNode)
-        # no text in a prompt shows an image, so no text may stand for one
-        return replace(block, text=f"{block.text}\n{node.hash}") if has_media else block
 
 
 def format_context(
@@ -114,9 +52,9 @@ def format_context(
     r"""Return nodes as text for a prompt: labels, blocks, annotations.
 
     Nodes in the order of one plan are shown as that plan says, even if some of them were taken
-    away since. Other nodes are shown in the order given, labels counted from 1, and a `ReuseLLM`
-    plans the text in one prompt of the same tenant, which `ctxreuse.request_context` names; format
-    the nodes for each prompt anew.
+    away since. Other nodes are shown best first by their scores, else in the order given, labels
+    counted from 1, and a `ReuseLLM` plans the text in one prompt of the same tenant, which
+    `ctxreuse.request_context` names; format the nodes for each prompt anew.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
@@ -135,7 +73,7 @@ def format_context(
         '[Doc_1] first text\n\n[Doc_2] second text'
     """
     mode = checked_metadata_mode(metadata_mode)
-    given = checked_nodes(nodes, "format_context")
+    given = _in_shown_order(checked_nodes(nodes, "format_context"))
     documents = planned_documents(given, mode)
     return format_documents(documents, templates, registry, current_scope().tenant)
 
@@ -168,7 +106,7 @@ def cited_nodes(
         >>> [one.text for one in cited_nodes("It is so [Doc_2].", nodes)]
         ['second text']
     """
-    given = checked_nodes(nodes, "cited_nodes")
+    given = _in_shown_order(checked_nodes(nodes, "cited_nodes"))
     documents = planned_documents(given, checked_metadata_mode(metadata_mode))
     sources: Mapping[str, Any] = {}
     if isinstance(answer, (CompletionResponse, ChatResponse)):
@@ -176,6 +114,13 @@ def cited_nodes(
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
     return [given[n] for n in cited_positions(answer, documents, templates, sources)]
+
+
+def _in_shown_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes in the order in which `format_context` shows them."""
+    if stand_as_planned(planned_documents(nodes)):
+        return nodes
+    return [nodes[position] for position in _by_score(nodes, range(len(nodes)))]
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
@@ -199,7 +144,44 @@ def without_plan(
     None says that they have to stay as they are; see `plan_metadata.retrievers_order`.
     """
     order = retrievers_order(planned_documents(nodes), scope)
-    return None if order is None else [_unplanned(nodes[position]) for position in order]
+    if order is None:
+        return None
+    return [_unplanned(nodes[position]) for position in _by_score(nodes, order)]
+
+
+def by_rank(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes best first, such as the `source_nodes` of a response: `by_rank(nodes)[:3]`.
+
+    Planned nodes stand in the order in which the prefix cache serves most of them. Scores say the
+    ranking; nodes without any are ranked as retrieved, or keep their places.
+
+    Args:
+        nodes: Nodes, in any order, planned or not.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> from llama_index.core.schema import TextNode
+        >>> scores = {"good": 0.5, "better": 0.7}
+        >>> nodes = [NodeWithScore(node=TextNode(text=t), score=s) for t, s in scores.items()]
+        >>> [node.text for node in by_rank(nodes)]
+        ['better', 'good']
+    """
+    given = checked_nodes(nodes, "by_rank")
+    order = ranked_positions(planned_documents(given))
+    return [given[position] for position in _by_score(given, order)]
+
+
+def _by_score(nodes: Sequence[NodeWithScore], order: Sequence[int]) -> list[int]:
+    """Return an order in which higher scores stand before lower ones.
+
+    Nodes with equal scores keep their order, and nodes without one their places.
+    """
+    scores = {position: nodes[position].score for position in order}
+    scored = {position: one for position, one in scores.items() if one is not None and one == one}
+    best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
+    return [next(best_first) if position in scored else position for position in order]
 
 
 def without_annotations(nodes: Iterable[NodeWithScore]) -> list[NodeWithScore]:
@@ -237,10 +219,10 @@ def _with_metadata(scored: NodeWithScore, metadata: dict[str, Any]) -> NodeWithS
     return NodeWithScore(node=node.model_copy(update=update), score=scored.score)
 
 
-def _annotation(
+def annotation_node(
     text: str, plan_metadata: dict[str, Any], nodes: Sequence[NodeWithScore]
 ) -> NodeWithScore:
-    """Return the annotation behind nodes as a node that shows no metadata."""
+    """Return the annotation on nodes as a node that shows no metadata."""
     shared = shared_names(one.node.metadata for one in nodes)
     node = AnnotationNode(
         text=text,
