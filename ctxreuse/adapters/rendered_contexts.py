@@ -8,6 +8,7 @@ rendered and how often, and where prompts have shown it since.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.planning.plan import Plan
 
+_log = logging.getLogger("ctxreuse")
 _MAX_PLACES = 100_000
 _MAX_VARIANTS = 8
 
@@ -87,6 +89,7 @@ class RegistryStatistics:
         renderings: Remembered texts.
         spans: Positions of blocks in them; one with a long id counts once for every 64 characters.
         places: Where prompts have shown them.
+        forgotten: How many were forgotten before a prompt has shown them: those are not planned.
         parts: The last three with their bounds, by these names.
     """
 
@@ -94,6 +97,7 @@ class RegistryStatistics:
     renderings: int
     spans: int
     places: int
+    forgotten: int = 0
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
 
 
@@ -110,14 +114,15 @@ class ContextRegistry:
     seen. Threads may share it; nothing but short steps are done under its lock.
 
     Args:
-        max_renderings: How many are remembered, all tenants together. A rendering takes about 1 KB.
-        max_spans: How many blocks they may have together, each about 200 bytes; one with a long id
+        max_renderings: How many are remembered, all tenants together. A rendering takes about 1.5
+            KB. A batch with more prompts than that loses the first ones before it is planned.
+        max_spans: How many blocks they may have together, each about 150 bytes; one with a long id
             counts once for every 64 characters.
 
     At most 100,000 places are remembered, each about 250 bytes.
     """
 
-    def __init__(self, max_renderings: int = 10_000, max_spans: int = 200_000) -> None:
+    def __init__(self, max_renderings: int = 25_000, max_spans: int = 500_000) -> None:
         self._bounds = max_renderings, max_spans
         self._numbers = count(1)
         self._lock = ForkSafeLock(self._forget_all)
@@ -131,6 +136,7 @@ class ContextRegistry:
         self._places: TenantLRUMap[bytes, int] = TenantLRUMap(_MAX_PLACES)
         self._indexes: dict[str, RenderingIndex] = {}
         self._latest_tenant = ""
+        self._forgotten = 0
 
     def __copy__(self) -> ContextRegistry:
         return self  # a model wrapper that is copied finds what was rendered before, too
@@ -152,6 +158,7 @@ class ContextRegistry:
                 renderings=len(self._renderings),
                 spans=self._renderings.weight,
                 places=len(self._places),
+                forgotten=self._forgotten,
                 parts={
                     "renderings": self._renderings.size,
                     "spans": self._renderings.weight_size,
@@ -315,6 +322,9 @@ class ContextRegistry:
 
     def _forget(self, tenant: str, rendering: Rendering) -> None:
         index = self._indexes[tenant]
+        if index.is_unmet(rendering):
+            self._forgotten += 1
+            _log_forgotten()
         index.remove(rendering)
         for one in rendering.variants:
             index.unmet.pop(one.number, None)
@@ -418,6 +428,17 @@ def _use_up(unmet: dict[int, int], rendering: Rendering, times: int) -> None:
             unmet[one.number] -= taken
             if not unmet[one.number]:
                 del unmet[one.number]
+
+
+@cache
+def _log_forgotten() -> None:
+    """Say once that there are more contexts at a time than are remembered."""
+    _log.warning(
+        "a rendered context was forgotten before a prompt has shown it, because too many were "
+        "rendered since; such a prompt is sent as given. Plan smaller batches, or give "
+        "registry=ContextRegistry(max_renderings=..., max_spans=...) to format_context and the "
+        "model. Further cases are only counted, as context_registry().statistics().forgotten."
+    )
 
 
 _sharing = ForkSafeLock()

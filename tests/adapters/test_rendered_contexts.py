@@ -2,12 +2,16 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from helpers import contexts_in
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
+from ctxreuse.adapters import rendered_contexts
 from ctxreuse.adapters.context_search import FoundContext
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import (
     ContextRegistry,
     RegistryStatistics,
@@ -180,7 +184,9 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     index = registry._indexes[""]
     assert len(index) == len(index.unmet) == index._openings.total() == 3
     assert sum(len(same.lengths) for same in index._by_head.values()) == 3
-    assert registry.statistics() == RegistryStatistics(tenants=1, renderings=3, spans=6, places=0)
+    assert registry.statistics() == RegistryStatistics(
+        tenants=1, renderings=3, spans=6, places=0, forgotten=47
+    )
 
 
 def test_what_is_remembered_stands_beside_its_bounds_and_a_long_id_counts_by_its_length() -> None:
@@ -248,3 +254,33 @@ def test_a_process_shares_one_registry():
     assert context_registry(own) is own
     context = own.render(blocks("only in the own one"))
     assert contexts_in(context, shared) == []
+
+
+def test_a_batch_of_eleven_thousand_is_remembered_whole() -> None:
+    registry = ContextRegistry()
+    texts = [
+        registry.render([ContextBlock(id=number, text=f"text {number}")])
+        for number in range(11_000)
+    ]
+    assert all(contexts_in(text, registry) for text in (texts[0], texts[5_000], texts[-1]))
+    assert registry.statistics().forgotten == 0
+
+
+def test_what_is_forgotten_before_a_prompt_has_shown_it_is_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rendered_contexts._log_forgotten.cache_clear()
+    registry = ContextRegistry(max_renderings=3)
+    for number in range(5):
+        text = registry.render([ContextBlock(id=number, text=f"text {number}")])
+    assert registry.statistics().forgotten == 2
+    [record] = caplog.records
+    assert "max_renderings" in record.getMessage()
+    assert "text 0" not in record.getMessage()
+    prompts = PromptPlanner(registry=registry)
+    for text in ("text 2", "text 3", "text 4"):
+        context = f"[Doc_1] {text}"
+        prompts.plan([ScopedPrompt((PromptPart("user", context),))])
+    for number in range(5, 8):
+        registry.render([ContextBlock(id=number, text=f"text {number}")])
+    assert registry.statistics().forgotten == 2, "prompts have shown those"
