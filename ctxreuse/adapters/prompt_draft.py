@@ -139,6 +139,7 @@ class PromptDraft:
         met: Digests of contexts that stand in the prompt and are no pieces.
         plans: The plans of the contexts so far.
         has_contexts: Whether contexts of the tenant stand where new ones may.
+        contexts_found: How many contexts of the tenant stand anywhere in the prompt.
         contexts: The labels of the contexts so far.
     """
 
@@ -151,6 +152,7 @@ class PromptDraft:
         self.met: list[bytes] = []
         self.plans: list[Plan] = []
         self.has_contexts = False
+        self.contexts_found = 0
         self.contexts: list[ContextLabels] = []
         self._templates = templates
         self._labels = PromptLabels((), templates)
@@ -219,6 +221,7 @@ class PromptDraft:
         for one, following in zip(self.pieces, behind, strict=True):
             if one.is_context:
                 outcome = next(claimed)
+                self.contexts_found += 1
                 counts[_fate(outcome)] += 1
                 self.has_contexts |= outcome is not Unplanned.IN_HISTORY
                 if outcome is Unplanned.LEFT_ALONE:

@@ -28,6 +28,8 @@ from ctxreuse.planning.plan import Plan
 _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
 _LABEL_CHARACTERS = 64
+_SILENT_PROMPTS = 20
+_FOUND = ("planned", "left_alone", "planned_before", "in_history")
 _log = logging.getLogger("ctxreuse")
 
 
@@ -81,6 +83,8 @@ class PromptStatistics:
             another scope.
         not_recognised: Prompts that show the first two labels, and neither a context of their
             tenant nor one of another scope: it was rendered in another process, or altered since.
+        without_context: Prompts in which nothing was found at all, those of the two lines above
+            included. After 20 of them, and no context in any other, the log says once what to do.
         too_long: Texts and prompts sent as given because they take too much work to plan.
         sent_texts: Contexts as they were sent that are remembered for later turns.
         sent_characters: How long these are together; the label of each block counts as 64, of one
@@ -95,6 +99,7 @@ class PromptStatistics:
     in_history: int = 0
     in_other_scope: int = 0
     not_recognised: int = 0
+    without_context: int = 0
     too_long: int = 0
     sent_texts: int = 0
     sent_characters: int = 0
@@ -208,6 +213,7 @@ class PromptPlanner:
         for draft in drafts:
             if draft.has_contexts:
                 continue
+            counts["without_context"] += not draft.contexts_found
             texts = draft.new_texts()
             if self._registry.is_rendered_elsewhere(texts, draft.tenant):
                 counts["in_other_scope"] += 1
@@ -216,9 +222,14 @@ class PromptPlanner:
                 counts["not_recognised"] += 1
         if counts["left_alone"]:
             _log_left_alone()
-        if counts:
-            with self._lock:
-                self._counts += counts
+        if not counts:
+            return
+        with self._lock:
+            self._counts += counts
+            are_none = not any(self._counts[name] for name in _FOUND)
+            silent = are_none and self._counts["without_context"] >= _SILENT_PROMPTS
+        if silent:
+            _log_nothing_found()
 
     def _advance(self, draft: PromptDraft, plan: Plan | None = None) -> ContextRequest | None:
         """Go on to the draft's next context that needs a plan; show again what was sent.
@@ -266,6 +277,18 @@ def _log_other_scope() -> None:
         "a prompt shows a context that was rendered outside of its tenant's scope; it is sent as "
         "given. Call format_context where the tenant of the model call is known: inside the chain, "
         'or inside "with ctxreuse.request_context(tenant=...)". Further cases are only counted.'
+    )
+
+
+@cache
+def _log_nothing_found() -> None:
+    """Say once that a wrapper finds nothing to do."""
+    _log.warning(
+        "none of the first %s prompts shows a context that can be planned, so they are sent as "
+        "given. Put the documents into the prompt with format_context, in the same process, and "
+        "leave its text as it is; or wrap the retriever, or the memory, instead of the model. "
+        "prompt_statistics says what becomes of each prompt.",
+        _SILENT_PROMPTS,
     )
 
 

@@ -7,6 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.adapters import prompt_planner
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -431,3 +432,30 @@ def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(
         return texts
 
     assert sent_to_a(batches) == sent_to_a([[one for one in b if one[0] == "A"] for b in batches])
+
+
+def test_a_planner_that_finds_nothing_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    prompt_planner._log_nothing_found.cache_clear()
+    planner = PromptPlanner(registry=ContextRegistry())
+    bare = ScopedPrompt((PromptPart("user", "The Seine flows through Paris. Which?"),))
+    planner.plan([bare] * 19)
+    assert not caplog.records
+    for _ in range(3):
+        planner.plan([bare])
+    [record] = caplog.records
+    assert "format_context" in record.getMessage()
+    assert "Seine" not in record.getMessage()
+    assert planner.statistics().without_context == 22
+
+
+def test_a_planner_that_has_found_a_context_does_not_complain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prompt_planner._log_nothing_found.cache_clear()
+    registry = ContextRegistry()
+    planner = PromptPlanner(registry=registry)
+    context = registry.render([ContextBlock(id="a", text="text a")])
+    planner.plan([ScopedPrompt((PromptPart("user", f"{context}\n\nWhich?"),))])
+    planner.plan([ScopedPrompt((PromptPart("user", "And?"),))] * 30)
+    assert not caplog.records
+    assert planner.statistics().without_context == 30
