@@ -13,12 +13,11 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.tracers.context import register_configure_hook
 
-from ctxreuse.adapters.plan_metadata import documents_shown
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
-from langchain_ctxreuse.documents.document_plans import planned_document
+from langchain_ctxreuse.documents.document_plans import by_rank, document_block
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 _MOST_OPEN = 10_000
@@ -83,9 +82,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
         if asked is None:
             return
         query, scope = asked
-        found = [planned_document(document) for document in documents]
         self._recorder.record(
-            [one.block for one in documents_shown(found)],
+            [document_block(document) for document in by_rank(documents)],
             query,
             conversation_id=scope.conversation_id,
             tenant=scope.tenant or "",

@@ -16,10 +16,9 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
 
-from ctxreuse.adapters.plan_metadata import documents_shown
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.evaluation.traces.recording import TraceRecorder
-from llamaindex_ctxreuse.nodes.node_plans import planned_documents
+from llamaindex_ctxreuse.nodes.node_plans import by_rank, node_block
 
 
 @dataclass(slots=True)
@@ -118,9 +117,8 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         return self.open_spans.get(id_)
 
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], scope: RequestScope) -> None:
-        documents = planned_documents(nodes, MetadataMode.LLM)
         self._recorder.record(
-            [one.block for one in documents_shown(documents)],
+            [node_block(one.node, MetadataMode.LLM) for one in by_rank(nodes)],
             query.query_str if isinstance(query, QueryBundle) else str(query),
             conversation_id=scope.conversation_id,
             tenant=scope.tenant or "",

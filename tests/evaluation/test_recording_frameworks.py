@@ -27,6 +27,7 @@ from langchain_ctxreuse import ReuseRetriever
 from langchain_ctxreuse import recording as langchain_recording
 from langchain_ctxreuse.recording import TraceCallbackHandler
 from langchain_ctxreuse.recording import recording as recording_langchain
+from llamaindex_ctxreuse import ReusePostprocessor
 from llamaindex_ctxreuse.recording import recording as recording_llamaindex
 
 TEXTS = ("red apples", "green pears", "blue plums")
@@ -123,7 +124,7 @@ def test_everything_is_recorded_until_it_ends(tmp_path):
     ]
 
 
-def test_planned_documents_are_recorded_without_their_annotation(tmp_path):
+def test_planned_documents_are_recorded_best_first_without_their_annotation(tmp_path):
     planner = ctxreuse.ReusePlanner()
     with TraceRecorder(tmp_path) as recorder:
         planner.plan(
@@ -132,7 +133,7 @@ def test_planned_documents_are_recorded_without_their_annotation(tmp_path):
         config = {"callbacks": [TraceCallbackHandler(recorder)]}
         retriever = ReuseRetriever(retriever=Fixed(), planner=planner)
         retriever.invoke("why", config)
-    assert [sorted(ids) for _, ids in asked(recorded(tmp_path)[1])] == [["b", "g", "r"]]
+    assert asked(recorded(tmp_path)[1]) == [("why", ["r", "g", "b"])]
 
 
 # LlamaIndex
@@ -145,6 +146,20 @@ class First(BaseNodePostprocessor):
 
 def query_engine(**options):
     return RetrieverQueryEngine.from_args(LetterRetriever(), llm=MockLLM(), **options)
+
+
+def test_planned_nodes_are_recorded_best_first(tmp_path):
+    with TraceRecorder(tmp_path) as recorder, recording_llamaindex(recorder):
+        engine = query_engine(node_postprocessors=[ReusePostprocessor()])
+        for query in ("abc", "cba"):
+            engine.query(query)
+        sent = [node.node_id for node in engine.query("bca").source_nodes]
+    assert sent == ["id-a", "id-b", "id-c"]
+    assert asked(recorded(tmp_path)[1]) == [
+        ("abc", ["id-a", "id-b", "id-c"]),
+        ("cba", ["id-c", "id-b", "id-a"]),
+        ("bca", ["id-b", "id-c", "id-a"]),
+    ]
 
 
 def test_what_the_synthesizer_is_given_counts(tmp_path):

@@ -21,7 +21,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.adapters.plan_metadata import DocumentPosition, believed, copied, position_of
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, format_context
+from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, by_rank, format_context
 from langchain_ctxreuse.documents.document_plans import (
     LangChainDocumentPlanner,
     document_block,
@@ -63,6 +63,7 @@ def test_the_package_exports_these_names():
         "SpeculativeRAGChain",
         "WorkflowRetriever",
         "WorkflowRunnable",
+        "by_rank",
         "cited_documents",
         "format_context",
     ]
@@ -242,3 +243,22 @@ def test_copied_shares_no_dict_or_list():
 
 def test_the_retriever_shows_no_planner_in_its_repr():
     assert "planner" not in repr(ReuseRetriever(retriever=LetterRetriever()))
+
+
+@pytest.mark.parametrize("annotation", ["append", "metadata", "off"])
+def test_by_rank_returns_planned_documents_best_first(annotation):
+    found = planned("dba", annotation)
+    assert letters_of(found[:3]) == "abd"
+    assert letters_of(by_rank(found)) == "dba"
+    assert letters_of(by_rank(found[1:])) == "db"
+    assert letters_of(by_rank(found)[:1]) == "d"
+    assert {one.id for one in by_rank(found)} == {"id-a", "id-b", "id-d"}
+
+
+def test_by_rank_leaves_documents_as_they_are_that_nobody_planned_or_somebody_moved():
+    found = planned("dba")
+    assert letters_of(by_rank([found[1], found[0], found[2]])) == "bad"
+    assert letters_of(by_rank(documents("cab"))) == "cab"
+    assert by_rank([]) == []
+    with pytest.raises(ValueError, match="by_rank takes a list of Documents"):
+        by_rank("text")

@@ -25,6 +25,7 @@ from ctxreuse.adapters.plan_metadata import (
     METADATA_KEY,
     PlannedDocument,
     marked,
+    ranked_positions,
     retrievers_order,
     unmarked,
 )
@@ -172,6 +173,26 @@ def cited_documents(
         sources = (answer.response_metadata.get(METADATA_KEY) or {}).get("labels")
         answer = str(answer.text)
     return [documents[n] for n in cited_positions(answer, given, templates, sources)]
+
+
+def by_rank(documents: Sequence[Document]) -> list[Document]:
+    """Return documents best first, without the annotation behind them: `by_rank(documents)[:3]`.
+
+    Planned documents stand in the order in which the prefix cache serves most of them, so the first
+    three are not the best three. Documents that were moved since keep their order.
+
+    Args:
+        documents: Documents, planned or not.
+
+    Raises:
+        InvalidRequestError: wrong type.
+
+    Example:
+        >>> [one.page_content for one in by_rank([Document("first text"), Document("second text")])]
+        ['first text', 'second text']
+    """
+    given = _checked_documents(documents, "by_rank")
+    return [documents[position] for position in ranked_positions(given)]
 
 
 def _checked_documents(documents: object, taker: str) -> list[PlannedDocument]:
