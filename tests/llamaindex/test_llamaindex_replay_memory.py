@@ -177,10 +177,14 @@ class TestReplayMemory:
         assert "x says" in (sent.content or "")
         assert "a says" not in (sent.content or "")
 
-    async def test_the_question_of_an_answered_turn_gets_no_memories_afterwards(self) -> None:
-        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
+    async def test_an_answered_turn_that_was_not_served_is_served_once(self) -> None:
+        mem0 = LetterMemory()
+        memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         await memory.aput_messages([user("abc one?"), assistant("OK.")])
-        assert [one.content for one in await memory.aget()] == ["abc one?", "OK."]
+        first = await memory.aget()
+        assert [labelled("abc") in (one.content or "") for one in first] == [True, False]
+        assert await memory.aget() == first
+        assert mem0.queries == ["abc one?"]
 
     async def test_an_edited_history_is_shown_as_it_is(self) -> None:
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
@@ -17,8 +17,34 @@ from ctxreuse.errors import InvalidRequestError, describe
 from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai, message_text
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
-_Insertions: TypeAlias = Mapping[bytes, tuple[ContentBlock, ...]]
-"""By place, what the memory blocks added to the prompt for a turn; may be nothing."""
+
+class _Inserted(NamedTuple):
+    """What the memory blocks added to the prompt for a turn; may be nothing.
+
+    Attributes:
+        messages: Messages of blocks, before the user's.
+        content: The beginning of the user's message.
+    """
+
+    messages: tuple[ChatMessage, ...] = ()
+    content: tuple[ContentBlock, ...] = ()
+
+    def shown_alone(self) -> list[ChatMessage]:
+        """Return it as messages of its own."""
+        return [*self.shown_before(), *self._user_message()]
+
+    def shown_before(self) -> list[ChatMessage]:
+        """Return the messages that stand before the user's."""
+        return [_copy(message) for message in self.messages]
+
+    def _user_message(self) -> list[ChatMessage]:
+        if not self.content:
+            return []
+        return [ChatMessage(role=MessageRole.USER, blocks=_copies(self.content))]
+
+
+_Insertions: TypeAlias = Mapping[bytes, _Inserted]
+"""By place, what was inserted there."""
 
 
 class ReplayMemory(Memory):
@@ -28,7 +54,9 @@ class ReplayMemory(Memory):
     stays there in all later turns; so each turn's prompt begins with the bytes of the turn before,
     and the engine's prefix cache serves it. A `ReuseMemoryBlock` knows what is shown already and
     only points to it. For engines that ask for the history before they add the question (`get` with
-    `input`), it is a message of its own before the question.
+    `input`), it is a message of its own before the question. Messages that a block returns stand
+    before that, said by whom they were said. Where nothing is asked, the user's latest message gets
+    what the blocks return, if it has not been served yet; without one, it stands behind all.
 
     When history and replayed memories outgrow `token_limit`, the earlier memories are removed, and
     shown anew where they come up. The chat store holds the plain messages. This object keeps the
@@ -85,8 +113,14 @@ class ReplayMemory(Memory):
                 text = block.without(text, ids, conversation)
             return content.model_copy(update={"text": text})
 
+        def cleaned_message(message: ChatMessage) -> ChatMessage:
+            return message.model_copy(update={"blocks": list(map(cleaned, message.blocks))})
+
         self._inserted = {
-            place: tuple(map(cleaned, contents)) for place, contents in self._inserted.items()
+            place: _Inserted(
+                tuple(map(cleaned_message, one.messages)), tuple(map(cleaned, one.content))
+            )
+            for place, one in self._inserted.items()
         }
 
     async def aget(
@@ -105,8 +139,8 @@ class ReplayMemory(Memory):
         known: _Insertions = {
             one: self._inserted[one] for one in turns.places if one in self._inserted
         }
-        if turns.asked is not None and not turns.is_served(known):
-            known = await self._with_new_content(turns, known, input, block_kwargs)
+        if not turns.is_served(known):
+            known = await self._with_new_content(turns, known, block_kwargs)
         self._inserted = known
         return turns.as_sent(known)
 
@@ -114,44 +148,38 @@ class ReplayMemory(Memory):
         self,
         turns: _Turns,
         known: _Insertions,
-        question: str | ChatMessage | None,
         block_kwargs: dict[str, Any],
     ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
-        assert turns.asked is not None
-        content = await self._content(turns, known, question, block_kwargs)
-        before = self._tokens(turns.before_the_question(known))
-        if known and before + self._tokens(content.values()) > self.token_limit:
+        content = await self._content(turns, known, block_kwargs)
+        others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
+        if known and others + self._tokens(content.values()) > self.token_limit:
             known = {}
-            content = await self._content(turns, known, question, block_kwargs)
-            before = self._tokens(turns.before_the_question(known))
+            content = await self._content(turns, known, block_kwargs)
+            others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         with request_context(conversation_id=self._conversation_id()):
             fitting = await self._truncate_memory_blocks(
-                content, self._tokens(content.values()), before
+                content, self._tokens(content.values()), others
             )
         data, messages = await self._format_memory_blocks(fitting)
-        blocks = [block for message in messages for block in message.blocks]
-        if data:
-            rendered = self.memory_blocks_template.format_messages(memory_blocks=data)
-            blocks += rendered[0].blocks if rendered else []
-        return {**known, turns.asked: tuple(blocks)}
+        template = self.memory_blocks_template
+        rendered = template.format_messages(memory_blocks=data) if data else []
+        blocks = rendered[0].blocks if rendered else []
+        return {**known, turns.place: _Inserted(tuple(messages), tuple(blocks))}
 
     async def _content(
         self,
         turns: _Turns,
         known: _Insertions,
-        question: str | ChatMessage | None,
         block_kwargs: dict[str, Any],
     ) -> dict[str, Any]:
         """Return the content of each memory block by its name."""
-        history = turns.before_the_question(known)
+        history = turns.before_the_turn(known)
         with request_context(
             conversation_id=self._conversation_id(),
             history=[message_as_openai(one) for one in history if one.role != MessageRole.SYSTEM],
         ):
-            return await self._get_memory_blocks_content(
-                turns.stored, input=question, **block_kwargs
-            )
+            return await self._get_memory_blocks_content(turns.messages, **block_kwargs)
 
     async def _get_memory_blocks_content(
         self,
@@ -170,7 +198,7 @@ class ReplayMemory(Memory):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
             if content:
                 contents[block.name] = content
-                history.append(message_as_openai(_as_shown(content)))
+                history += map(message_as_openai, _as_shown(content))
         return contents
 
     def _conversation_id(self) -> str | int:
@@ -183,66 +211,97 @@ class ReplayMemory(Memory):
 
 
 class _Turns:
-    """A stored history, and the places in it where memories are inserted.
+    """A history, and the places in it where memories are inserted.
 
-    A place is a digest of everything up to and including its question, so an edited or shortened
+    A place is a digest of everything up to and including its message, so an edited or shortened
     history has other places, and nothing is replayed into it.
 
     Args:
-        stored: The history.
+        stored: The stored history.
         question: The current question, if the caller passes it.
+
+    Attributes:
+        messages: The history, and the question if it is not in there yet.
     """
 
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
-        self.stored = list(stored)
-        self._messages = list(stored)  # and the question, if it is not among them yet
+        self._stored = len(stored)
+        self.messages = list(stored)
         asks = bool(stored) and stored[-1].role == MessageRole.USER
         if question is not None and not (
             asks and message_text(stored[-1]) == message_text(_as_message(question))
         ):
-            self._messages.append(_as_message(question))
-            asks = True
+            self.messages.append(_as_message(question))
         self._digests = [bytes(16)]
-        for message in self._messages:
+        for message in self.messages:
             self._digests.append(_digest(self._digests[-1], message))
-        self.asked = self._place(len(self._messages) - 1) if asks else None
-        """The place of the current turn; None if nothing is asked."""
+        self._turn = self._current_turn(is_asked=len(self.messages) > self._stored)
+
+    def _current_turn(self, *, is_asked: bool) -> int:
+        """Return the number of the message that memories are for: a question, or the end."""
+        numbers = range(len(self.messages))
+        if is_asked:
+            return numbers[-1]
+        users = [n for n in numbers if self.messages[n].role == MessageRole.USER]
+        return users[-1] if users else len(self.messages)
+
+    @property
+    def place(self) -> bytes:
+        """The place of the memories of the current turn."""
+        if self._turn == len(self.messages):
+            return self._place_behind(self._turn)
+        if self._turn < self._stored:
+            return self._place_within(self._turn)
+        return self._place_before(self._turn)
 
     @property
     def places(self) -> list[bytes]:
         """All places where something may have been inserted."""
-        kinds = (self._place, self._place_before)
-        return [place(number) for place in kinds for number in range(len(self._messages))]
+        numbers = range(len(self.messages))
+        kinds = (self._place_within, self._place_before)
+        behind = [self._place_behind(number) for number in range(len(self.messages) + 1)]
+        return behind + [place(number) for place in kinds for number in numbers]
 
     def is_served(self, known: _Insertions) -> bool:
         """Return whether memories were inserted for the current turn, in either place."""
-        last = len(self._messages) - 1
-        return self._place(last) in known or self._place_before(last) in known
+        if self._turn == len(self.messages):
+            return self.place in known
+        return self._place_within(self._turn) in known or self._place_before(self._turn) in known
 
-    def before_the_question(self, known: _Insertions) -> list[ChatMessage]:
+    def before_the_turn(self, known: _Insertions) -> list[ChatMessage]:
         """Return the messages, as sent, before the memories of the current turn."""
-        return self.as_sent(known, len(self._messages) - 1)
+        return self.as_sent(known, self._turn)
+
+    @property
+    def behind_the_turn(self) -> list[ChatMessage]:
+        """The messages behind the one that the current turn's memories are for."""
+        return self.messages[self._turn + 1 :]
 
     def as_sent(self, known: _Insertions, end: int | None = None) -> list[ChatMessage]:
         """Return copies of the stored messages, up to the `end`-th, with their memories."""
-        sent: list[ChatMessage] = []
-        for number, message in enumerate(self._messages[:end]):
-            before = known.get(self._place_before(number))
-            if before:
-                sent.append(ChatMessage(role=MessageRole.USER, blocks=_copies(before)))
-            if number < len(self.stored):
-                blocks = [*known.get(self._place(number), ()), *message.blocks]
-                sent.append(message.model_copy(update={"blocks": _copies(blocks)}))
+        nothing = _Inserted()
+        sent = known.get(self._place_behind(0), nothing).shown_alone()
+        for number, message in enumerate(self.messages[:end]):
+            sent += known.get(self._place_before(number), nothing).shown_alone()
+            if number < self._stored:
+                within = known.get(self._place_within(number), nothing)
+                sent += within.shown_before()
+                blocks = _copies([*within.content, *message.blocks])
+                sent.append(message.model_copy(update={"blocks": blocks}))
+            sent += known.get(self._place_behind(number + 1), nothing).shown_alone()
         return sent
 
-    def _place(self, number: int) -> bytes:
-        """Return the place of the memories for a question: in its message, or before it."""
-        if number < len(self.stored):
-            return b"within" + self._digests[number + 1]
-        return self._place_before(number)
+    def _place_within(self, number: int) -> bytes:
+        """Return the place of memories in a message, and of messages before it."""
+        return b"within" + self._digests[number + 1]
 
     def _place_before(self, number: int) -> bytes:
+        """Return the place of memories before a message that was not stored yet."""
         return b"before" + self._digests[number + 1]
+
+    def _place_behind(self, number: int) -> bytes:
+        """Return the place of memories behind so many messages, where nothing was asked."""
+        return b"behind" + self._digests[number]
 
 
 def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> ReplayMemory:
@@ -264,19 +323,24 @@ def _as_message(question: str | ChatMessage) -> ChatMessage:
     return ChatMessage(role=MessageRole.USER, content=question)
 
 
-def _as_shown(content: Any) -> ChatMessage:
-    """Return the content of a memory block as one message."""
+def _as_shown(content: Any) -> list[ChatMessage]:
+    """Return the content of a memory block as messages."""
     if isinstance(content, str):
-        return ChatMessage(content=content)
-    blocks = [
-        block
-        for one in content
-        for block in (one.blocks if isinstance(one, ChatMessage) else [one])
-    ]
-    return ChatMessage(blocks=blocks)
+        return [ChatMessage(content=content)]
+    if all(isinstance(one, ChatMessage) for one in content):
+        return list(content)
+    return [ChatMessage(blocks=content)]
 
 
-def _copies(blocks: Sequence[ContentBlock]) -> list[ContentBlock]:
+def _copy(message: ChatMessage) -> ChatMessage:
+    """Return a copy that shares nothing that is written into."""
+    options = {"blocks": _copies(message.blocks)}
+    return message.model_copy(
+        update={**options, "additional_kwargs": dict(message.additional_kwargs)}
+    )
+
+
+def _copies(blocks: Iterable[ContentBlock]) -> list[ContentBlock]:
     """Return copies, because agents write into the messages that they get."""
     return [block.model_copy() for block in blocks]
 
