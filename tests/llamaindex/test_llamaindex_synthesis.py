@@ -9,6 +9,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.indices.prompt_helper import PromptHelper
@@ -330,6 +332,36 @@ class TestBehindUs:
         assert len(response.source_nodes) == 3
         assert "Source 4" not in llm.prompts[1]
         assert "priority order" not in llm.prompts[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranking=st.permutations("abcdef"),
+    shown=st.lists(st.integers(0, 7), unique=True, min_size=1),
+    in_order=st.booleans(),
+)
+def test_whatever_is_dropped_moved_or_put_between_the_words_are_true(
+    ranking: list[str], shown: list[int], in_order: bool
+) -> None:
+    """A prompt says the labels that its nodes have by their places, and their ranks; or nothing."""
+    llm, postprocessor = RecordingLLM(), ReusePostprocessor()
+    postprocessor.postprocess_nodes(letter_nodes("abcdef"))
+    planned = postprocessor.postprocess_nodes(letter_nodes("".join(ranking)))
+    others = [NodeWithScore(node=one.node) for one in letter_nodes("xy")]
+    nodes = [[*planned, *others][number] for number in (sorted(shown) if in_order else shown)]
+    get_response_synthesizer(llm=llm).synthesize("Which?", nodes)
+    [prompt] = llm.prompts
+    if "Doc_" not in prompt:
+        as_ranked = letters(nodes) == "".join(one for one in ranking if one in letters(nodes))
+        is_moved = [n for n in shown if n < 6] != sorted(n for n in shown if n < 6)
+        assert as_ranked or max(shown) > 5 or (is_moved and not in_order)
+        return
+    legend = re.search(r"above are (.*), in this order", prompt)[1].split(", ")  # type: ignore[index]
+    order = re.search(r"priority order: (.*) and answer", prompt)[1].split(" > ")  # type: ignore[index]
+    letter_of = dict(zip(legend, letters(nodes), strict=True))
+    assert "".join(letter_of[label] for label in order) == "".join(
+        one for one in ranking if one in letters(nodes)
+    )
 
 
 class TestLeftOut:
