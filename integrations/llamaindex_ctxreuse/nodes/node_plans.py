@@ -23,7 +23,6 @@ from ctxreuse.adapters.plan_metadata import (
     marked,
     ranked_positions,
     retrievers_order,
-    stand_as_planned,
     unmarked,
 )
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -52,7 +51,7 @@ def format_context(
     r"""Return nodes as text for a prompt: labels, blocks, annotations.
 
     Nodes in the order of one plan are shown as that plan says, even if some of them were taken
-    away since. Other nodes are shown best first by their scores, else in the order given, labels
+    away since. Other nodes are shown in the order given, which counts as their ranking, labels
     counted from 1, and a `ReuseLLM` plans the text in one prompt of the same tenant, which
     `ctxreuse.request_context` names; format the nodes for each prompt anew.
 
@@ -73,7 +72,7 @@ def format_context(
         '[Doc_1] first text\n\n[Doc_2] second text'
     """
     mode = checked_metadata_mode(metadata_mode)
-    given = _in_shown_order(checked_nodes(nodes, "format_context"))
+    given = checked_nodes(nodes, "format_context")
     documents = planned_documents(given, mode)
     return format_documents(documents, templates, registry, current_scope().tenant)
 
@@ -106,7 +105,7 @@ def cited_nodes(
         >>> [one.text for one in cited_nodes("It is so [Doc_2].", nodes)]
         ['second text']
     """
-    given = _in_shown_order(checked_nodes(nodes, "cited_nodes"))
+    given = checked_nodes(nodes, "cited_nodes")
     documents = planned_documents(given, checked_metadata_mode(metadata_mode))
     sources: Mapping[str, Any] = {}
     if isinstance(answer, (CompletionResponse, ChatResponse)):
@@ -114,13 +113,6 @@ def cited_nodes(
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
     return [given[n] for n in cited_positions(answer, documents, templates, sources)]
-
-
-def _in_shown_order(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes in the order in which `format_context` shows them."""
-    if stand_as_planned(planned_documents(nodes)):
-        return nodes
-    return [nodes[position] for position in _by_score(nodes, range(len(nodes)))]
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
