@@ -26,6 +26,7 @@ from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.cache import PrefixCacheMetrics
+from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
 
 SIZES = 7
@@ -282,24 +283,27 @@ def unbroken_document(size: int) -> Prepared:
     return Prepared(lambda: pieces_of(document, size // 3, len))
 
 
-def left_out_again(size: int) -> Prepared:
-    """Look in an agent's history of `size` messages for what each left out; none is shown."""
+def shown_again(size: int) -> Prepared:
+    """Look in an agent's history of `size` messages for what each repeats; none is shown before."""
     from langchain_core.messages import ToolMessage
 
     from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-    from langchain_ctxreuse.agents.planned_messages import made_whole
+    from langchain_ctxreuse.agents.planned_messages import text_digest
+    from langchain_ctxreuse.agents.sent_messages import PointingStep
 
     def message(number: int) -> ToolMessage:
-        label = f"[Doc_{number}]"
-        left_out = {"label": label, "id": number, "text": f"text {number}", "start": 0}
+        label = f"[Doc_{number + 1}]"
+        text = f"{label} text {number}"
+        repeated = {"label": label, "start": 0, "end": len(text), "digest": text_digest(text)}
         return ToolMessage(
-            DEFAULT_TEMPLATES.location_annotation(label),
+            text,
             tool_call_id=f"{number}",
-            additional_kwargs={"ctxreuse": {"labels": {}, "left_out": [left_out], "part": None}},
+            additional_kwargs={"ctxreuse": {"labels": {}, "repeated": [repeated], "part": None}},
         )
 
     messages = [message(number) for number in range(size)]
-    return Prepared(lambda: made_whole(messages, DEFAULT_TEMPLATES, ContextRegistry()))
+    step = PointingStep(DEFAULT_TEMPLATES, ContextRegistry(), FailOpen("bench"))
+    return Prepared(lambda: step.messages(messages))
 
 
 def results_of_many_tools(size: int) -> Prepared:
@@ -514,7 +518,7 @@ CASES: dict[str, tuple[Case, int]] = {
     "repeated_documents": (repeated_documents, 50),
     "pieces_of_one_agent": (pieces_of_one_agent, 1_000),
     "unbroken_document": (unbroken_document, 5_000),
-    "left_out_again": (left_out_again, 50),
+    "shown_again": (shown_again, 50),
     "results_of_many_tools": (results_of_many_tools, 25),
     "prompts_of_many_tenants": (prompts_of_many_tenants, 100),
     "calls_given_up": (calls_given_up, 200),

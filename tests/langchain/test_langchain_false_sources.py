@@ -4,7 +4,7 @@ import re
 
 import pytest
 from langchain.agents import create_agent
-from langchain_agent_helpers import Scripted, ask, calls, done, results
+from langchain_agent_helpers import Scripted, ask, calls, done, results, sent
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.tools import tool
@@ -119,7 +119,7 @@ def test_a_tool_that_formats_its_documents_shows_each_under_one_label(artifact: 
 
     model = Scripted(responses=[calls("one"), calls("two"), done()])
     agent = create_agent(model, [search], middleware=[middleware])
-    first, second = texts_of_results(ask(agent, "Which?"))
+    first, second = texts_of_results(sent(ask(agent, "Which?")))
     assert first == format_context(documents("ab"))
     [c] = documents("c")
     assert second == (

@@ -22,6 +22,7 @@ from langchain_agent_helpers import (
     results,
     search_tool,
     see,
+    sent,
 )
 from langchain_core.documents import Document
 from langchain_core.messages import (
@@ -44,6 +45,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from ctxreuse import ReusePlanner
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.agents.middleware import _log_too_many
+from langchain_ctxreuse.agents.planned_messages import text_digest
 
 __all__ = ["no_sockets"]
 
@@ -57,16 +59,30 @@ def test_tool_results_are_labelled_and_repeated_blocks_become_location_annotatio
     ask(agent, "First?")
     ask(agent, "Second?")
     messages = ask(agent, "Third?")
-    assert results(messages) == [
+    assert [message["content"] for message in model.seen[-1] if message["role"] == "tool"] == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}",
         f"{see(2)}\n\n[Doc_3] {C}",
         f"{see(3)}\n\n[Doc_4] {D}\n\n{see(1)}",
     ]
     assert len(model.seen) == 6
     assert is_append_only(model.seen)
-    assert [message["content"] for message in model.seen[-1] if message["role"] == "tool"] == (
-        results(messages)
+    assert convert_to_openai_messages(sent(messages[:-1])) == model.seen[-1][1:]
+
+
+def test_the_state_holds_every_block_in_whole():
+    agent, _ = agent_with(
+        ReuseMiddleware(retriever=LetterRetriever()),
+        [calls("ab"), calls("bc"), done(), done()],
+        search_tool(),
     )
+    ask(agent, "a")
+    messages = ask(agent, "c")
+    assert [one.content for one in messages if not isinstance(one, AIMessage)] == [
+        f"[Doc_1] {A}\n\na",
+        f"[Doc_1] {A}\n\n[Doc_2] {B}",
+        f"[Doc_2] {B}\n\n[Doc_3] {C}",
+        f"[Doc_3] {C}\n\nc",
+    ]
 
 
 async def test_an_async_agent_sends_what_a_sync_one_sends():
@@ -85,7 +101,7 @@ def test_tools_that_are_called_together_have_labels_that_count_on():
     agent, model = agent_with(
         ReuseMiddleware(), [calls("ab", "bc", "ad"), calls("e", "e"), done()], search_tool()
     )
-    assert results(ask(agent, "All?")) == [
+    assert results(sent(ask(agent, "All?"))) == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}",
         f"{see(2)}\n\n[Doc_3] {C}",
         f"{see(1)}\n\n[Doc_4] {D}",
@@ -99,7 +115,7 @@ def test_without_thread_and_checkpointer_a_run_still_shows_a_block_once():
     model = Scripted(responses=[calls("ab"), calls("ba"), done()], seen=[])
     agent = create_agent(model, [search_tool()], middleware=[ReuseMiddleware()])
     messages = agent.invoke({"messages": [HumanMessage("First?")]})["messages"]
-    assert results(messages)[1] == f"{see(2)}\n\n{see(1)}"
+    assert results(sent(messages))[1] == f"{see(2)}\n\n{see(1)}"
 
 
 def test_threads_know_nothing_of_each_others_blocks():
@@ -115,7 +131,7 @@ def test_what_a_tool_writes_around_its_documents_is_kept():
     agent, _ = agent_with(
         ReuseMiddleware(), [calls("ab"), calls("b"), done()], search_tool(document_prompt=prompt)
     )
-    assert results(ask(agent, "First?")) == [
+    assert results(sent(ask(agent, "First?"))) == [
         f"[Doc_1] Source: a.txt\nContent: {A}\n\n[Doc_2] Source: b.txt\nContent: {B}",
         see(2),
     ]
@@ -144,14 +160,16 @@ def test_the_metadata_of_a_message_holds_what_it_shows_and_nothing_that_changes_
         )
         messages = ask(agent, "?", thread)
         marks.append([message.additional_kwargs.get("ctxreuse") for message in messages])
+    b = f"[Doc_2] {B}"
+    end = len(b)
     assert marks[0] == [
         None,
         None,
-        {"labels": {"[Doc_1]": "id-a", "[Doc_2]": "id-b"}, "left_out": [], "part": None},
+        {"labels": {"[Doc_1]": "id-a", "[Doc_2]": "id-b"}, "repeated": [], "part": None},
         None,
         {
-            "labels": {"[Doc_3]": "id-c"},
-            "left_out": [{"label": "[Doc_2]", "id": "id-b", "text": B, "start": 0}],
+            "labels": {"[Doc_2]": "id-b", "[Doc_3]": "id-c"},
+            "repeated": [{"label": "[Doc_2]", "start": 0, "end": end, "digest": text_digest(b)}],
             "part": None,
         },
         None,
@@ -166,7 +184,10 @@ def test_a_tool_around_a_reuse_retriever_is_planned_once():
     agent, model = agent_with(
         ReuseMiddleware(planner=planner), [calls("ba"), calls("ca"), done()], search_tool(retriever)
     )
-    assert results(ask(agent, "?")) == [f"[Doc_1] {B}\n\n[Doc_2] {A}", f"[Doc_3] {C}\n\n{see(2)}"]
+    assert results(sent(ask(agent, "?"))) == [
+        f"[Doc_1] {B}\n\n[Doc_2] {A}",
+        f"[Doc_3] {C}\n\n{see(2)}",
+    ]
     assert is_append_only(model.seen)
 
 
@@ -187,7 +208,7 @@ def test_a_named_tools_plain_text_is_split_into_blocks():
     for tools in (["search"], [plain]):
         middleware = ReuseMiddleware(tools=tools, document_separator="\n---\n")
         agent, _ = agent_with(middleware, script, plain)
-        assert results(ask(agent, "?")) == [
+        assert results(sent(ask(agent, "?"))) == [
             f"[Doc_1] {A}\n\n[Doc_2] {B}",
             f"{see(2)}\n\n[Doc_3] {C}",
         ]
@@ -226,7 +247,7 @@ def test_results_that_were_planned_are_not_planned_again():
     state: Any = {"messages": [result("m1", "ab"), result("m2", "bc")]}
     planned = middleware.before_model(state, None)  # type: ignore[arg-type]
     assert planned is not None
-    assert results(planned["messages"]) == [
+    assert results(sent(planned["messages"])) == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}",
         f"{see(2)}\n\n[Doc_3] {C}",
     ]
@@ -234,7 +255,8 @@ def test_results_that_were_planned_are_not_planned_again():
     more: Any = {"messages": [*planned["messages"], result("m3", "cd")]}
     again = middleware.before_model(more, None)  # type: ignore[arg-type]
     assert again is not None
-    assert results(again["messages"]) == [f"{see(3)}\n\n[Doc_4] {D}"]
+    shown = sent([*planned["messages"], *again["messages"]])
+    assert results(shown)[2:] == [f"{see(3)}\n\n[Doc_4] {D}"]
 
 
 def test_a_result_that_stands_before_a_planned_one_stays_as_it_is():
@@ -271,7 +293,7 @@ def test_memories_keep_a_stable_place_and_a_changed_one_is_shown_again():
         [calls("1"), calls("2"), calls("3"), done()],
         text_tool(lambda query: json.dumps(found[query])),
     )
-    assert results(ask(agent, "?")) == [
+    assert results(sent(ask(agent, "?"))) == [
         '[Doc_1] {"id": "m-tea", "memory": "tea is liked"}\n\n'
         '[Doc_2] {"id": "m-cats", "memory": "cats are kept"}',
         f"{see(2)}\n\n{see(1)}",
@@ -295,7 +317,7 @@ def test_memories_in_the_artifact_are_found_in_the_text_that_lists_them():
         return f"About the user:\n{lines}", result
 
     agent, _ = agent_with(ReuseMiddleware(), [calls("1"), calls("2"), done()], search)
-    assert results(ask(agent, "?")) == [
+    assert results(sent(ask(agent, "?"))) == [
         "About the user:\n[Doc_1] - tea is liked\n\n[Doc_2] - cats are kept",
         f"About the user:\n{see(1)}\n\n{see(2)}",
     ]
@@ -308,7 +330,7 @@ def test_the_other_parts_of_a_result_survive():
     agent, model = agent_with(
         ReuseMiddleware(tools=["search"]), [calls("xy"), calls("yz"), done()], text_tool(parts)
     )
-    assert results(ask(agent, "?")) == [
+    assert results(sent(ask(agent, "?"))) == [
         [PICTURE, {"type": "text", "text": "[Doc_1] x\n\n[Doc_2] y", "extra": 1}],
         [PICTURE, {"type": "text", "text": f"{see(2)}\n\n[Doc_3] z", "extra": 1}],
     ]

@@ -17,6 +17,7 @@ from langchain_agent_helpers import (
     results,
     search_tool,
     see,
+    sent,
 )
 from langchain_core.documents import Document
 from langchain_core.messages import (
@@ -43,7 +44,7 @@ def test_context_stands_before_the_newest_question_and_behind_the_history():
     )
     ask(agent, "ab")
     messages = ask(agent, "bc")
-    assert [message.content for message in messages] == [
+    assert [message.content for message in sent(messages)] == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab",
         "One.",
         f"{see(2)}\n\n[Doc_3] {C}\n\nbc",
@@ -77,7 +78,7 @@ def test_a_tool_result_does_not_repeat_the_context_of_the_question():
     agent, _ = agent_with(
         ReuseMiddleware(retriever=LetterRetriever()), [calls("cb"), done()], search_tool()
     )
-    assert results(ask(agent, "ab")) == [f"[Doc_3] {C}\n\n{see(2)}"]
+    assert results(sent(ask(agent, "ab"))) == [f"[Doc_3] {C}\n\n{see(2)}"]
 
 
 async def test_an_async_agent_retrieves_context_too():
@@ -111,7 +112,7 @@ def test_a_question_with_a_picture_keeps_it():
     [question, _] = ask(agent, parts)
     context = {"type": "text", "text": f"[Doc_1] {A}\n\n[Doc_2] {B}"}
     assert question.content == [context, *parts]
-    assert ask(agent, "b")[2].content == f"{see(2)}\n\nb"
+    assert sent(ask(agent, "b"))[2].content == f"{see(2)}\n\nb"
     assert is_append_only(model.seen)
 
 
@@ -165,7 +166,7 @@ def test_a_result_that_ended_a_run_is_planned_when_the_next_one_shows_it():
     assert results(ask(agent, "First?")) == [f"{A}\n\n{B}"]
     messages = ask(agent, "Second?")
     assert results(messages) == [f"[Doc_1] {A}\n\n[Doc_2] {B}", f"{C}\n\n{B}"]
-    assert results(ask(agent, "Third?"))[1] == f"[Doc_3] {C}\n\n{see(2)}"
+    assert results(sent(ask(agent, "Third?")))[1] == f"[Doc_3] {C}\n\n{see(2)}"
     assert is_append_only(model.seen)
 
 
@@ -176,7 +177,9 @@ def test_labels_of_such_a_result_and_of_the_next_context_differ():
     agent, model = agent_with(middleware, [calls("cb"), done()], direct)
     ask(agent, "ab")
     messages = ask(agent, "cd")
-    assert [message.content for message in messages if not isinstance(message, AIMessage)] == [
+    assert [
+        message.content for message in sent(messages) if not isinstance(message, AIMessage)
+    ] == [
         f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab",
         f"[Doc_3] {C}\n\n{see(2)}",
         f"{see(3)}\n\n[Doc_4] {D}\n\ncd",

@@ -12,8 +12,6 @@ from langchain.agents.middleware import (
     AgentMiddleware,
     ClearToolUsesEdit,
     ContextEditingMiddleware,
-    ModelRequest,
-    ModelResponse,
 )
 from langchain_agent_helpers import (
     PICTURE,
@@ -32,6 +30,7 @@ from langchain_agent_helpers import (
     results,
     search_tool,
     see,
+    sent,
 )
 from langchain_core.documents import Document
 from langchain_core.messages import (
@@ -135,10 +134,9 @@ def test_blocks_that_were_cut_away_later_come_back_under_their_label():
         search_tool(),
     )
     messages = ask(agent, "?")
-    # the state keeps what was sent
-    assert results(messages)[0] == f"[Doc_3] {C}\n\n{see(2)}\n\n{see(1)}"
-    sent = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert sent[0] == f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}"
+    assert results(messages)[0] == f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}"
+    shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
+    assert shown[0] == f"[Doc_3] {C}\n\n[Doc_2] {B}\n\n[Doc_1] {A}"
     ask(agent, "And now?")
     assert is_append_only(model.seen[3:])
 
@@ -150,8 +148,8 @@ def test_a_block_that_was_cut_away_comes_back_once():
         search_tool(),
     )
     ask(agent, "?")
-    sent = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert sent == [f"[Doc_2] {B}\n\n[Doc_1] {A}", f"{see(1)}\n\n[Doc_3] {C}"]
+    shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
+    assert shown == [f"[Doc_2] {B}\n\n[Doc_1] {A}", f"{see(1)}\n\n[Doc_3] {C}"]
 
 
 def test_a_block_comes_back_behind_what_its_tool_says_first():
@@ -163,20 +161,19 @@ def test_a_block_comes_back_behind_what_its_tool_says_first():
     middleware = [DropsTheStart(at=7, number=3), ReuseMiddleware()]
     agent, model = agent_with(middleware, [calls("tea"), calls("tea"), calls("x"), done()], search)
     ask(agent, "?")
-    sent = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
-    assert sent == ["Found:\n[Doc_1] - tea", "Found:\n[Doc_2] - x"]
+    shown = [one["content"] for one in model.seen[3] if one["role"] == "tool"]
+    assert shown == ["Found:\n[Doc_1] - tea", "Found:\n[Doc_2] - x"]
 
 
 def test_a_text_that_was_changed_since_is_left_alone():
     middleware = ReuseMiddleware()
-    state: Any = {"messages": [result("m1", "a"), result("m2", "a")]}
+    state: Any = {"messages": [result("m1", "a"), result("m2", "ab")]}
     planned = middleware.before_model(state, None)  # type: ignore[arg-type]
     assert planned is not None
-    changed = planned["messages"][1].model_copy(update={"content": f"As I said: {see(1)}"})
-    request = ModelRequest(model=Scripted(responses=[]), messages=[changed])
-    seen: list[Any] = []
-    middleware.wrap_model_call(request, lambda one: seen.append(one) or ModelResponse([]))  # type: ignore[func-returns-value]
-    assert seen == [request]
+    first, second = planned["messages"]
+    for text in (f"As I said: {second.content}", second.content[1:], second.content[:9], ""):
+        changed = second.model_copy(update={"content": text})
+        assert sent([first, changed]) == [first, changed]
 
 
 async def test_blocks_in_cleared_tool_results_come_back_too():
@@ -186,8 +183,8 @@ async def test_blocks_in_cleared_tool_results_come_back_too():
     )
     config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
     await agent.ainvoke({"messages": [HumanMessage("?")]}, config)
-    sent = [one["content"] for one in model.seen[2] if one["role"] == "tool"]
-    assert sent == ["[cleared]", f"[Doc_2] {B}"]
+    shown = [one["content"] for one in model.seen[2] if one["role"] == "tool"]
+    assert shown == ["[cleared]", f"[Doc_2] {B}"]
 
 
 def test_a_document_that_speaks_like_an_annotation_is_not_taken_for_one():
@@ -227,7 +224,7 @@ async def test_many_threads_of_one_agent_do_not_mix():
         config: RunnableConfig = {"configurable": {"thread_id": thread}}
         for question in ("ab", "bc"):
             state = await agent.ainvoke({"messages": [HumanMessage(question)]}, config)
-        return [str(message.content) for message in state["messages"][::2]]
+        return [str(message.content) for message in sent(state["messages"])[::2]]
 
     for first, second in await asyncio.gather(*(turns(f"t{n}") for n in range(8))):
         assert first == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"

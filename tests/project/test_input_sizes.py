@@ -30,7 +30,7 @@ SIZES = {
     "trimmed_repetitions": 100,
     "repeated_documents": 40,
     "pieces_of_one_agent": 500,
-    "left_out_again": 100,
+    "shown_again": 100,
     "results_of_many_tools": 80,
     "prompts_of_many_tenants": 400,
     "calls_given_up": 100,

@@ -29,7 +29,11 @@ from langchain_document_helpers import (
 )
 from langgraph.checkpoint.memory import InMemorySaver
 
+from ctxreuse import Templates
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.fail_open import FailOpen
 from langchain_ctxreuse import ReuseMiddleware
+from langchain_ctxreuse.agents.sent_messages import PointingStep
 
 A, B, C, D, E = (text_of(letter) for letter in "abcde")
 
@@ -102,6 +106,11 @@ def ask(agent: Any, text: Any, thread: str = "t1", **configurable: Any) -> list[
 def results(messages: Sequence[BaseMessage]) -> list[Any]:
     """Return the contents of the tool results."""
     return [message.content for message in messages if isinstance(message, ToolMessage)]
+
+
+def sent(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages of a state as a model gets them."""
+    return PointingStep(Templates(), ContextRegistry(), FailOpen("test")).messages(messages)
 
 
 def is_append_only(seen: Sequence[Sequence[Any]]) -> bool:

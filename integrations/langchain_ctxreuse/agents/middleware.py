@@ -27,10 +27,11 @@ from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.agents.planned_messages import (
     UserQuestion,
     first_unplanned,
-    made_whole,
     newest_question,
     planned_result,
+    repeated_blocks,
 )
+from langchain_ctxreuse.agents.sent_messages import PointingStep, sent_message
 from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in, rendered_blocks
 from langchain_ctxreuse.documents.document_plans import (
     carrying,
@@ -59,11 +60,11 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     r"""Keeps retrieved context at one position in an agent's conversation, and shows it once.
 
     Context, memories and tool results are labelled and planned once, before the first model call
-    that shows them, and the agent's state holds them as they were sent: every later call replays
-    them byte for byte, from any checkpointer, in any process. Blocks that the conversation shows
-    already become location annotations if the planner that planned them is still there; another
-    process shows them again. If the message that shows a block is removed later (by a summary,
-    trimming, or cleared tool results), the model gets the block in place of the annotation.
+    that shows them, and every later call replays them byte for byte, from any checkpointer, in any
+    process. The agent's state holds every block in whole, for whatever reads or edits it. Only what
+    the model gets has location annotations, in place of blocks that an earlier message of the same
+    call shows, if the planner that planned these was still there; another process shows them again.
+    So nothing is lost in any order of middleware that summarizes, trims or clears messages.
 
     A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
     is a list of Documents whose texts stand in it, or it is the result of a Mem0 search (as JSON,
@@ -71,8 +72,9 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
     fails all do. Of the results of one step, the first 64 are planned. The documents of an artifact
     come back as copies that carry their rank and label.
 
-    Put it behind middleware that summarizes or edits messages. `thread_id` and `tenant` in
-    `config["configurable"]` name the conversation and the tenant.
+    Put it behind middleware that takes another model: a model that is taken behind it, such as a
+    fallback, gets repeated blocks in whole. `thread_id` and `tenant` in `config["configurable"]`
+    name the conversation and the tenant. A planner's `trim_overlaps` changes nothing here.
 
     Args:
         planner: Plans the contexts; None makes one.
@@ -125,6 +127,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
             )
         self._separator = document_separator
         self._fail_open = FailOpen(type(self).__name__, "messages go through as they are")
+        self._pointing = PointingStep(self._templates, self._registry, self._fail_open)
 
     @property
     def planner(self) -> ReusePlanner:
@@ -178,16 +181,16 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         request: ModelRequest[ContextT],
         handler: Callable[[ModelRequest[ContextT]], ModelResponse[ResponseT]],
     ) -> ModelResponse[ResponseT] | AIMessage:
-        """Show again the blocks that location annotations point to, if they were removed."""
-        return handler(self._made_whole(request))
+        """Have the model point to blocks that an earlier message of the call shows."""
+        return handler(self._with_pointing(request))
 
     async def awrap_model_call(
         self,
         request: ModelRequest[ContextT],
         handler: Callable[[ModelRequest[ContextT]], Awaitable[ModelResponse[ResponseT]]],
     ) -> ModelResponse[ResponseT] | AIMessage:
-        """Show again the blocks that location annotations point to, if they were removed."""
-        return await handler(self._made_whole(request))
+        """Do what `wrap_model_call` does."""
+        return await handler(self._with_pointing(request))
 
     def _with_context(
         self, messages: Sequence[AnyMessage], question: UserQuestion, retrieved: Iterable[Document]
@@ -244,7 +247,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
                     partial(self._planned_result, message, found[position], history, scope),
                     lambda message=message: message,  # type: ignore[misc]
                 )
-            history += history_as_openai([shown])
+            history += history_as_openai([sent_message(shown, self._templates).message])
         return planned
 
     def _blocks_in(self, message: ToolMessage) -> FoundBlocks | None:
@@ -316,14 +319,13 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     def _history(self, messages: Sequence[AnyMessage]) -> list[Message]:
         """Return messages as the model will see them."""
-        return history_as_openai(self._whole(messages) or messages)
+        return history_as_openai(self._pointing.messages(messages))
 
-    def _made_whole(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        whole = self._fail_open.attempt(lambda: self._whole(request.messages), lambda: None)
-        return request if whole is None else request.override(messages=whole)
-
-    def _whole(self, messages: Sequence[AnyMessage]) -> list[AnyMessage] | None:
-        return made_whole(messages, self._templates, self._registry, tenant_from_config())
+    def _with_pointing(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
+        """Return a request whose model points to blocks; middleware behind may remove messages."""
+        if not any(map(repeated_blocks, request.messages)):
+            return request
+        return request.override(model=self._pointing.inside(request.model))
 
 
 @cache

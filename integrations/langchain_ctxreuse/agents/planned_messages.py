@@ -1,11 +1,13 @@
 """Messages of an agent whose text was planned, once, when they were new.
 
-The agent's state holds what was sent, so its history is replayed byte for byte. Metadata in
-`additional_kwargs`, which no model sees, holds what the text shows and what it left out:
+The agent's state holds every block in whole, because not only the model reads it: summaries,
+trimming, other programs. A block that an earlier message shows is pointed to in what is sent only,
+and only where the earlier one is sent as well; as long as nothing is removed, that gives the same
+bytes in every call. Metadata in `additional_kwargs`, which no model sees, says:
 
     labels     label -> id, for the blocks that the text shows
-    left_out   for each block that the conversation showed already its label, id and text, and where
-               in the text its location annotation begins
+    repeated   for each block that the conversation showed already its label, where in the text it
+               begins and ends, and a digest of what stands there
     part       which part of a multi-part content holds the text; None if the content is a string
     question   the user's words, where the text is a question behind its context
 
@@ -15,24 +17,19 @@ registry remembers these texts as planned, so that a `ReuseChatModel` does not p
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.rendering import Reference, SentBlock, Templates, render_block, render_turn
+from ctxreuse.context.blocks import encoded
+from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.messages import TextPart, text_parts, with_text
-
-_log = logging.getLogger("ctxreuse")
-_LEAST_WORK = 1 << 20
-_WORK_A_CHARACTER = 16
-_BEGINNING = 32
 
 _Message = TypeVar("_Message", bound=BaseMessage)
 
@@ -62,12 +59,11 @@ class UserQuestion:
     def behind(self, texts: Sequence[str], templates: Templates) -> HumanMessage:
         """Return the message with texts before it that were not planned."""
         pieces = [*texts, self.text] if self.text else texts
-        return self.rewritten(templates.separator.join(pieces), {"labels": {}, "left_out": []})
+        return self.rewritten(templates.separator.join(pieces), {"labels": {}, "repeated": []})
 
     def planned(self, plan: Plan, registry: ContextRegistry) -> HumanMessage:
-        """Return the message with its plan's content; the plan's query is `text`."""
-        registry.remember_plan(plan)
-        return self.rewritten(plan.content, message_metadata(plan))
+        """Return the message with what its plan shows; the plan's query is `text`."""
+        return self.rewritten(*state_text(plan, registry))
 
     def rewritten(self, text: str, metadata: Mapping[str, Any]) -> HumanMessage:
         """Return the message with a text in place of its own, or before its parts."""
@@ -105,6 +101,52 @@ def is_planned(message: BaseMessage) -> bool:
     return METADATA_KEY in message.additional_kwargs
 
 
+class StateText(NamedTuple):
+    """What a plan shows, as an agent's state holds it.
+
+    Attributes:
+        text: The text, with every block in whole.
+        metadata: What the text shows, and what of that the conversation showed before.
+    """
+
+    text: str
+    metadata: dict[str, Any]
+
+
+def state_text(plan: Plan, registry: ContextRegistry, offset: int = 0) -> StateText:
+    """Return what a plan shows, for the state; have it remembered, in whole and as it is sent.
+
+    Args:
+        plan: The plan.
+        registry: Where both are remembered.
+        offset: Where in the message's text it begins.
+    """
+    templates, unique = plan.templates, plan.request.unique_blocks
+    block_of = {label: unique[key] for key, label in plan.label_of.items()}
+    parts: list[TurnPart] = []
+    repeated = []
+    start = offset
+    for part in plan.parts:
+        if isinstance(part, (Reference, SentBlock)):
+            # trimmed overlaps, too: what they point to may be removed
+            whole: TurnPart = SentBlock(part.label, block_of[part.label])
+        else:
+            whole = part
+        shown = render_turn([whole], None, "", templates)
+        end = start + len(shown)
+        if isinstance(part, Reference):
+            place = {"label": part.label, "start": start, "end": end, "digest": text_digest(shown)}
+            repeated.append(place)
+        parts.append(whole)
+        start = end + len(templates.separator)
+    in_whole = replace(plan, parts=tuple(parts))
+    registry.remember_plan(plan)
+    if in_whole.parts != plan.parts:
+        registry.remember_plan(in_whole)
+    labels = {label: block.id for label, block in block_of.items()}
+    return StateText(in_whole.content, {"labels": labels, "repeated": repeated})
+
+
 def planned_result(
     message: ToolMessage,
     old: TextPart,
@@ -113,7 +155,7 @@ def planned_result(
     after: str,
     registry: ContextRegistry,
 ) -> ToolMessage:
-    """Return a tool's message with its plan's content in place of a text.
+    """Return a tool's message with what its plan shows in place of a text.
 
     Args:
         message: The message.
@@ -123,143 +165,28 @@ def planned_result(
         after: The text behind them.
         registry: Where the text is remembered.
     """
-    registry.remember_plan(plan)
-    new = with_text(message, TextPart(before + plan.content + after, old.part))
-    return _with_metadata(new, {**message_metadata(plan, len(before)), "part": old.part})
+    text, metadata = state_text(plan, registry, len(before))
+    new = with_text(message, TextPart(before + text + after, old.part))
+    return _with_metadata(new, {**metadata, "part": old.part})
 
 
-def message_metadata(plan: Plan, offset: int = 0) -> dict[str, Any]:
-    """Return the metadata for a plan whose content begins at an offset in the text."""
-    labels = {part.label: part.block.id for part in plan.parts if isinstance(part, SentBlock)}
-    unique = plan.request.unique_blocks
-    texts = {label: unique[key].text for key, label in plan.label_of.items()}
-    left_out = []
-    for part in plan.parts:
-        if isinstance(part, Reference):
-            left_out.append(
-                {"label": part.label, "id": part.id, "text": texts[part.label], "start": offset}
-            )
-        offset += len(render_turn([part], None, "", plan.templates))
-        offset += len(plan.templates.separator)
-    return {"labels": labels, "left_out": left_out}
-
-
-def made_whole(
-    messages: Sequence[AnyMessage],
-    templates: Templates,
-    registry: ContextRegistry,
-    tenant: str | None = None,
-) -> list[AnyMessage] | None:
-    """Return messages so that every location annotation in them points to something.
-
-    A block that a message left out because an earlier one showed it comes back, under its label, if
-    the earlier one was removed or changed since: by a summary, trimming, or clearing tool results.
-
-    Args:
-        messages: The messages that are about to be sent.
-        templates: The words around blocks.
-        registry: Where the texts are remembered.
-        tenant: Whose messages they are; None is the default tenant.
-
-    Returns:
-        The messages, or None if nothing is missing.
-    """
-    labels = {one["label"] for message in messages for one in _left_out(message)}
-    if not labels:
-        return None
-    whole: list[AnyMessage] = []
-    shown = _ShownBlocks(labels, templates)
-    for message in messages:
-        one = _made_whole(message, shown, templates)
-        if one is not message:
-            part = message.additional_kwargs[METADATA_KEY]["part"]
-            registry.remember_planned(_part_text(one, part), tenant or "")
-        whole.append(one)
-        for text, _ in text_parts(one):
-            shown.add(text)
-    if shown.is_cut_short:
-        _log.info("a history repeats labels too often to be searched; blocks are shown again")
-    changed = any(new is not old for new, old in zip(whole, messages, strict=True))
-    return whole if changed else None
-
-
-def _made_whole(message: AnyMessage, shown: _ShownBlocks, templates: Templates) -> AnyMessage:
-    left_out = _left_out(message)
-    if not left_out:
-        return message
+def planned_text(message: BaseMessage) -> str:
+    """Return the text that a plan is part of, of a message that was planned."""
     part = message.additional_kwargs[METADATA_KEY]["part"]
-    old = _part_text(message, part)
-    pieces: list[str] = []
-    end = 0
-    for one in sorted(left_out, key=itemgetter("start")):
-        label, text, start = one["label"], one["text"], one["start"]
-        words = templates.location_annotation(label)
-        is_there = start >= end and old.startswith(words, start)
-        if is_there and not shown.has(label, text):
-            pieces += [old[end:start], render_block(label, text, templates)]
-            end = start + len(words)
-    if not pieces:
-        return message
-    return with_text(message, TextPart("".join([*pieces, old[end:]]), part))
-
-
-class _ShownBlocks:
-    """Looks for blocks under their labels in the texts of earlier messages.
-
-    The work is bounded, because a hostile text may repeat a label and a block's beginning thousands
-    of times: 16 characters compared for each one of the texts, and a million more; a place that is
-    looked at counts as 16. What is not found by then counts as not shown, so it is sent again.
-
-    Args:
-        labels: The labels of all blocks that are looked for.
-        templates: The words around blocks.
-    """
-
-    def __init__(self, labels: Iterable[str], templates: Templates) -> None:
-        self._templates = templates
-        self._places: dict[str, list[tuple[str, int]]] = {label: [] for label in labels}
-        self._looked: dict[tuple[str, str], tuple[int, bool]] = {}
-        self._label_at = len(templates.block.partition("{label}")[0])
-        self._work = _LEAST_WORK
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the bound was reached."""
-        return self._work < 0
-
-    def add(self, text: str) -> None:
-        """Add a text that is shown behind all others."""
-        self._work += _WORK_A_CHARACTER * len(text)
-        for found in self._templates.label_pattern.finditer(text):
-            start = found.start() - self._label_at
-            if start >= 0 and found[0] in self._places:
-                self._places[found[0]].append((text, start))
-
-    def has(self, label: str, text: str) -> bool:
-        """Return whether a block stands in one of the texts under a label."""
-        places, block = self._places[label], self._templates.before_text(label) + text
-        beginning = block[:_BEGINNING]
-        done, stands = self._looked.get((label, text), (0, False))  # no place is looked at twice
-        while not stands and done < len(places) and not self.is_cut_short:
-            shown, start = places[done]
-            done += 1
-            self._work -= _WORK_A_CHARACTER
-            if shown.startswith(beginning, start):
-                self._work -= len(block)
-                stands = shown.startswith(block, start)
-        self._looked[label, text] = done, stands
-        return stands
-
-
-def _part_text(message: AnyMessage, part: int | None) -> str:
     return next((text for text, number in text_parts(message) if number == part), "")
 
 
-def _left_out(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
-    left_out: Sequence[Mapping[str, Any]] = message.additional_kwargs.get(METADATA_KEY, {}).get(
-        "left_out", ()
+def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
+    """Return which blocks in a message the conversation showed already, as its metadata says."""
+    repeated: Sequence[Mapping[str, Any]] = message.additional_kwargs.get(METADATA_KEY, {}).get(
+        "repeated", ()
     )
-    return left_out
+    return repeated
+
+
+def text_digest(text: str) -> str:
+    """Return by what the metadata recognises a text."""
+    return blake2b(encoded(text), digest_size=8).hexdigest()
 
 
 def _with_metadata(message: _Message, metadata: Mapping[str, Any]) -> _Message:

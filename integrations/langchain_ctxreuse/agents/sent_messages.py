@@ -1,0 +1,195 @@
+"""Messages as an agent's model gets them: what an earlier one shows is pointed to.
+
+Other middleware removes and clears messages, also behind ours, so this is the last step before the
+model: it takes place in the model, where its messages are converted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.rendering import Templates
+from langchain_ctxreuse.agents.planned_messages import (
+    planned_text,
+    repeated_blocks,
+    text_digest,
+)
+from langchain_ctxreuse.chat_model.model_view import seen_as, view_class
+from langchain_ctxreuse.messages import TextPart, text_parts, with_text
+from langchain_ctxreuse.scope import tenant_from_config
+
+_log = logging.getLogger("ctxreuse")
+_LEAST_WORK = 1 << 20
+_WORK_A_CHARACTER = 16
+_BEGINNING = 32
+
+
+class PointingStep:
+    """Puts location annotations into the messages of one call.
+
+    Args:
+        templates: The words around blocks.
+        registry: Where the texts are remembered.
+        fail_open: Counts internal errors, at which messages go out in whole.
+    """
+
+    def __init__(
+        self, templates: Templates, registry: ContextRegistry, fail_open: FailOpen
+    ) -> None:
+        self._templates = templates
+        self._registry = registry
+        self._fail_open = fail_open
+
+    def messages(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return messages as the model gets them.
+
+        A block stays whole if the message that showed it first is not among them, or no longer
+        shows it: after a summary, trimming, or clearing tool results.
+
+        Args:
+            messages: All messages of a call, with the blocks in whole.
+        """
+        labels = {one["label"] for message in messages for one in repeated_blocks(message)}
+        if not labels:
+            return list(messages)
+        sent: list[BaseMessage] = []
+        shown = _ShownBlocks(labels, self._templates)
+        for message in messages:
+            one, is_whole_again = sent_message(message, self._templates, shown.has)
+            sent.append(one)
+            if is_whole_again:  # not as it was planned, so it is not remembered yet
+                self._registry.remember_planned(planned_text(one), tenant_from_config() or "")
+            for text, _ in text_parts(one):
+                shown.add(text)
+        if shown.is_cut_short:
+            _log.info("a history repeats labels too often to be searched; blocks are shown again")
+        return sent
+
+    def inside(self, model: BaseChatModel) -> BaseChatModel:
+        """Return the same model, which takes this step in each call.
+
+        Args:
+            model: One that converts its input as LangChain's chat models do; any other gets blocks
+                in whole.
+        """
+        return self._fail_open.attempt(
+            lambda: seen_as(model, _pointing_class(type(model), self)), lambda: model
+        )
+
+    def converted(self, prompt: PromptValue) -> PromptValue:
+        """Return a prompt with its messages as the model gets them."""
+        messages = prompt.to_messages()
+        if not any(map(repeated_blocks, messages)):
+            return prompt
+        return self._fail_open.attempt(
+            lambda: ChatPromptValue(messages=self.messages(messages)), lambda: prompt
+        )
+
+
+@lru_cache(maxsize=64)
+def _pointing_class(kind: type[BaseChatModel], step: PointingStep) -> type[BaseChatModel]:
+    def _convert_input(self: BaseChatModel, model_input: Any) -> PromptValue:
+        return step.converted(kind._convert_input(self, model_input))
+
+    return view_class(kind, {"_convert_input": _convert_input})
+
+
+class SentMessage(NamedTuple):
+    """A message as the model gets it.
+
+    Attributes:
+        message: The message.
+        is_whole_again: Whether a block that was shown before stands in it all the same.
+    """
+
+    message: BaseMessage
+    is_whole_again: bool
+
+
+def sent_message(
+    message: BaseMessage,
+    templates: Templates,
+    stands: Callable[[str, str], bool] = lambda label, block: True,
+) -> SentMessage:
+    """Return a message with words in place of the blocks that an earlier one shows.
+
+    Args:
+        message: The message as the state holds it; what was changed in it since stays.
+        templates: The words around blocks.
+        stands: Returns whether a labelled block stands in the messages before, by label and text.
+    """
+    repeated = repeated_blocks(message)
+    if not repeated:
+        return SentMessage(message, False)
+    text = planned_text(message)
+    pieces: list[str] = []
+    end = pointers = 0
+    for one in sorted(repeated, key=itemgetter("start")):
+        block = text[one["start"] : one["end"]]
+        is_there = one["start"] >= end and text_digest(block) == one["digest"]
+        if is_there and stands(one["label"], block):
+            words = templates.location_annotation(one["label"])
+            pieces += [text[end : one["start"]], words]
+            end = one["end"]
+            pointers += 1
+    part = message.additional_kwargs[METADATA_KEY]["part"]
+    short = with_text(message, TextPart("".join([*pieces, text[end:]]), part))
+    return SentMessage(short, pointers < len(repeated))
+
+
+class _ShownBlocks:
+    """Looks for blocks under their labels in the texts of earlier messages.
+
+    The work is bounded, because a hostile text may repeat a label and a block's beginning thousands
+    of times: 16 characters compared for each one of the texts, and a million more; a place that is
+    looked at counts as 16. What is not found by then counts as not shown, so it is sent again.
+
+    Args:
+        labels: The labels of all blocks that are looked for.
+        templates: The words around blocks.
+    """
+
+    def __init__(self, labels: Iterable[str], templates: Templates) -> None:
+        self._templates = templates
+        self._places: dict[str, list[tuple[str, int]]] = {label: [] for label in labels}
+        self._looked: dict[tuple[str, str], tuple[int, bool]] = {}
+        self._label_at = len(templates.block.partition("{label}")[0])
+        self._work = _LEAST_WORK
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the bound was reached."""
+        return self._work < 0
+
+    def add(self, text: str) -> None:
+        """Add a text that is shown behind all others."""
+        self._work += _WORK_A_CHARACTER * len(text)
+        for found in self._templates.label_pattern.finditer(text):
+            start = found.start() - self._label_at
+            if start >= 0 and found[0] in self._places:
+                self._places[found[0]].append((text, start))
+
+    def has(self, label: str, block: str) -> bool:
+        """Return whether a labelled block stands in one of the texts."""
+        places, beginning = self._places[label], block[:_BEGINNING]
+        done, stands = self._looked.get((label, block), (0, False))  # no place is looked at twice
+        while not stands and done < len(places) and not self.is_cut_short:
+            shown, start = places[done]
+            done += 1
+            self._work -= _WORK_A_CHARACTER
+            if shown.startswith(beginning, start):
+                self._work -= len(block)
+                stands = shown.startswith(block, start)
+        self._looked[label, block] = done, stands
+        return stands

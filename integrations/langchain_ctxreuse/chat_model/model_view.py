@@ -1,0 +1,50 @@
+"""The same chat model in another class, in which some methods do something else.
+
+Frameworks look at a model's class (`isinstance`), name, profile and settings to decide what it can
+do. A wrapper hides the class. A view is an object of a subclass of the model's class that shares
+the model's attributes, so that it is the same model in all but the methods that the subclass has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from langchain_core.language_models import BaseChatModel
+
+_Model = TypeVar("_Model", bound=BaseChatModel)
+
+_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+
+
+def view_class(kind: type[_Model], methods: Mapping[str, Callable[..., Any]]) -> type[_Model]:
+    """Return a subclass of a model's class that is called as the class itself.
+
+    Making one takes some milliseconds, so keep it.
+
+    Args:
+        kind: The class; it keeps its attributes where pydantic does.
+        methods: What the subclass does otherwise.
+
+    Raises:
+        TypeError: it keeps attributes elsewhere, in slots of its own.
+    """
+    if kind.__basicsize__ != BaseChatModel.__basicsize__:
+        raise TypeError(f"{kind.__qualname__} has slots of its own")
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    metaclass: Any = type(kind)
+    subclass: type[_Model] = metaclass(kind.__name__, (kind,), {**names, **methods})
+    return subclass
+
+
+def seen_as(model: BaseChatModel, kind: type[_Model]) -> _Model:
+    """Return a model as an object of another class; what is set on one is set on both.
+
+    Args:
+        model: The model.
+        kind: A class that `view_class` made of the model's, or the other way round.
+    """
+    view = kind.__new__(kind)
+    for name in _STATE:
+        object.__setattr__(view, name, getattr(model, name))
+    return view
