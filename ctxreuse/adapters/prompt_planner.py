@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from ctxreuse.adapters.context_search import FoundContext
+from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
@@ -84,7 +85,8 @@ class PromptStatistics:
         not_recognised: Prompts that show the first two labels, and neither a context of their
             tenant nor one of another scope: it was rendered in another process, or altered since.
         without_context: Prompts in which nothing was found at all, those of the two lines above
-            included. After 20 of them, and no context in any other, the log says once what to do.
+            included. After 20 of them, and no context in any other, the log says once what to do,
+            unless a retriever, postprocessor or memory of this process plans contexts.
         too_long: Texts and prompts sent as given because they take too much work to plan.
         sent_texts: Contexts as they were sent that are remembered for later turns.
         sent_characters: How long these are together; the label of each block counts as 64, of one
@@ -228,7 +230,8 @@ class PromptPlanner:
             self._counts += counts
             are_none = not any(self._counts[name] for name in _FOUND)
             silent = are_none and self._counts["without_context"] >= _SILENT_PROMPTS
-        if silent:
+        # a retriever's or postprocessor's contexts may be shown without labels
+        if silent and not ISSUED_PLANS.parts["planned_documents"].entries:
             _log_nothing_found()
 
     def _advance(self, draft: PromptDraft, plan: Plan | None = None) -> ContextRequest | None:

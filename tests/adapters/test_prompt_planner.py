@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters import prompt_planner
+from ctxreuse.adapters.issued_plans import IssuedPlans, Turn
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner, as_given, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -434,7 +435,10 @@ def test_who_asks_at_the_same_time_does_not_change_what_another_tenant_is_sent(
     assert sent_to_a(batches) == sent_to_a([[one for one in b if one[0] == "A"] for b in batches])
 
 
-def test_a_planner_that_finds_nothing_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_planner_that_finds_nothing_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_planner, "ISSUED_PLANS", IssuedPlans())
     prompt_planner._log_nothing_found.cache_clear()
     planner = PromptPlanner(registry=ContextRegistry())
     bare = ScopedPrompt((PromptPart("user", "The Seine flows through Paris. Which?"),))
@@ -446,6 +450,17 @@ def test_a_planner_that_finds_nothing_says_so_once(caplog: pytest.LogCaptureFixt
     assert "format_context" in record.getMessage()
     assert "Seine" not in record.getMessage()
     assert planner.statistics().without_context == 22
+
+
+def test_a_planner_beside_a_retriever_that_plans_does_not_complain(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_planner, "ISSUED_PLANS", issued := IssuedPlans())
+    prompt_planner._log_nothing_found.cache_clear()
+    issued.issue({"blocks": ["a"]}, Turn("", None, None), 1)
+    bare = ScopedPrompt((PromptPart("user", "The Seine flows through Paris. Which?"),))
+    PromptPlanner(registry=ContextRegistry()).plan([bare] * 30)
+    assert not caplog.records
 
 
 def test_a_planner_that_has_found_a_context_does_not_complain(
