@@ -1,4 +1,4 @@
-.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-calls clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -83,6 +83,9 @@ vllm-stop: $(VENV)/base  ## stop the servers that `make vllm` started
 test-vllm: $(VENV)/dev  ## the tests that need a real engine, on servers of their own
 	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) model
 	$(BIN)/python -m pytest tests_vllm
+
+bench-calls: $(VENV)/dev  ## how long calls of a wrapped model wait for each other, in tasks and threads
+	$(BIN)/python benchmarks/model_calls.py
 
 bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
