@@ -105,6 +105,18 @@ def many_contexts_in_one_message(size: int) -> Prepared:
     return Prepared(lambda: prompts.plan([prompt]))
 
 
+def named_labels(size: int) -> Prepared:
+    """Plan a reordered context of `size` blocks; the words behind it name as many others."""
+    registry = ContextRegistry()
+    prompts = PromptPlanner(registry=registry)
+    blocks = [_block(f"Text {n}.", name=n) for n in range(size)]
+    prompts.plan([ScopedPrompt((PromptPart("user", registry.render(blocks)),))])
+    words = "".join(f" [Doc_{n}]" for n in range(size, 2 * size))
+    context = registry.render(blocks[::-1])
+    prompt = ScopedPrompt((PromptPart("user", f"{context}\n\nWhat of{words}?"),))
+    return Prepared(lambda: prompts.plan([prompt]))
+
+
 def retried_first_turn(size: int) -> Prepared:
     """Plan a second turn behind `size` retries of the first: one label, and as many lengths."""
     planner, unit = ReusePlanner(), "\n[Doc_1] "
@@ -501,6 +513,7 @@ CASES: dict[str, tuple[Case, int]] = {
     "nested_contexts": (nested_contexts, 5_000),
     "prompt_of_many_messages": (prompt_of_many_messages, 50),
     "many_contexts_in_one_message": (many_contexts_in_one_message, 50),
+    "named_labels": (named_labels, 50),
     "retried_first_turn": (retried_first_turn, 50),
     "edited_document": (edited_document, 50_000),
     "many_labels": (many_labels, 50_000),

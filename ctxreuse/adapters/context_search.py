@@ -7,12 +7,14 @@ put there is for the registry to say.
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -27,6 +29,10 @@ _HEAD = 64
 _ENDING = 64
 _SHORTEST_OPENING = 8
 _FEW_OPENINGS = 16
+_FEW_LENGTHS = 64
+_TAIL = 3
+_COMPARED_AT_ONCE = 32
+"""How many tails are compared in the time of one ending, for they are compared in an array."""
 _COMPARISONS = 20_000
 _DIGESTED_PER_CHARACTER = 8
 _FIRST_WITHOUT_SPACES = "\u0e00"
@@ -53,12 +59,14 @@ class FoundContext:
             before, so that it is to be left alone.
         is_disputed: Whether another context, which no prompt has shown yet, begins inside this one,
             so that it is not certain which of them the application put there.
+        is_joined: Whether it has no labels: documents that the application joined itself.
     """
 
     text: str
     digest: bytes
     spans: tuple[BlockSpan, ...] = ()
     is_disputed: bool = False
+    is_joined: bool = False
 
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:
@@ -105,6 +113,7 @@ class Rendering:
         head: Its first characters; how many is a power of two.
         opening: The characters before the first block's text: a label.
         ending: Hash of its last characters: the whole is compared only where these stand.
+        tail: Its last three characters as a number; see `_tails`.
         continuation: What would follow if there were one more block: where that stands, the text
             is only the beginning of a longer context.
         variants: The blocks that it was made from, the latest last; several if different blocks
@@ -117,6 +126,7 @@ class Rendering:
     head: str
     opening: str
     ending: int
+    tail: int
     continuation: str
     variants: tuple[Variant, ...] = ()
     is_planned: bool = False
@@ -130,6 +140,7 @@ class Rendering:
             head=text[: min(_HEAD, 1 << (len(text).bit_length() - 1))],
             opening=text[: max(label_length, _SHORTEST_OPENING)],
             ending=hash(text[-_ENDING:]),
+            tail=sum(ord(one) << 21 * at for at, one in enumerate(text[-_TAIL:])),
             continuation=continuation,
         )
 
@@ -151,15 +162,60 @@ class Rendering:
 
 
 class _SameHead:
-    """Renderings with the same head: their lengths, ascending, and by length, ending, digest."""
+    """Renderings with the same head.
 
-    __slots__ = ("by_length", "lengths")
+    `search` reads without a lock, so tuples and arrays are replaced, not changed.
+
+    Attributes:
+        by_length: By length, ending and digest.
+        lengths: Their lengths, ascending, as long as these are few.
+        ends: If they are many, length and tail of each instead, by length; two rows.
+    """
+
+    __slots__ = ("by_length", "ends", "lengths")
 
     def __init__(self) -> None:
-        self.lengths: tuple[
-            int, ...
-        ] = ()  # replaced, not changed: `search` reads it without a lock
+        self.lengths: tuple[int, ...] = ()
         self.by_length: dict[int, dict[int, dict[bytes, Rendering]]] = {}
+        self.ends: NDArray[np.int64] | None = None
+
+    def add(self, rendering: Rendering) -> None:
+        """Add a rendering that it does not have."""
+        is_new = rendering.length not in self.by_length
+        endings = self.by_length.setdefault(rendering.length, {})
+        endings.setdefault(rendering.ending, {})[rendering.digest] = rendering
+        if self.ends is not None:
+            at = int(np.searchsorted(self.ends[0], rendering.length))
+            self.ends = np.insert(self.ends, at, (rendering.length, rendering.tail), axis=1)
+            return
+        if is_new:
+            lengths = list(self.lengths)
+            insort(lengths, rendering.length)
+            self.lengths = tuple(lengths)
+        if len(self.lengths) > _FEW_LENGTHS and len(rendering.head) >= _TAIL:
+            ends = [
+                (length, one.tail)
+                for length in self.lengths
+                for by_digest in self.by_length[length].values()
+                for one in by_digest.values()
+            ]
+            self.ends = np.array(ends).T
+            self.lengths = ()
+
+    def remove(self, rendering: Rendering) -> None:
+        """Remove a rendering that it has."""
+        endings = self.by_length[rendering.length]
+        by_digest = endings[rendering.ending]
+        del by_digest[rendering.digest]
+        if self.ends is not None:
+            first, last = np.searchsorted(self.ends[0], (rendering.length, rendering.length + 1))
+            same = self.ends[1, first:last] == rendering.tail
+            self.ends = np.delete(self.ends, first + int(np.argmax(same)), axis=1)
+        if not by_digest:
+            del endings[rendering.ending]
+        if not endings:
+            del self.by_length[rendering.length]
+            self.lengths = tuple(one for one in self.lengths if one != rendering.length)
 
 
 class RenderingIndex:
@@ -180,7 +236,6 @@ class RenderingIndex:
         self._openings: Counter[Any] = Counter()
         self._opening_sizes: Counter[Any] = Counter()
         self._sizes: tuple[int, ...] = ()  # of heads, ascending, as a copy to read
-        self._pattern: re.Pattern[str] | None = None  # of the openings, if they are few
 
     def __len__(self) -> int:
         return self._head_sizes.total()
@@ -191,34 +246,19 @@ class RenderingIndex:
 
     def add(self, rendering: Rendering) -> None:
         """Find a rendering from now on."""
-        same = self._by_head.setdefault(rendering.head, _SameHead())
-        if rendering.length not in same.by_length:
-            lengths = list(same.lengths)
-            insort(lengths, rendering.length)
-            same.lengths = tuple(lengths)
-        endings = same.by_length.setdefault(rendering.length, {})
-        endings.setdefault(rendering.ending, {})[rendering.digest] = rendering
+        self._by_head.setdefault(rendering.head, _SameHead()).add(rendering)
         self._count(rendering, 1)
 
     def remove(self, rendering: Rendering) -> None:
         """Do not find a rendering any more."""
         same = self._by_head[rendering.head]
-        endings = same.by_length[rendering.length]
-        by_digest = endings[rendering.ending]
-        del by_digest[rendering.digest]
-        if not by_digest:
-            del endings[rendering.ending]
-        if not endings:
-            del same.by_length[rendering.length]
-            at = bisect_left(same.lengths, rendering.length)
-            same.lengths = same.lengths[:at] + same.lengths[at + 1 :]
-        if not same.lengths:
+        same.remove(rendering)
+        if not same.by_length:
             del self._by_head[rendering.head]
         self._count(rendering, -1)
 
     def _count(self, rendering: Rendering, step: int) -> None:
         """Count a rendering's head and opening; keep what `search` reads of them up to date."""
-        known = len(self._openings)
         for counter, one in (
             (self._head_sizes, len(rendering.head)),
             (self._opening_sizes, len(rendering.opening)),
@@ -228,13 +268,6 @@ class RenderingIndex:
             if not counter[one]:
                 del counter[one]
         self._sizes = tuple(sorted(self._head_sizes))
-        if len(self._openings) == known:
-            return
-        self._pattern = None
-        if 0 < len(self._openings) <= _FEW_OPENINGS:
-            openings = "|".join(map(re.escape, self._openings))
-            # looking ahead finds openings that overlap
-            self._pattern = re.compile(f"(?=(?:{openings}))")
 
     def search(self, text: str) -> ParsedText:
         """Return a text as pieces that add up to it: remembered contexts, and plain text.
@@ -252,35 +285,25 @@ class RenderingIndex:
                 return ParsedText((text,), is_searched=False)
         return found.parsed()
 
-    def _starts(self, text: str) -> Iterator[int]:
-        """Yield the positions of a text at which an opening stands."""
-        pattern, sizes, openings = self._pattern, list(self._opening_sizes), self._openings
-        if pattern is not None:
-            yield from (match.start() for match in pattern.finditer(text))
-            return
-        for start in range(len(text)) if sizes else ():
-            if any(text[start : start + size] in openings for size in sizes):
-                yield start
+    def _starts(self, text: str) -> Iterable[int]:
+        """Return the positions of a text at which an opening stands, ascending."""
+        openings, sizes = list(self._openings), list(self._opening_sizes)
+        if len(openings) <= _FEW_OPENINGS:
+            return sorted({at for one in openings for at in _positions(text, one)})
+        return (
+            start
+            for start in range(len(text))
+            if any(text[start : start + size] in self._openings for size in sizes)
+        )
 
-    def candidates(self, text: str, start: int, limit: int) -> list[tuple[int, _SameHead]]:
-        """Return lengths, ascending, of renderings that may stand at a position of a text.
-
-        Args:
-            text: The text.
-            start: The position.
-            limit: Of how many lengths the caller has time to look at.
-
-        Returns:
-            Each length with the renderings to look among; more than `limit` if there are more.
-        """
-        lengths: list[tuple[int, _SameHead]] = []
-        for size in self._sizes:
-            same = self._by_head.get(text[start : start + size])
-            if same is None or start + size > len(text):
-                continue
-            fitting = bisect_right(same.lengths, len(text) - start)
-            lengths += [(length, same) for length in same.lengths[: min(fitting, limit + 1)]]
-        return lengths
+    def heads_at(self, text: str, start: int) -> list[_SameHead]:
+        """Return the renderings whose head stands at a position of a text, the shortest first."""
+        found = (
+            self._by_head.get(text[start : start + size])
+            for size in self._sizes
+            if start + size <= len(text)
+        )
+        return [same for same in found if same is not None]
 
 
 class _FoundContexts:
@@ -296,6 +319,7 @@ class _FoundContexts:
         self._start = self._end = 0  # of the context found last
         self._last: Rendering | None = None
         self._is_disputed = False
+        self._characters: NDArray[np.uint32] | None = None
 
     def look_at(self, start: int) -> bool:
         """Look for contexts that begin at a position; return False if the work is too much."""
@@ -336,8 +360,7 @@ class _FoundContexts:
     def _renderings_at(self, start: int, only_unmet: bool) -> list[Rendering] | None:
         """Return the renderings that begin at a position, the shortest first; None: too much."""
         text, possible = self._text, list[tuple[int, dict[bytes, Rendering]]]()
-        candidates = self._index.candidates(text, start, self._comparisons)
-        self._comparisons -= len(candidates)
+        candidates = self._candidates(start)
         if self._comparisons < 0:
             return None
         for length, same in candidates:
@@ -360,9 +383,49 @@ class _FoundContexts:
                 found.append(rendering)
         return found
 
+    def _candidates(self, start: int) -> list[tuple[int, _SameHead]]:
+        """Return lengths, ascending, of renderings that may stand at a position, and where to look.
+
+        They count as comparisons; if these are too many, some are missing.
+        """
+        lengths: list[tuple[int, _SameHead]] = []
+        for same in self._index.heads_at(self._text, start):
+            # read in this order: where there are no lengths any more, there are ends
+            longest, lengths_here, ends = len(self._text) - start, same.lengths, same.ends
+            if ends is None:
+                fitting = lengths_here[: bisect_right(lengths_here, longest)]
+            else:
+                if self._characters is None:
+                    self._characters = _characters(self._text)
+                ends = ends[:, : np.searchsorted(ends[0], longest, side="right")]
+                self._comparisons -= ends.shape[1] // _COMPARED_AT_ONCE
+                is_possible = _tails(self._characters, ends[0] + start) == ends[1]
+                fitting = tuple(dict.fromkeys(ends[0, is_possible].tolist()))
+            self._comparisons -= len(fitting)
+            lengths += [(length, same) for length in fitting[: max(self._comparisons, 0)]]
+        return lengths
+
     def _any_unmet(self, by_digest: dict[bytes, Rendering]) -> bool:
         self._comparisons -= len(by_digest)
         return any(map(self._index.is_unmet, list(by_digest.values())))
+
+
+def _characters(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def _tails(characters: NDArray[np.uint32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the three characters before each of some positions, as one number."""
+    first, second, third = (characters[ends - at].astype(np.int64) for at in (3, 2, 1))
+    return first | second << 21 | third << 42
+
+
+def _positions(text: str, part: str) -> Iterator[int]:
+    """Yield the positions of a part in a text, also where it overlaps itself."""
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)
 
 
 def _is_of_a_word(character: str) -> bool:

@@ -122,6 +122,7 @@ class MicroBatcher(Generic[_Item, _Result]):
         )
         try:
             while not await waiter.wait(_STALL_TIMEOUT_S):
+                self._close(slot.queue)  # all threads may be busy with other work
                 slot.queue.release_if_stalled(_STALL_TIMEOUT_S)
             return _taken(slot)
         finally:
@@ -143,7 +144,10 @@ class MicroBatcher(Generic[_Item, _Result]):
             self._close(batch)
             return
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, copy_context().run, self._close, batch)
+        try:
+            loop.run_in_executor(None, copy_context().run, self._close, batch)
+        except RuntimeError:  # no thread can be started
+            self._close(batch)
 
     def _close(self, batch: OrderedQueue[_Item, _Result]) -> None:
         """Plan the calls that have come together, unless that is done, and line them up."""

@@ -400,11 +400,6 @@ def positions_as_planned(documents: Sequence[PlannedDocument]) -> list[DocumentP
     return positions if numbers[0] >= 0 and numbers == sorted(numbers) else None
 
 
-def stand_as_planned(documents: Sequence[PlannedDocument]) -> bool:
-    """Return whether documents stand as one plan put them; some may be missing."""
-    return positions_as_planned(documents_shown(documents)) is not None
-
-
 def retrievers_order(
     documents: Sequence[PlannedDocument], scope: RequestScope | None = None
 ) -> list[int] | None:

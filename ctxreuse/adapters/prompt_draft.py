@@ -24,7 +24,8 @@ from ctxreuse.adapters.rendered_contexts import (
     Standing,
     Unplanned,
 )
-from ctxreuse.context.blocks import ContextRequest, Message, encoded, text_digest
+from ctxreuse.adapters.standing_documents import joined_context, render_joined
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.rendering import Templates, render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.planning.plan import Plan
@@ -60,10 +61,13 @@ class ScopedPrompt:
     Attributes:
         parts: Its texts in order.
         scope: Whose request it is.
+        retrieved: What retrievers returned in the run of this prompt, one list of blocks each, in
+            their order; found where the application joined such a list into a text.
     """
 
     parts: tuple[PromptPart, ...]
     scope: RequestScope = NO_SCOPE
+    retrieved: tuple[tuple[ContextBlock, ...], ...] = ()
 
 
 class PlacedPiece(NamedTuple):
@@ -113,10 +117,14 @@ class SentContext(NamedTuple):
             plan: Its plan.
             given: The context as given.
         """
-        text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
-        first = given.spans[0].start
-        same_words = given.text[:first] == plan.templates.before_text(plan.templates.block_label(1))
-        if not same_words:  # rendered with other templates: no label here is one given there
+        if given.is_joined:
+            text, has_labels = render_joined(plan, given)
+        else:
+            text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+            first = plan.templates.before_text(plan.templates.block_label(1))
+            # rendered with other templates, no label here is one given there
+            has_labels = given.text[: given.spans[0].start] == first
+        if not has_labels:
             return cls(text, ContextLabels())
         numbers = [_ordinal(label, plan.templates) for label in plan.label_of.values()]
         ids = [block.id for block in plan.request.unique_blocks.values()]
@@ -159,7 +167,9 @@ class PromptDraft:
         self._labels_at: dict[int, PromptLabels] = {}  # behind the parts that show anything
         self._turns = _turns(prompt.parts)
         self._turn = -1  # of the latest context
+        self._in_turn = 0  # contexts whose labels are known
         self._standings = _standings(prompt.parts)
+        self._part_keys: list[bytes] = []  # each names a part as given, with everything before
         self._unsearched = 0
         self._unplanned: list[tuple[int, PlacedPiece]] = []  # and how many pieces stand behind
         self._shown: set[int] = set()  # the parts that show a context
@@ -178,6 +188,7 @@ class PromptDraft:
                     key = _hash(["context", piece.digest.hex()], here).digest()
                     self.pieces.append(PlacedPiece(number, piece, key, is_context=True))
                     here.update(encoded(piece.text))
+            self._part_keys.append(here.digest())
             before = _hash([here.hexdigest()])
 
     def sightings(self, number: int) -> Iterator[Sighting]:
@@ -233,7 +244,11 @@ class PromptDraft:
                     one = one._replace(piece=outcome, labels=_labels_given(outcome))
                 else:
                     one = one._replace(piece=one.text)
+            else:
+                one = self._joined_before(one, counts, sent_before)
             pieces.append(one)
+        if not self.contexts_found and self.prompt.retrieved:
+            pieces = self._with_joined(pieces, counts)
         if counts["planned"] > _MOST_CONTEXTS:
             counts["planned"] = 0
             counts["too_long"] += 1
@@ -243,6 +258,59 @@ class PromptDraft:
         ]
         self.pieces = deque(pieces)
         return counts
+
+    def _joined_before(
+        self,
+        one: PlacedPiece,
+        counts: Counter[str],
+        sent_before: Callable[[str, bytes], SentContext | None],
+    ) -> PlacedPiece:
+        """Return a history's text as it was sent then, if a joined context was moved in it."""
+        part = self.prompt.parts[one.part]
+        if self._standings[one.part] != "history" or part.text != one.text:
+            return one
+        key = self._part_keys[one.part]
+        sent = sent_before(self.tenant, self.sent_key(key))
+        if sent is None:
+            return one
+        self.contexts_found += 1
+        counts["in_history"] += 1
+        return one._replace(piece=sent.text, key=key, is_context=True, labels=sent.labels)
+
+    def _with_joined(self, pieces: list[PlacedPiece], counts: Counter[str]) -> list[PlacedPiece]:
+        """Return pieces with the documents as a context that the application joined itself.
+
+        Not where texts show labels: those of documents that get some now would be the same.
+        """
+        texts = [part.text for part in self.prompt.parts]
+        if any(self._templates.label_pattern.search(text) for text in texts):
+            return pieces
+        joined = joined_context(texts, self.prompt.retrieved)
+        if joined is None or self._standings[joined.text] == "history":
+            return pieces
+        number, start, found = joined
+        self.has_contexts, self.contexts_found = True, 1
+        counts["planned"] += 1
+        context = PlacedPiece(number, found, self._part_keys[number], is_context=True)
+        before, behind = texts[number][:start], texts[number][start + len(found.text) :]
+        around = (PlacedPiece(number, before), context, PlacedPiece(number, behind))
+        return [
+            new for one in pieces for new in (around if one.part == number else (one,)) if new.text
+        ]
+
+    def to_remember(self, sent: SentContext) -> SentContext | None:
+        """Return what later prompts show of the next piece, a context, as it was sent.
+
+        One that the application joined itself has no place of its own to be found at, so that is
+        the whole text around it; None if it was sent as given.
+        """
+        one, *behind = self.pieces
+        if not (isinstance(one.piece, FoundContext) and one.piece.is_joined):
+            return sent
+        if sent.text == one.text:
+            return None
+        following = "".join(other.text for other in behind if other.part == one.part)
+        return SentContext("".join([*self._texts[one.part], sent.text, following]), sent.labels)
 
     def show_text(self) -> None:
         """Send the next piece, which is a text, or a context that is not planned now."""
@@ -263,10 +331,16 @@ class PromptDraft:
             self._shown.add(one.part)
         if labels.ordinals:
             self.contexts.append(labels)
-            turn = self._turns[one.part]
-            before = self._labels.sent if turn == self._turn else ()
-            self._labels, self._turn = PromptLabels(before + labels.ordinals, self._templates), turn
+            self._name(labels.ordinals, self._turns[one.part])
         self._labels_at[one.part] = self._labels
+
+    def _name(self, ordinals: tuple[int, ...], turn: int) -> None:
+        """Let the words that follow name the blocks of one more context of a turn."""
+        if turn != self._turn:
+            self._labels, self._turn, self._in_turn = PromptLabels(), turn, 0
+        self._in_turn += 1
+        if self._in_turn <= _MOST_CONTEXTS:  # each makes all labels of its turn anew
+            self._labels = PromptLabels(self._labels.sent + ordinals, self._templates)
 
     def labels(self) -> tuple[PromptLabels, ...]:
         """Return the labels that are in force behind each part; nothing without a context."""
@@ -298,7 +372,8 @@ class PromptDraft:
             openings[-1] = {"role": role, "content": ""}
         labels = self._labels_in_use()
         history: list[Message] | None = None
-        if scope.conversation_id is not None or (turns and self._shown) or labels:
+        in_conversation = scope.conversation_id is not None or (turns and self._shown) or labels
+        if in_conversation and not found.is_joined:  # without labels nothing can refer to it
             history = turns
         else:
             system += turns  # the same for many, such as examples

@@ -71,6 +71,11 @@ class PromptLabels:
     def _in_order(self) -> list[int]:
         return sorted(self._given)
 
+    @cached_property
+    def _free_before(self) -> list[int]:
+        """For each number in order: how many before it the model sees no block under."""
+        return [ordinal - place for place, ordinal in enumerate(self._in_order, start=1)]
+
     def given(self, ordinal: int) -> int:
         """Return the application's number for one that the model sees."""
         known = self._given.get(ordinal)
@@ -84,9 +89,7 @@ class PromptLabels:
         if ordinal <= len(self.sent):
             return self.sent[ordinal - 1]
         rank = ordinal - len(self.sent)
-        for taken in self._in_order:
-            rank += taken <= rank
-        return rank
+        return rank + bisect_left(self._free_before, rank)
 
     def to_given(self, text: str) -> str:
         """Return what the model says with the labels that the application gave."""

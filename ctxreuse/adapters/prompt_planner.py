@@ -245,8 +245,10 @@ class PromptPlanner:
             one = draft.pieces[0]
             assert isinstance(one.piece, FoundContext)
             sent = SentContext.of(plan, one.piece)
-            with self._lock:
-                self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), sent)
+            remembered = draft.to_remember(sent)
+            if remembered is not None:
+                with self._lock:
+                    self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), remembered)
             draft.plans.append(plan)
             draft.show_context(sent)
         while draft.pieces:

@@ -319,12 +319,14 @@ class ContextRegistry:
                 if gone is not old:
                     self._forget(owner, gone)
             self._latest_tenant = tenant or self._latest_tenant
+            forgotten = self._forgotten
+        if forgotten:
+            _log_forgotten()  # once, and not under the lock
 
     def _forget(self, tenant: str, rendering: Rendering) -> None:
         index = self._indexes[tenant]
         if index.is_unmet(rendering):
             self._forgotten += 1
-            _log_forgotten()
         index.remove(rendering)
         for one in rendering.variants:
             index.unmet.pop(one.number, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
 from ctxreuse.adapters import context_search
-from ctxreuse.adapters.context_search import RenderingIndex
+from ctxreuse.adapters.context_search import Piece, _FoundContexts
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -54,7 +54,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hashed = self.compared = 0
-        encoded, candidates = context_search.encoded, RenderingIndex.candidates
+        encoded, candidates = context_search.encoded, _FoundContexts._candidates
 
         def counting(text: str) -> bytes:
             self.hashed += len(text)
@@ -66,7 +66,7 @@ class Work:
             return found
 
         monkeypatch.setattr(context_search, "encoded", counting)
-        monkeypatch.setattr(RenderingIndex, "candidates", noting)
+        monkeypatch.setattr(_FoundContexts, "_candidates", noting)
 
 
 @pytest.mark.parametrize("case", [same_ending, many_with_one_head, nested, without_labels])
@@ -116,6 +116,40 @@ def test_a_popular_first_document_does_not_hide_the_others() -> None:
         [found, _] = registry.parse(f"{context}\n\nWhich?").pieces
         assert not isinstance(found, str)
         assert found.text == context
+
+
+def test_one_of_many_that_begin_alike_is_found_by_how_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = ContextRegistry()
+    first = ContextBlock(text="popular " * 50)
+    contexts = [
+        registry.render([first, ContextBlock(text=f"{'x ' * number}{number}")])
+        for number in range(2_000)
+    ]
+    work = Work(monkeypatch)
+    for context in contexts[::100]:
+        [found, _] = registry.parse(f"{context}\n\nWhich?").pieces
+        assert not isinstance(found, str)
+        assert found.text == context
+    assert work.compared <= 20 * 3
+
+
+letters = st.text("ab \ud800\U0001f600", max_size=12)
+
+
+@given(st.lists(letters, max_size=30), st.lists(letters, max_size=20), letters)
+def test_many_lengths_are_found_like_few(texts: list[str], others: list[str], around: str) -> None:
+    def parsed(few: int) -> list[list[Piece]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(context_search, "_FEW_LENGTHS", few)
+            registry = ContextRegistry(max_renderings=20)
+            for text in [*texts, *others]:
+                registry.render([ContextBlock(text=text)])
+            shown = [f"{around}[Doc_1] {text}{around}" for text in [*texts, *others]]
+            return [list(registry.parse(text).pieces) for text in [*shown, "\n".join(shown)]]
+
+    assert parsed(0) == parsed(64)
 
 
 def test_a_search_needs_no_lock() -> None:

@@ -198,6 +198,36 @@ async def test_large_batches_are_planned_off_the_event_loop() -> None:
     assert len(threads) == 2
 
 
+class NoThreads(ThreadPoolExecutor):
+    """An executor that is shut down, or that cannot start a thread."""
+
+    def submit(self, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+        raise RuntimeError("can't start new thread")
+
+
+class NeverRuns(ThreadPoolExecutor):
+    """An executor whose threads are all busy with other work."""
+
+    def submit(self, *args: object, **kwargs: object) -> Future[object]:  # type: ignore[override]
+        return Future()
+
+
+@pytest.mark.parametrize("executor", [NoThreads, NeverRuns])
+async def test_a_large_batch_is_planned_where_no_thread_is_free(
+    executor: type[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_gateway, "_STALL_TIMEOUT_S", 0.05)
+    loop, faults = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, fault: faults.append(fault))
+    loop.set_default_executor(executor())
+    window = MicroBatcher(
+        lambda items: [Scheduled(at, item) for at, item in enumerate(items)], 0.005
+    )
+    calls = asyncio.gather(*map(window.asubmit, range(200)))
+    assert await asyncio.wait_for(calls, LONG_S) == list(range(200))
+    assert not faults
+
+
 async def test_an_exception_of_the_planner_reaches_every_caller() -> None:
     def fails(items: list[str]) -> list[Scheduled[str]]:
         raise ValueError("no plan")

@@ -31,6 +31,24 @@ def test_no_two_labels_become_one(sent: list[int], one: int, other: int) -> None
     assert labels.as_sent(labels.given(one)) == one
 
 
+def test_naming_a_block_looks_at_few_labels() -> None:
+    looked = 0
+
+    class Counted(int):
+        def __lt__(self, other: int) -> bool:
+            nonlocal looked
+            looked += 1
+            return int(self) < other
+
+    labels = PromptLabels(tuple(range(10_000, 0, -1)))
+    labels.renames, labels.as_sent(20_000), labels.given(20_000)
+    vars(labels)["_in_order"] = list(map(Counted, labels._in_order))
+    vars(labels)["_free_before"] = list(map(Counted, labels._free_before))
+    text = "".join(f"[Doc_{number}]" for number in range(10_001, 10_101))
+    assert labels.to_given(labels.to_sent(text)) == text
+    assert looked < 100 * 2 * 16
+
+
 @given(ordinals, texts, templates)
 def test_a_text_comes_back_as_it_was(sent: list[int], text: str, label: str) -> None:
     labels = PromptLabels(tuple(sent), Templates(label=label))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_labels import PromptLabels
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.rendering import render_turn
@@ -42,6 +43,7 @@ WORDS = [
     "Long: " + "y" * 400,
     "Other: " + "z" * 400,
 ]
+NUMBER = re.compile(r"(?<=Doc_)([0-9]+)")
 TEMPLATES = [
     ["{context}\n\nQuestion: {question}"],
     ["Question: {question}\n\n{context}"],
@@ -232,29 +234,34 @@ class Application:
             for number in range(len(wanted))
         ]
         return all(
-            (unlabelled(sent) == unlabelled(text) and all(form in sent for form in shown[number]))
+            (
+                is_said(sent, [text], given.parts[number].role, planned)
+                and all(form in sent for form in shown[number])
+            )
             or (
                 (number < first or is_last_said)
                 and number not in [part for part, _, _ in chosen]
-                and self.is_replayed(given.parts[number].text, sent, number, allowed)
+                and self.is_replayed(given, planned, number, allowed)
             )
             for number, (sent, text) in enumerate(zip(planned.texts, wanted, strict=True))
         )
 
     def is_replayed(
-        self, text: str, sent: str, number: int, allowed: Sequence[tuple[int, int, str]]
+        self,
+        given: Given,
+        planned: PlannedPrompt,
+        number: int,
+        allowed: Sequence[tuple[int, int, str]],
     ) -> bool:
         """Return whether a message is shown as given but for a context that was put there."""
+        part = given.parts[number]
         around = [
-            (text[:start], text[start + len(context) :])
-            for part, start, context in allowed
-            if part == number
+            [part.text[:start], part.text[start + len(context) :]]
+            for at, start, context in allowed
+            if at == number
         ]
-        return any(
-            unlabelled(sent).startswith(unlabelled(one))
-            and unlabelled(sent).endswith(unlabelled(other))
-            for one, other in around
-        )
+        sent = planned.texts[number]
+        return any(is_said(sent, pieces, part.role, planned) for pieces in around)
 
     def sources(self, tenant: str, text: str) -> list[list[ContextBlock]]:
         return [blocks for of, shown, blocks in self.rendered if (of, shown) == (tenant, text)]
@@ -285,9 +292,26 @@ class Application:
         return tuple(texts)
 
 
-def unlabelled(text: str) -> str:
-    """Return a text without the numbers of its labels; see `prompt_labels`."""
-    return re.sub(r"(?<=Doc_)[0-9]+", "", text)
+def is_said(sent: str, pieces: Sequence[str], role: str, planned: PlannedPrompt) -> bool:
+    """Return whether a text is sent as given, but for labels; anything stands between pieces.
+
+    What users and assistants name may have the number under which the model was shown it.
+    """
+    parts = [NUMBER.split(piece) for piece in pieces]
+    as_given = [number for piece in parts for number in piece[1::2]]
+    patterns = ["([0-9]+)".join(map(re.escape, piece[::2])) for piece in parts]
+    found = re.fullmatch("(?s:.*)".join(patterns), sent)
+    if found is None:
+        return False
+    states = {
+        PromptLabels(labels.sent[:shown])  # some stand behind the first contexts of a part
+        for labels in (planned.labels if role in ("user", "assistant") else ())
+        for shown in range(len(labels.sent) + 1)
+    }
+    return all(
+        one == other or any(other == str(labels.as_sent(int(one))) for labels in states)
+        for one, other in zip(as_given, found.groups(), strict=True)
+    )
 
 
 def noted(planned: PlannedPrompt) -> tuple[Any, ...]:

@@ -183,7 +183,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     assert len(registry) == 3
     index = registry._indexes[""]
     assert len(index) == len(index.unmet) == index._openings.total() == 3
-    assert sum(len(same.lengths) for same in index._by_head.values()) == 3
+    assert sum(len(same.by_length) for same in index._by_head.values()) == 3
     assert registry.statistics() == RegistryStatistics(
         tenants=1, renderings=3, spans=6, places=0, forgotten=47
     )

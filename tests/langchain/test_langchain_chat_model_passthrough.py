@@ -229,7 +229,7 @@ class TestComposition:
         wrapper = model(openai_model(EmulatedEngine()))
         assert "not_implemented" in dumps(wrapper)
         assert "ReuseChatModel" in dumps(ChatPromptTemplate.from_template("{x}") | wrapper)
-        assert wrapper.asdict()["_type"] == "ctxreuse-openai-chat"
+        assert wrapper.asdict()["_type"] == "openai-chat"
         assert wrapper.asdict()["model_name"] == "emulated"
 
     def test_usage_shows_the_cached_tokens(self) -> None:

@@ -298,6 +298,49 @@ class TestStreams:
             list(model.stream(asked, config))
         assert "".join(heard) == "It is so [Doc_2]. END It is so [Doc_2]."
 
+    @pytest.mark.parametrize("end", [" [Doc_2", " Doc_1", " for vitamin D"])
+    @pytest.mark.parametrize("way", ["invoke", "ainvoke", "chunkless"])
+    async def test_callbacks_hear_the_end_of_an_answer(self, way: str, end: str) -> None:
+        heard: list[str] = []
+
+        class Listener(BaseCallbackHandler):
+            def on_llm_new_token(self, token: str, **kwargs: Any) -> None:
+                heard.append(token)
+
+        class Telling(CitingModel):
+            def _told(self, messages: Any, run_manager: Any) -> tuple[list[Any], Any]:
+                text = self._text(messages)
+                chunks = [ChatGenerationChunk(message=AIMessageChunk(one)) for one in text]
+                told = [
+                    run_manager.on_llm_new_token(one.text, **({} if chunkless else {"chunk": one}))
+                    for one in chunks
+                ]
+                return told, ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+            def _generate(
+                self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any
+            ) -> Any:
+                return self._told(messages, run_manager)[1]
+
+            async def _agenerate(
+                self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any
+            ) -> Any:
+                told, result = self._told(messages, run_manager)
+                for one in told:
+                    await one
+                return result
+
+        chunkless = way == "chunkless"
+        model = ReuseChatModel(inner=Telling(says=lambda labels, text: f"Good{end}"), window_s=0)
+        model.invoke(prompt("abc"))
+        heard.clear()
+        config: Any = {"callbacks": [Listener()]}
+        if way == "ainvoke":
+            answer = await model.ainvoke(prompt("cab"), config)
+        else:
+            answer = model.invoke(prompt("cab"), config)
+        assert "".join(heard) == answer.content
+
     async def test_events_have_the_labels_given(self) -> None:
         model = wrapped()
         events = [one async for one in model.astream_events(prompt("cab"), version="v2")]

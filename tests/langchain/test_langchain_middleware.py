@@ -43,9 +43,9 @@ from langchain_document_helpers import (
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxreuse import ReusePlanner
+from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.agents.middleware import _log_too_many
-from langchain_ctxreuse.agents.planned_messages import text_digest
 
 __all__ = ["no_sockets"]
 
@@ -169,7 +169,9 @@ def test_the_metadata_of_a_message_holds_what_it_shows_and_nothing_that_changes_
         None,
         {
             "labels": {"[Doc_2]": "id-b", "[Doc_3]": "id-c"},
-            "repeated": [{"label": "[Doc_2]", "start": 0, "end": end, "digest": text_digest(b)}],
+            "repeated": [
+                {"label": "[Doc_2]", "start": 0, "end": end, "digest": text_digest(b).hex()}
+            ],
             "part": None,
         },
         None,

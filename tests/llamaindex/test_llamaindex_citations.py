@@ -177,6 +177,25 @@ async def test_structured_answers_have_the_labels_given(
     assert last.source == "[Doc_2]"
 
 
+class Change(BaseModel):
+    """An object of the user's with a field that a streamed answer has, too."""
+
+    delta: str = ""
+
+
+def test_a_users_object_is_not_taken_for_a_piece_of_an_answer() -> None:
+    class Changes(CitingLLM):
+        def stream_structured_predict(self, *args: Any, **kwargs: Any) -> Any:
+            yield Change(delta="by 1 [Do")
+            yield Change(delta="by 1 [Doc_1]")
+
+    llm = ReuseLLM(inner=Changes(), window_s=0, planner=ReusePlanner())
+    llm.chat(chat("abc"))
+    template = PromptTemplate("{found}\n\nWhich?")
+    pieces = [*llm.stream_structured_predict(Change, template, found=context("cab"))]
+    assert [one.delta for one in pieces] == ["by 1 [Do", "by 1 [Doc_2]"]
+
+
 async def test_tools_are_called_with_the_labels_given(engine: EmulatedEngine) -> None:
     called: list[str] = []
     tool = FunctionTool.from_defaults(lambda source: called.append(source) or "ok", name="cite")

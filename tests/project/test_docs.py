@@ -442,6 +442,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     from ctxreuse.serving import EnginePool
     from ctxreuse.serving.pool.placement import DocumentAffinity
     from ctxreuse.workflow.runtime.services import Services, WorkflowOptions
+    from langchain_ctxreuse.documents.run_documents import run_documents
     from llamaindex_ctxreuse import ReuseMemoryBlock
     from mem0_ctxreuse import ReuseMemory
 
@@ -457,6 +458,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
             "`ISSUED_PLANS.parts`": ISSUED_PLANS.parts,
             "`SEARCHED_TEXTS.parts`": SEARCHED_TEXTS.parts,
             "`context_registry().statistics().parts`": context_registry().statistics().parts,
+            "`run_documents().parts`": run_documents().parts,
             "`model.prompt_statistics.parts`": PromptPlanner().statistics().parts,
             "`block.parts`": ReuseMemoryBlock(memory=SimpleNamespace(search=list)).parts,
             "`memory.parts`": ReuseMemory(SimpleNamespace(search=list)).parts,

@@ -32,13 +32,19 @@ from langchain_ctxreuse.agents.planned_messages import (
     repeated_blocks,
 )
 from langchain_ctxreuse.agents.sent_messages import PointingStep, sent_message
-from langchain_ctxreuse.agents.tool_results import FoundBlocks, blocks_in, rendered_blocks
+from langchain_ctxreuse.agents.tool_results import (
+    FoundBlocks,
+    blocks_in,
+    joined_documents,
+    rendered_blocks,
+)
 from langchain_ctxreuse.documents.document_plans import (
     carrying,
     document_block,
     format_context,
     without_plan,
 )
+from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import text_parts
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config, tenant_from_config
 
@@ -68,9 +74,10 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
 
     A tool result is planned if it is certain which pieces of its text are retrieved: its artifact
     is a list of Documents whose texts stand in it, or it is the result of a Mem0 search (as JSON,
-    or in the artifact), or it comes from one of `tools`. Any other stays as it is, and if planning
-    fails all do. Of the results of one step, the first 64 are planned. The documents of an artifact
-    come back as copies that carry their rank and label.
+    or in the artifact), or it comes from one of `tools`, or it is what a retriever returned in the
+    same run, joined with `document_separator`, as from `create_retriever_tool`. Any other stays as
+    it is, and if planning fails all do. Of the results of one step, the first 64 are planned. The
+    documents of an artifact come back as copies that carry their rank and label.
 
     Put it behind middleware that takes another model: a model that is taken behind it, such as a
     fallback, gets repeated blocks in whole. `thread_id` and `tenant` in `config["configurable"]`
@@ -86,6 +93,8 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         document_separator: The text between two documents in a tool result.
         registry: Where planned texts are remembered, for a `ReuseChatModel` that has the same
             registry; None takes the one of this process.
+        find_retrieved: Whether results are planned that are what a retriever returned in the same
+            run.
 
     Raises:
         InvalidRequestError: wrong type.
@@ -110,6 +119,7 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         tools: Iterable[str | BaseTool] | None = None,
         document_separator: str = "\n\n",
         registry: ContextRegistry | None = None,
+        find_retrieved: bool = True,
     ) -> None:
         super().__init__()
         self._planner = planner_or_new(planner)
@@ -126,6 +136,11 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
                 f"{describe(document_separator)}"
             )
         self._separator = document_separator
+        self._finds_retrieved = checked_kind(
+            "find_retrieved", find_retrieved, bool, "True or False"
+        )
+        if find_retrieved:
+            follow_runs()
         self._fail_open = FailOpen(type(self).__name__, "messages go through as they are")
         self._pointing = PointingStep(self._templates, self._registry, self._fail_open)
 
@@ -260,7 +275,12 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         pieces = self._registry.parse(text, tenant_from_config() or "").pieces
         if any(map(self._shows_labels, pieces)):
             return self._rendered_blocks(message, pieces)
-        return blocks_in(message.artifact, text, self._separator, message.name in self._split_tools)
+        splits = message.name in self._split_tools
+        found = blocks_in(message.artifact, text, self._separator, splits)
+        if found is None and self._finds_retrieved:
+            lists = run_documents().of_request(None, tenant_from_config() or "")
+            found = joined_documents(lists, text, self._separator)
+        return found
 
     def _shows_labels(self, piece: Piece) -> bool:
         label_at = self._templates.block.index("{label}")

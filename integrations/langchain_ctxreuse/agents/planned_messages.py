@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.blocks import encoded
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.rendering import Reference, SentBlock, Templates, TurnPart, render_turn
 from ctxreuse.planning.plan import Plan
 from langchain_ctxreuse.messages import TextPart, text_parts, with_text
@@ -135,8 +134,8 @@ def state_text(plan: Plan, registry: ContextRegistry, offset: int = 0) -> StateT
         shown = render_turn([whole], None, "", templates)
         end = start + len(shown)
         if isinstance(part, Reference):
-            place = {"label": part.label, "start": start, "end": end, "digest": text_digest(shown)}
-            repeated.append(place)
+            digest = text_digest(shown).hex()
+            repeated.append({"label": part.label, "start": start, "end": end, "digest": digest})
         parts.append(whole)
         start = end + len(templates.separator)
     in_whole = replace(plan, parts=tuple(parts))
@@ -182,11 +181,6 @@ def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
         "repeated", ()
     )
     return repeated
-
-
-def text_digest(text: str) -> str:
-    """Return by what the metadata recognises a text."""
-    return blake2b(encoded(text), digest_size=8).hexdigest()
 
 
 def _with_metadata(message: _Message, metadata: Mapping[str, Any]) -> _Message:

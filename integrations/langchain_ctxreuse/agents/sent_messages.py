@@ -18,13 +18,10 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates
-from langchain_ctxreuse.agents.planned_messages import (
-    planned_text,
-    repeated_blocks,
-    text_digest,
-)
+from langchain_ctxreuse.agents.planned_messages import planned_text, repeated_blocks
 from langchain_ctxreuse.chat_model.model_view import seen_as, view_class
 from langchain_ctxreuse.messages import TextPart, text_parts, with_text
 from langchain_ctxreuse.scope import tenant_from_config
@@ -137,7 +134,7 @@ def sent_message(
     end = pointers = 0
     for one in sorted(repeated, key=itemgetter("start")):
         block = text[one["start"] : one["end"]]
-        is_there = one["start"] >= end and text_digest(block) == one["digest"]
+        is_there = one["start"] >= end and text_digest(block).hex() == one["digest"]
         if is_there and stands(one["label"], block):
             words = templates.location_annotation(one["label"])
             pieces += [text[end : one["start"]], words]

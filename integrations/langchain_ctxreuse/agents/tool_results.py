@@ -9,7 +9,7 @@ because they change from one search to the next and the order shows them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from langchain_core.documents import Document
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memory_ranks, retrievers_order
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from langchain_ctxreuse.documents.document_plans import planned_document
+from langchain_ctxreuse.documents.document_plans import document_block, planned_document
 
 _OF_ONE_SEARCH = ("score", "score_details")
 """Fields of a memory that change from one search to the next."""
@@ -94,6 +94,22 @@ def rendered_blocks(blocks: Sequence[ContextBlock], artifact: Any) -> FoundBlock
     documents = _documents(artifact)
     same = [one.page_content for one in documents] == [block.text for block in blocks]
     return FoundBlocks(tuple(blocks), documents=tuple(documents) if same else ())
+
+
+def joined_documents(
+    lists: Iterable[Sequence[Document]], text: str, separator: str
+) -> FoundBlocks | None:
+    """Return the blocks of a tool result that is retrieved documents, joined, and nothing else.
+
+    Args:
+        lists: What was retrieved in the run of the tool, one list for each retrieval.
+        text: The tool's text.
+        separator: The text between two blocks.
+    """
+    for documents in lists:
+        if text == separator.join(one.page_content for one in documents):
+            return FoundBlocks(tuple(map(document_block, documents)))
+    return None
 
 
 def _documents(artifact: Any) -> list[Document]:

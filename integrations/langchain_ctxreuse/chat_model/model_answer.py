@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, closing
 from copy import copy
+from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -42,6 +43,7 @@ class ModelAnswer:
         self._gateway = gateway
         self._labels = PromptLabels() if planned is None else planned.answer_labels
         self._metadata: Mapping[str, Any] = {} if planned is None else planned.answer_metadata()
+        self._told: _Tokens | None = None
 
     def result(self, result: ChatResult) -> ChatResult:
         """Return a whole answer."""
@@ -108,12 +110,25 @@ class ModelAnswer:
             return [step]
         return [ChatGenerationChunk(message=message, generation_info=step.generation_info)]
 
+    def tell_rest(self) -> None:
+        """Tell callbacks what was kept back when the inner model has told all."""
+        for tell in self._tokens_kept():
+            tell()
+
+    async def atell_rest(self) -> None:
+        """Tell callbacks what was kept back, as `tell_rest` does."""
+        for tell in self._tokens_kept():
+            await tell()
+
+    def _tokens_kept(self) -> list[Callable[[], Any]]:
+        return [] if self._told is None else self._gateway.attempt(self._told.rest, list)
+
     def tokens(self, run_manager: _RunManager | None) -> _RunManager | None:
         """Return a run manager that tells callbacks the tokens as the application sees them."""
         if run_manager is None or not self._labels.renames:
             return run_manager
         told: Any = copy(run_manager)
-        told.on_llm_new_token = _Tokens(run_manager, self._labels, self._gateway)
+        told.on_llm_new_token = self._told = _Tokens(run_manager, self._labels, self._gateway)
         return told  # type: ignore[no-any-return]
 
 
@@ -137,6 +152,12 @@ class _Tokens:
             lambda: self._renamed(token, chunk), lambda: (token, chunk)
         )
         return self._tell(token, chunk=chunk, **kwargs)
+
+    def rest(self) -> list[Callable[[], Any]]:
+        """Return how to tell what was kept back when the last token has come."""
+        chunks = [partial(self._tell, one.text, chunk=one) for one in self._streamed.rest()]
+        text = self._text.flush()
+        return [*chunks, partial(self._tell, text)] if text else list(chunks)
 
     def _renamed(self, token: Any, chunk: Any) -> tuple[Any, Any]:
         if isinstance(chunk, ChatGenerationChunk):

@@ -8,11 +8,30 @@ the model's attributes, so that it is the same model in all but the methods that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 
 _Model = TypeVar("_Model", bound=BaseChatModel)
+
+_ENTRANCES = (
+    "invoke",
+    "ainvoke",
+    "stream",
+    "astream",
+    "batch",
+    "abatch",
+    "batch_as_completed",
+    "abatch_as_completed",
+    "generate",
+    "agenerate",
+    "generate_prompt",
+    "agenerate_prompt",
+    "_chat_model_stream_v3",
+    "_achat_model_stream_v3",
+)
+"""The methods by which a chat model is called; all others come to these."""
 
 _STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 
@@ -48,3 +67,33 @@ def seen_as(model: BaseChatModel, kind: type[_Model]) -> _Model:
     for name in _STATE:
         object.__setattr__(view, name, getattr(model, name))
     return view
+
+
+def called_through(
+    model: _Model, wrapped: Callable[[BaseChatModel], BaseChatModel], made_again: Callable[..., Any]
+) -> _Model:
+    """Return a model as an object of its own class whose calls go through a wrapper.
+
+    Args:
+        model: The model.
+        wrapped: Returns the wrapper around a model: this one, or a copy with other settings.
+        made_again: Returns what this function does for such a wrapper; pickles need it.
+
+    Raises:
+        TypeError: as from `view_class`.
+    """
+    kind = type(model)
+
+    def wrapper(view: BaseChatModel) -> BaseChatModel:
+        return wrapped(model if vars(view) is vars(model) else seen_as(view, kind))
+
+    def through(name: str) -> Callable[..., Any]:
+        @wraps(getattr(BaseChatModel, name))
+        def call(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+            return getattr(wrapper(self), name)(*args, **kwargs)
+
+        return call
+
+    methods = {name: through(name) for name in _ENTRANCES if hasattr(kind, name)}
+    methods["__reduce__"] = lambda self: (made_again, (wrapper(self),))
+    return seen_as(model, view_class(kind, methods))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import aclosing
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial, wraps
 from inspect import signature
 from operator import itemgetter
 from threading import Event
@@ -48,7 +48,9 @@ from langchain_ctxreuse.chat_model.batching import (
     started,
 )
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
+from langchain_ctxreuse.chat_model.model_view import called_through
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
+from langchain_ctxreuse.documents.run_documents import follow_runs, retrieved_blocks
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import RequestCarrier, on_carrying_copy, scope_from_config
 
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 _GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
+_ASKED_FOR = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
+"""Classes for which middleware asks, to mark what providers shall cache; not imported here."""
+
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
@@ -68,7 +73,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 
     Contexts that `format_context` rendered for the same tenant, from documents without a plan, are
     planned where the application put them into a prompt. The same text elsewhere, such as in a
-    question, is left alone: `prompt_statistics` counts both. No other text is altered, but for the
+    question, is left alone: `prompt_statistics` counts both. Documents that a retriever returned in
+    the same run are planned without it, where the prompt shows all of them one after the other,
+    with the same line breaks between each two. No other text is altered, but for the
     labels that user and assistant name: the model gets those that it sees, and answers come back
     with those that `format_context` gave. `response_metadata["ctxreuse"]["labels"]` says what each
     stands for; see `cited_documents`.
@@ -102,6 +109,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         salt_key: A secret for both hashes; processes that share it share the cache.
         registry: Where `format_context` remembers the contexts that are found; None takes the
             registry of this process.
+        find_retrieved: Whether documents that a retriever returned in the same run, and that the
+            prompt shows joined with line breaks, are planned as `format_context` would have it.
 
     Raises:
         ValueError: wrong type or out of range.
@@ -121,8 +130,10 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     send_session_id: bool = Field(default=False, strict=True)
     salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
     registry: ContextRegistry | None = Field(default=None, repr=False, exclude=True, frozen=True)
+    find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
     _slot: BatchSlot | None = PrivateAttr(default=None)
+    _is_shown_as_inner: bool = PrivateAttr(default=False)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
@@ -156,6 +167,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         """Build what plans the calls, and take over the inner model's settings."""
         super().model_post_init(context)
         self._build()
+        if self.find_retrieved:
+            follow_runs()
         inner = self.inner
         for name in _TAKEN_OVER:
             if name not in self.model_fields_set:
@@ -175,15 +188,22 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 
         Args:
             update: Fields to change: this is how a planner, a window, a strategy or a registry is
-                replaced.
+                replaced. Those of the inner model change in a copy of it.
             deep: Whether what it holds is copied, too.
 
         Raises:
             InvalidRequestError: wrong type or out of range.
         """
+        update = dict(update or {})
+        fields = type(self.inner).model_fields.keys() - type(self).model_fields
+        of_inner = {name: update.pop(name) for name in fields & update.keys()}
         copy = super().model_copy(update=update, deep=deep)
-        if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
+        if of_inner:
+            copy.inner = copy.inner.model_copy(update=of_inner)
+        if not update.keys().isdisjoint(_GATEWAY_FIELDS):
             copy._build()
+        if copy.find_retrieved:
+            follow_runs()
         return copy
 
     def _build(self) -> None:
@@ -235,6 +255,19 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
                 f"configurable, with inner=..., or set it for a call with .bind({name}=...)"
             )
         return super().configurable_fields(**fields)
+
+    def as_inner(self) -> BaseChatModel:
+        """Return this model as an object of the inner model's class, which has its attributes.
+
+        For frameworks that ask for the class, such as middleware for Anthropic's prompt caching:
+        they take it for the inner model, and its calls go through this wrapper. Settings can be
+        changed on either. Making one takes some milliseconds, so make one a model.
+
+        Raises:
+            TypeError: the inner model's class has slots of its own.
+        """
+        self._is_shown_as_inner = True
+        return called_through(self.inner, self._in_place_of, type(self).as_inner)
 
     # Batches are planned together, and sent in the planned order.
 
@@ -317,7 +350,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             found = self._texts(messages, arguments)
             if found is not None:
                 texts[position] = found
-                prompts.append(ScopedPrompt(found.parts, scope_from_config(configs[position])))
+                prompts.append(self._scoped(found, configs[position]))
         positions = list(texts)
         planned = {positions[one.position]: one for one in self._gateway.plan_batch(prompts)}
         queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=self._gateway.evict)
@@ -370,7 +403,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = answer.tokens(run_manager)
-            return answer.result(self.inner._generate(sent, stop=stop, **arguments))
+            result = self.inner._generate(sent, stop=stop, **arguments)
+            answer.tell_rest()
+            return answer.result(result)
 
     async def _agenerate(
         self,
@@ -384,7 +419,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = answer.tokens(run_manager)
-            return answer.result(await self.inner._agenerate(sent, stop=stop, **arguments))
+            result = await self.inner._agenerate(sent, stop=stop, **arguments)
+            await answer.atell_rest()
+            return answer.result(result)
 
     def _stream(
         self,
@@ -431,6 +468,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             arguments["run_manager"] = answer.tokens(run_manager)
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
         yield from answer.stream(self._carried.steps(steps))
+        answer.tell_rest()
 
     async def _astreamed(
         self,
@@ -449,12 +487,31 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         async with aclosing(answer.astream(self._carried.asteps(steps))) as within:
             async for step in within:
                 yield step
+        await answer.atell_rest()
 
     def _texts(
         self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
     ) -> PromptTexts | None:
         """Return the texts of a prompt; None if they cannot be read."""
         return self._gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
+
+    def _scoped(self, texts: PromptTexts, config: RunnableConfig | None = None) -> ScopedPrompt:
+        """Return a prompt with its scope, and what was retrieved for it.
+
+        Args:
+            texts: Its texts.
+            config: That of its call; None is the one that this call carries.
+        """
+        carried = self._carried
+        scope = carried.scope if config is None else scope_from_config(config)
+        if not self.find_retrieved:
+            return ScopedPrompt(texts.parts, scope)
+        config, tenant = carried.config if config is None else config, scope.tenant or ""
+        return ScopedPrompt(
+            texts.parts,
+            scope,
+            self._gateway.attempt(lambda: retrieved_blocks(config, tenant), lambda: ()),
+        )
 
     def _outgoing(self, messages: list[BaseMessage], arguments: Mapping[str, Any]) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
@@ -467,7 +524,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             planned = slot.take()  # None if the plan was taken before
             slot.leave()
         if texts is not None and planned is None:
-            planned = self._gateway.plan(ScopedPrompt(texts.parts, self._carried.scope))
+            planned = self._gateway.plan(self._scoped(texts))
         return self._with_plan(messages, arguments, texts, planned)
 
     async def _aoutgoing(
@@ -480,7 +537,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
             planned = slot.take()
             slot.leave()
         if texts is not None and planned is None:
-            planned = await self._gateway.aplan(ScopedPrompt(texts.parts, self._carried.scope))
+            planned = await self._gateway.aplan(self._scoped(texts))
         return self._with_plan(messages, arguments, texts, planned)
 
     def _with_plan(
@@ -491,6 +548,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         planned: PlannedPrompt | None,
     ) -> _Outgoing:
         """Return what to call the inner model with: planned texts, and the request options."""
+        metadata = self._carried.config.get("metadata") or {}
+        if "langgraph_node" in metadata and not self._is_shown_as_inner:
+            _warn_of_lost_marks(type(self.inner), type(self).__name__)
         return self._gateway.attempt(
             lambda: (
                 planned,
@@ -520,14 +580,42 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
                 options |= {name: {**given, **more}} if more else {}
         return options
 
-    # Passthrough: what the inner model says of itself, for traces and for LangChain's cache.
+    # Passthrough: what the inner model says of itself, for frameworks, traces and caches.
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the inner model that the wrapper lacks, such as a name."""
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                inner = vars(self).get("inner")  # none while it is made, copied or restored
+                if inner is None or name.startswith("_"):
+                    raise
+                found = getattr(inner, name)
+                return (
+                    self._called_as_own(found) if getattr(found, "__self__", 0) is inner else found
+                )
+
+    def _called_as_own(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the inner model; a model that it returns is wrapped."""
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return with_substitutes(method(*args, **kwargs), self._in_place_of)
+
+        return call
+
+    def _in_place_of(self, model: BaseChatModel) -> BaseChatModel:
+        """Return the wrapper around the inner model, or around a copy that it made of itself."""
+        return self if model is self.inner else self.model_copy(update={"inner": model})
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return self.inner.profile
 
     @property
     def _llm_type(self) -> str:
-        return f"ctxreuse-{self.inner._llm_type}"
+        return self.inner._llm_type
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
@@ -601,11 +689,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 
     def _around(self, method: str, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
         """Return what the inner model made of itself, with the wrapper in its place."""
-        around: Runnable[Any, Any] = with_substitutes(
-            made,
-            # some models bind by returning a changed copy of themselves
-            lambda one: self if one is self.inner else self.model_copy(update={"inner": one}),
-        )
+        around: Runnable[Any, Any] = with_substitutes(made, self._in_place_of)
         if around is made:
             _log.warning(
                 "%s: %s.%s returned a %s in which no chat model was found; its calls go past the "
@@ -621,6 +705,20 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
 @lru_cache(maxsize=256)
 def _takes_run_manager(method: Callable[..., Any]) -> bool:
     return "run_manager" in signature(method).parameters
+
+
+@cache
+def _warn_of_lost_marks(kind: type[BaseChatModel], wrapper: str) -> None:
+    """Say once that in agents some middleware looks at the class of the model that is wrapped."""
+    if any(one.__name__ in _ASKED_FOR for one in kind.__mro__):
+        _log.warning(
+            "in an agent, %s(inner=%s(...)) is not recognised by middleware that asks for the "
+            "model's class, such as the one for prompt caching, which then sets no cache_control "
+            "marks; give the agent %s(inner=...).as_inner()",
+            wrapper,
+            kind.__name__,
+            wrapper,
+        )
 
 
 def _class_name(model: BaseChatModel) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Self
+from uuid import UUID
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -19,6 +20,7 @@ from pydantic import ConfigDict, PrivateAttr, field_validator
 from ctxreuse.adapters.document_planner import RetrievedItems
 from ctxreuse.errors import InvalidRequestError, describe
 from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
+from langchain_ctxreuse.documents.run_documents import follow_runs, log_nested, run_documents
 from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 
 
@@ -59,8 +61,8 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     Callbacks, config and further keyword arguments reach the retriever inside; its errors are not
     caught. No document is lost or altered; if planning fails they go through as retrieved.
 
-    Make it the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, equal
-    documents of two contexts would differ by their plan and come twice.
+    Make it the outermost retriever. Inside another one, such as a `MultiQueryRetriever`, which
+    would take a planned order for a ranking, it returns the documents as retrieved.
 
     `batch` and `abatch` plan all contexts together, tenants apart; callbacks then see the documents
     as retrieved at the end of a retriever's run. `batch_as_completed` plans each on its own.
@@ -88,6 +90,11 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
 
     retriever: RetrieverLike
     _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Build what plans the documents, and follow the runs, to know which are nested."""
+        super().model_post_init(context)
+        follow_runs()
 
     _check_retriever = field_validator("retriever", mode="before")(checked_retriever)
 
@@ -126,13 +133,15 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
-        return self._planned(query, self.retriever.invoke(query, inside, **kwargs))
+        documents = self.retriever.invoke(query, inside, **kwargs)
+        return self._planned(query, documents, run_manager.run_id)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
-        return self._planned(query, await self.retriever.ainvoke(query, inside, **kwargs))
+        documents = await self.retriever.ainvoke(query, inside, **kwargs)
+        return self._planned(query, documents, run_manager.run_id)
 
     def _in_batch(self) -> Self:
         """Return a copy whose calls leave the planning to the batch."""
@@ -140,8 +149,13 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         copy._is_in_batch = True
         return copy
 
-    def _planned(self, query: str, documents: list[Document]) -> list[Document]:
+    def _planned(self, query: str, documents: list[Document], run_id: UUID) -> list[Document]:
+        runs = run_documents()
         if self._is_in_batch:
+            runs.note_planned(run_id)
+            return documents
+        if runs.is_nested(run_id):
+            log_nested()
             return documents
         return self._documents.plan(RetrievedItems(documents, query, self._carried.scope))
 
@@ -152,13 +166,16 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         retrieved: list[list[Document]],
     ) -> list[list[Document]]:
         """Return what a batch retrieved in planned order; exceptions stay in their positions."""
+        runs = run_documents()
         batch = {
             position: RetrievedItems(documents, query, scope_from_config(config))
             for position, (documents, query, config) in enumerate(
                 zip(retrieved, queries, configs, strict=True)
             )
-            if not isinstance(documents, Exception)
+            if not isinstance(documents, Exception) and not runs.is_in_retriever(config)
         }
+        if len(batch) < sum(not isinstance(one, Exception) for one in retrieved):
+            log_nested()
         planned = dict(zip(batch, self._documents.plan_batch(list(batch.values())), strict=True))
         return [planned.get(position, given) for position, given in enumerate(retrieved)]
 

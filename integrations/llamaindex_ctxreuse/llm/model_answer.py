@@ -68,9 +68,9 @@ class ModelAnswer:
     def _so_far(self, piece: Any, deltas: TextStream) -> Any:
         # what may be the beginning of a label is not shown yet
         shown = self._shown(piece, lambda text: TextStream(self._labels).feed(text))
-        delta = getattr(piece, "delta", None)
-        if isinstance(delta, str):
-            shown = shown.model_copy(update={"delta": deltas.feed(delta)})
+        # a user's own object may have a field of this name
+        if isinstance(piece, CompletionResponse | ChatResponse) and piece.delta is not None:
+            shown = shown.model_copy(update={"delta": deltas.feed(piece.delta)})
         return shown
 
     def _rest(self, last: Any, deltas: TextStream) -> Iterator[Any]:

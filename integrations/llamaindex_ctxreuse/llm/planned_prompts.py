@@ -11,7 +11,7 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_labels import PromptLabels
-from ctxreuse.context.blocks import Message
+from ctxreuse.context.blocks import ContextBlock, Message
 from ctxreuse.context.scope import RequestScope
 from llamaindex_ctxreuse.llm.model_answer import with_renamed_labels
 
@@ -40,9 +40,14 @@ def message_as_openai(message: ChatMessage) -> Message:
     return {"role": openai_role(message.role), "content": texts[0] if len(texts) == 1 else content}
 
 
-def prompt_of_messages(messages: Iterable[ChatMessage], scope: RequestScope) -> ScopedPrompt:
+def prompt_of_messages(
+    messages: Iterable[ChatMessage],
+    scope: RequestScope,
+    retrieved: tuple[tuple[ContextBlock, ...], ...] = (),
+) -> ScopedPrompt:
     """Return chat messages as a prompt: a part for each block, and for tool calls beside them."""
-    return ScopedPrompt(tuple(part for message in messages for _, part in _parts(message)), scope)
+    parts = tuple(part for message in messages for _, part in _parts(message))
+    return ScopedPrompt(parts, scope, retrieved)
 
 
 def messages_with(

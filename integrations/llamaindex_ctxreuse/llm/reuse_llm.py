@@ -34,6 +34,7 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
@@ -45,6 +46,7 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     messages_with,
     prompt_of_messages,
 )
+from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, retrieved_in_run
 
 _ENGINE_OPTIONS = ("extra_body", "extra_headers")
 
@@ -69,8 +71,9 @@ class ReuseLLM(DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
     Swap it in for the model that it wraps. Contexts that `format_context` rendered for the same
-    tenant are planned where the application put them into messages and completion prompts.
-    `prompt_statistics` counts them. Every other character is sent as it is, but for the labels that
+    tenant are planned where the application put them into messages and completion prompts, and so
+    are nodes that a retriever returned in the same run, such as those of a query engine.
+    `prompt_statistics` counts both. Every other character is sent as it is, but for the labels that
     user and assistant name: the model gets those that it sees, and answers come back with those
     that `format_context` gave. `additional_kwargs["ctxreuse"]["labels"]` of a response says what
     each stands for; see `cited_nodes`.
@@ -95,6 +98,8 @@ class ReuseLLM(DelegatingLLM):
         salt_key: A secret for both hashes; processes that share it share the cache.
         registry: Where `format_context` remembers the contexts that are found; None takes the
             registry of this process.
+        find_retrieved: Whether nodes are planned that a retriever returned in the same run and that
+            a prompt shows whole, one after the other, with the same line breaks between each two.
 
     Raises:
         ValueError: wrong type or out of range.
@@ -114,6 +119,7 @@ class ReuseLLM(DelegatingLLM):
     send_session_id: bool = Field(default=False, frozen=True, strict=True)
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
     registry: ContextRegistry | None = Field(default=None, exclude=True, repr=False, frozen=True)
+    find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
     _model: LLM = PrivateAttr()
     _always_sent: Mapping[str, Any] = PrivateAttr()
@@ -156,6 +162,8 @@ class ReuseLLM(DelegatingLLM):
             type(self).__name__,
             self.registry,
         )
+        if self.find_retrieved:
+            follow_runs()
         self._model, self._always_sent = self.inner, {}
         if self.send_cache_salt or self.send_session_id:
             self._model, self._always_sent = _without_engine_options(self.inner)
@@ -344,7 +352,7 @@ class ReuseLLM(DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         options = self._options(arguments)
         return _ModelCall(
-            ScopedPrompt((PromptPart("user", text),), current_scope()),
+            ScopedPrompt((PromptPart("user", text),), current_scope(), self._retrieved()),
             lambda planned: method(planned.texts[0], **options),
         )
 
@@ -369,8 +377,15 @@ class ReuseLLM(DelegatingLLM):
 
     def _prompt(self, messages: Sequence[ChatMessage]) -> ScopedPrompt:
         return self._gateway.attempt(
-            lambda: prompt_of_messages(messages, current_scope()), lambda: ScopedPrompt(())
+            lambda: prompt_of_messages(messages, current_scope(), self._retrieved()),
+            lambda: ScopedPrompt(()),
         )
+
+    def _retrieved(self) -> tuple[tuple[ContextBlock, ...], ...]:
+        """Return what the run at hand has retrieved; streams are read when it is over."""
+        if not self.find_retrieved:
+            return ()
+        return self._gateway.attempt(retrieved_in_run, tuple)
 
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return a call's keyword arguments for the model."""

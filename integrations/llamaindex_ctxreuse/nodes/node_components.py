@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -40,8 +42,10 @@ from llamaindex_ctxreuse.nodes.node_plans import (
     planned_copy,
     without_plan,
 )
+from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused
 from llamaindex_ctxreuse.nodes.synthesis import PlannedNode, show_words_in_syntheses
 
+_log = logging.getLogger("ctxreuse")
 _PLANNED_ON_THE_LOOP = 200
 """More nodes than these are planned in a thread, so that the event loop stays responsive."""
 
@@ -212,6 +216,9 @@ class ReuseRetriever(BaseRetriever):
     retrieved. Scores rank the nodes; `by_rank` returns planned nodes best first.
     `ctxreuse.request_context` says tenant, conversation and history.
 
+    Make it the outermost retriever. Inside of a `QueryFusionRetriever`, which would take a planned
+    order for a ranking, it returns the nodes as retrieved.
+
     Args:
         retriever: Any retriever.
         planner: Plans the contexts; None makes a new one.
@@ -248,6 +255,7 @@ class ReuseRetriever(BaseRetriever):
         # a retriever that does not call its base class's __init__ has none
         inside = getattr(retriever, "callback_manager", None)
         super().__init__(callback_manager=callback_manager or inside)
+        follow_runs()
 
     @property
     def retriever(self) -> BaseRetriever:
@@ -268,8 +276,24 @@ class ReuseRetriever(BaseRetriever):
         return {"retriever": self._retriever}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._nodes.plan(self._retriever.retrieve(query_bundle), query_bundle.query_str)
+        nodes = self._retriever.retrieve(query_bundle)
+        if is_fused():
+            _log_fused()
+            return nodes
+        return self._nodes.plan(nodes, query_bundle.query_str)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = await self._retriever.aretrieve(query_bundle)
+        if is_fused():
+            _log_fused()
+            return nodes
         return await self._nodes.aplan(nodes, query_bundle.query_str)
+
+
+@cache
+def _log_fused() -> None:
+    """Say once that a retriever inside of a fusion plans nothing."""
+    _log.warning(
+        "a ReuseRetriever inside of a QueryFusionRetriever returns the nodes as retrieved, because "
+        "the other one would take a planned order for a ranking; wrap the outermost retriever"
+    )

@@ -15,9 +15,6 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.indices.prompt_helper import DEFAULT_PADDING
-from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
-from llama_index.core.instrumentation.span import BaseSpan
-from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.prompts.prompt_utils import get_biggest_prompt
 from llama_index.core.response_synthesizers import (
     BaseSynthesizer,
@@ -30,9 +27,9 @@ from llama_index.core.schema import NodeWithScore
 
 from ctxreuse.adapters.formatting import PlanWords, words_of
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from llamaindex_ctxreuse.nodes.node_plans import planned_documents
+from llamaindex_ctxreuse.nodes.span_listener import SpanListener
 
 _SHOW_NODES_TOGETHER = (CompactAndRefine, TreeSummarize, SimpleSummarize, CompactAndAccumulate)
 
@@ -80,7 +77,7 @@ class _Synthesis:
     is_worded: bool = False
 
 
-class _SynthesisHandler(BaseSpanHandler[BaseSpan]):
+class _SynthesisHandler(SpanListener):
     """Adds the words of plans to what a synthesizer is about to show.
 
     LlamaIndex tells it of each synthesis (its nodes), and then, inside of that, of the call that
@@ -126,33 +123,21 @@ class _SynthesisHandler(BaseSpanHandler[BaseSpan]):
         """Forget a synthesis that has ended; count one that showed the nodes without words."""
         synthesis = self._syntheses.pop(id_, None)
         if synthesis is not None and not synthesis.is_worded and _words(synthesis).all:
-            self._fail_open.note(NotImplementedError("LlamaIndex does not tell of this call"))
+            self._fail_open.note(
+                LookupError("LlamaIndex did not say which texts its synthesizer shows")
+            )
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Forget a synthesis that has failed."""
         self._syntheses.pop(id_, None)
 
-    def new_span(self, *args: Any, **kwargs: Any) -> None:
-        """Keep no spans."""
-
-    def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> None:
-        """Keep no spans."""
-
-    def prepare_to_drop_span(self, *args: Any, **kwargs: Any) -> None:
-        """Keep no spans."""
-
 
 _HANDLER = _SynthesisHandler()
-_REGISTERING = ForkSafeLock()
 
 
 def show_words_in_syntheses() -> None:
     """Let response synthesizers show what plans say of `PlannedNode`s, from now on."""
-    handlers = get_dispatcher().span_handlers
-    if not any(one is _HANDLER for one in handlers):
-        with _REGISTERING:
-            if not any(one is _HANDLER for one in handlers):
-                get_dispatcher().add_span_handler(_HANDLER)
+    _HANDLER.listen()
 
 
 def _add_words(

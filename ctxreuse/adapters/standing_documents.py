@@ -1,0 +1,187 @@
+"""Finding retrieved documents that an application has joined into a prompt by itself.
+
+A text alone says nothing of what was put into it: the caller has to know that these documents were
+retrieved for this very prompt. What is found may be put into another order, so nothing around a
+document may belong to it: documents stand one after the other, and between each two are the same
+line breaks, with a rule at most, and no word or number that could be a title or a rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ctxreuse.adapters.context_search import BlockSpan, FoundContext
+from ctxreuse.context.blocks import ContextBlock, text_digest
+from ctxreuse.planning.plan import Plan
+
+_MOST_STARTS = 8
+_LONGEST_SEPARATOR = 64
+_SEPARATOR = re.compile(r"[ \t\r]*\n(?:[ \t\r\n\-=_*#~]*\n)?[ \t]*")
+"""The end of a line, and lines that are empty or a rule."""
+_BEFORE = re.compile(r"(?:\A|[\n:>(\[]|\"\"\"|```)[ \t]{0,16}\Z")
+_BEHIND = re.compile(r"[ \t]{0,16}(?:\Z|[\r\n<)\]]|\"\"\"|```)")
+"""Elsewhere the last document may be the beginning of a longer one, and the first one an end."""
+
+
+class StandingDocuments(NamedTuple):
+    """Documents that stand in a text.
+
+    Attributes:
+        start: Where they begin in it.
+        text: All of them as they stand there, with what stands between them.
+        spans: For each document that is not blank its position among those given, and where it
+            begins and ends in `text`, in characters.
+    """
+
+    start: int
+    text: str
+    spans: tuple[tuple[int, int, int], ...]
+
+    @property
+    def end(self) -> int:
+        """Where they end in the text that they stand in."""
+        return self.start + len(self.text)
+
+
+class JoinedContext(NamedTuple):
+    """Documents that an application joined into one of a prompt's texts.
+
+    Attributes:
+        text: Which of the texts.
+        start: Where they begin in it.
+        found: They themselves.
+    """
+
+    text: int
+    start: int
+    found: FoundContext
+
+
+def joined_context(
+    texts: Sequence[str], retrieved: Sequence[Sequence[ContextBlock]]
+) -> JoinedContext | None:
+    """Return the documents that an application joined into the texts of a prompt.
+
+    Of several lists the longest is found that stands in one of the texts; none if it stands in
+    two, or if another one stands outside of it, since words about "the documents" could mean any.
+
+    Args:
+        texts: The texts.
+        retrieved: What was retrieved for this prompt, each list in its order.
+    """
+    longest: tuple[int, StandingDocuments] | None = None
+    found: JoinedContext | None = None
+    for blocks in sorted(retrieved, key=len, reverse=True):
+        documents = [one.text for one in blocks]
+        standing = [
+            (number, standing_documents(text, documents)) for number, text in enumerate(texts)
+        ]
+        for number, one in standing:
+            if one is None:
+                continue
+            if longest is None:
+                longest = number, one
+                found = JoinedContext(number, one.start, _found(one, blocks))
+            elif not (longest[0] == number and _is_inside(one, longest[1])):
+                return None
+    if found is not None:
+        others = (*texts[: found.text], *texts[found.text + 1 :])
+        if any(found.found.text in text for text in others):
+            return None
+    return found
+
+
+def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments | None:
+    r"""Return how documents stand in a text: all, whole, in this order, once; None if they do not.
+
+    White space at their ends may be missing there. Not found are: one document alone, equal ones,
+    and any between which more than line breaks and a rule stands, or not the same each time; and
+    any that are not set apart from the text around them, by a line break, a colon or markup. Time
+    is linear in text and documents.
+
+    Args:
+        text: The text.
+        documents: The texts of the documents, in the order in which they were retrieved; blank
+            ones need not stand there.
+
+    Example:
+        >>> standing_documents("Read:\na b\n\nc d\n\nWhich?", ["a b", "c d"]).text
+        'a b\n\nc d'
+    """
+    whole = {number: one for number, one in enumerate(documents) if one.strip()}
+    bare = {number: one.strip() for number, one in whole.items()}
+    if len(bare) < 2 or len(set(bare.values())) < len(bare):
+        return None
+    return _standing(text, whole) or _standing(text, bare)
+
+
+def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
+    """Return what is sent for joined documents now that they are planned.
+
+    They stand as the application joined them, in the planned order; where that is another one,
+    words behind them say their labels and their ranking.
+
+    Args:
+        plan: Their plan.
+        given: The documents as given.
+
+    Returns:
+        The text, and whether it says labels.
+    """
+    texts = [block.text for block in plan.blocks]
+    as_given = [given.text[one.start : one.end] for one in given.spans]
+    if texts == as_given or sorted(texts) != sorted(as_given):
+        return given.text, False
+    separator = given.text[given.spans[0].end : given.spans[1].start]
+    text = separator.join(texts)
+    if plan.order_annotation is None:
+        return text, False
+    legend = plan.templates.legend_annotation([part.label for part in plan.parts])
+    return f"{text}{plan.templates.separator}{legend} {plan.order_annotation}", True
+
+
+def _standing(text: str, documents: Mapping[int, str]) -> StandingDocuments | None:
+    first, start = next(iter(documents.values())), -1
+    for _ in range(_MOST_STARTS):
+        start = text.find(first, start + 1)
+        if start < 0:
+            return None
+        found = _standing_at(text, start, documents)
+        if found is not None:
+            return None if text.find(found.text, start + 1) >= 0 else found
+    return None
+
+
+def _standing_at(text: str, start: int, documents: Mapping[int, str]) -> StandingDocuments | None:
+    """Return the documents if they stand one after the other from a position on."""
+    if not _BEFORE.search(text, max(0, start - 20), start):
+        return None
+    spans: list[tuple[int, int, int]] = []
+    end, separator = start, ""
+    for number, document in documents.items():
+        if len(spans) == 1:
+            within = end + _LONGEST_SEPARATOR + len(document)
+            separator = text[end : max(end, text.find(document, end, within))]
+            if not _SEPARATOR.fullmatch(separator):
+                return None
+        begin = end + len(separator)
+        if text[end:begin] != separator or not text.startswith(document, begin):
+            return None
+        end = begin + len(document)
+        spans.append((number, begin - start, end - start))
+    if not _BEHIND.match(text, end):
+        return None
+    return StandingDocuments(start, text[start:end], tuple(spans))
+
+
+def _found(standing: StandingDocuments, blocks: Sequence[ContextBlock]) -> FoundContext:
+    spans = tuple(
+        BlockSpan(blocks[number].id, start, end, None) for number, start, end in standing.spans
+    )
+    return FoundContext(standing.text, text_digest(standing.text), spans, is_joined=True)
+
+
+def _is_inside(one: StandingDocuments, other: StandingDocuments) -> bool:
+    return other.start <= one.start and one.end <= other.end

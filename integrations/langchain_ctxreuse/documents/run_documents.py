@@ -1,0 +1,312 @@
+"""What retrievers returned, by run: a model wrapper finds there what was retrieved for its prompt.
+
+LangChain calls handlers at the beginning and the end of each run, with the run around it. A model's
+run and a retriever's run belong to one request if they have the same outermost run: one call of a
+chain, graph or agent, and each input of a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tracers.context import register_configure_hook
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
+from langchain_ctxreuse.documents.document_plans import document_block
+from langchain_ctxreuse.scope import tenant_from_config
+
+_MAX_RUNS = 100_000
+_MAX_CHARACTERS = 16_000_000
+_MOST_LISTS = 16
+
+_log = logging.getLogger("ctxreuse")
+
+Retrieved = tuple[Document, ...]
+"""What one retriever returned."""
+
+
+class _Run(NamedTuple):
+    """A run that has not ended.
+
+    Attributes:
+        root: The outermost run around it, or itself.
+        is_retriever: Whether it is a retriever's, or inside a retriever's.
+        is_nested: Whether it is inside a retriever's.
+        is_planned: Whether what it returns is planned already.
+    """
+
+    root: UUID
+    is_retriever: bool
+    is_nested: bool
+    is_planned: bool = False
+
+
+class RunDocuments(BaseCallbackHandler):
+    """Keeps what retrievers return until the outermost run around them has ended.
+
+    It keeps the documents of the outermost retrievers only, and none that carry a plan. At most
+    100,000 runs that go on and 16,000,000 characters of documents are remembered, and of one
+    request and tenant the latest 16 lists; the tenant that holds most loses first. What is
+    forgotten is not planned.
+    """
+
+    run_inline = True  # in event loops, too: another thread would cost more than the work
+
+    def __init__(self) -> None:
+        self._fail_open = FailOpen("RunDocuments", "nothing is known of the run", "bookkeeping")
+        self._lock = ForkSafeLock(self._forget_all)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._is_changing = False
+        self._ended: deque[UUID] = deque()  # runs that are still to be forgotten
+        self._runs: LRUMap[UUID, _Run] = LRUMap(_MAX_RUNS)
+        self._tenants: LRUMap[UUID, frozenset[str]] = LRUMap(_MAX_RUNS)  # with documents, by root
+        self._documents: TenantLRUMap[UUID, tuple[Retrieved, ...]] = TenantLRUMap(
+            _MAX_RUNS, max_weight=_MAX_CHARACTERS, weight_of=_characters
+        )
+
+    def __copy__(self) -> RunDocuments:
+        return self
+
+    def __deepcopy__(self, memo: object) -> RunDocuments:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return run_documents, ()
+
+    @property
+    def ignore_llm(self) -> bool:
+        """Models retrieve nothing."""
+        return True
+
+    @property
+    def ignore_chat_model(self) -> bool:
+        """As `ignore_llm`."""
+        return True
+
+    @property
+    def ignore_retry(self) -> bool:
+        """As `ignore_llm`."""
+        return True
+
+    @property
+    def ignore_custom_event(self) -> bool:
+        """As `ignore_llm`."""
+        return True
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered, and how much may be."""
+        with self._changing():
+            return {"runs": self._runs.size, "characters": self._documents.weight_size}
+
+    # What LangChain calls.
+
+    def on_chain_start(
+        self,
+        serialized: Any,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **_: Any,
+    ) -> None:
+        """Note a run and the one around it."""
+        self._attempt_start(run_id, parent_run_id, is_retriever=False)
+
+    def on_tool_start(
+        self,
+        serialized: Any,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **_: Any,
+    ) -> None:
+        """Note a run and the one around it."""
+        self._attempt_start(run_id, parent_run_id, is_retriever=False)
+
+    def on_retriever_start(
+        self,
+        serialized: Any,
+        query: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **_: Any,
+    ) -> None:
+        """Note a run and the one around it."""
+        self._attempt_start(run_id, parent_run_id, is_retriever=True)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+        """Forget a run that has ended and, if it is the outermost, its documents."""
+        self._attempt_end(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """As `on_chain_end`."""
+        self._attempt_end(run_id)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
+        """As `on_chain_end`."""
+        self._attempt_end(run_id)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """As `on_chain_end`."""
+        self._attempt_end(run_id)
+
+    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **_: Any) -> None:
+        """Keep what a retriever returned, and forget its run."""
+        self._fail_open.attempt(lambda: self._keep(run_id, documents), lambda: None)
+        self._attempt_end(run_id)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """As `on_chain_end`."""
+        self._attempt_end(run_id)
+
+    # What components ask.
+
+    def of_request(self, config: RunnableConfig | None, tenant: str) -> tuple[Retrieved, ...]:
+        """Return what retrievers returned for the same request and tenant, one list each.
+
+        Args:
+            config: That of a call inside of the request.
+            tenant: Whose request it is.
+        """
+        around = _run_around(config)
+        with self._changing():
+            run = None if around is None else self._runs.get(around)
+            return () if run is None else self._documents.get(tenant, run.root) or ()
+
+    def is_nested(self, run_id: UUID) -> bool:
+        """Return whether a retriever's run is inside of another retriever's."""
+        with self._changing():
+            run = self._runs.get(run_id)
+            return run is not None and run.is_nested
+
+    def is_in_retriever(self, config: RunnableConfig | None) -> bool:
+        """Return whether a call is made by a retriever."""
+        around = _run_around(config)
+        with self._changing():
+            run = None if around is None else self._runs.get(around)
+            return run is not None and run.is_retriever
+
+    def note_planned(self, run_id: UUID) -> None:
+        """Take note that what a run returns is planned already, and not to be planned again."""
+        with self._changing():
+            run = self._runs.get(run_id)
+            if run is not None:
+                self._runs.put(run_id, run._replace(is_planned=True))
+
+    def _attempt_start(self, run_id: UUID, around: UUID | None, is_retriever: bool) -> None:
+        self._fail_open.attempt(lambda: self._start(run_id, around, is_retriever), lambda: None)
+
+    def _start(self, run_id: UUID, around: UUID | None, is_retriever: bool) -> None:
+        with self._changing():
+            outer = None if around is None else self._runs.get(around)
+            is_nested = outer is not None and outer.is_retriever
+            root = run_id if outer is None else outer.root
+            self._runs.put(run_id, _Run(root, is_retriever or is_nested, is_nested))
+
+    def _attempt_end(self, run_id: UUID) -> None:
+        self._fail_open.attempt(lambda: self._end(run_id), lambda: None)
+
+    def _end(self, run_id: UUID) -> None:
+        self._ended.append(run_id)
+        with self._lock:
+            if not self._is_changing:
+                self._forget_ended()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock, and keep ends out that Python's collector tells of in the middle.
+
+        It ends streams that nobody reads any more, in any thread and at any time.
+        """
+        with self._lock:
+            self._is_changing = True
+            try:
+                self._forget_ended()
+                yield
+                self._forget_ended()
+            finally:
+                self._is_changing = False
+
+    def _forget_ended(self) -> None:
+        while self._ended:
+            run_id = self._ended.popleft()
+            self._runs.pop(run_id)
+            for tenant in self._tenants.pop(run_id) or ():
+                self._documents.pop(tenant, run_id)
+
+    def _keep(self, run_id: UUID, documents: Sequence[Document]) -> None:
+        with self._changing():
+            run = self._runs.get(run_id)
+        if run is None or run.root == run_id or run.is_nested or run.is_planned:
+            return
+        retrieved = tuple(documents)
+        if not retrieved or any(METADATA_KEY in one.metadata for one in retrieved):
+            return
+        tenant = tenant_from_config() or ""
+        with self._changing():
+            if self._runs.peek(run.root) is None:  # it has ended since
+                return
+            before = self._documents.get(tenant, run.root) or ()
+            self._documents.put(tenant, run.root, (*before, retrieved)[-_MOST_LISTS:])
+            tenants = self._tenants.get(run.root) or frozenset()
+            self._tenants.put(run.root, tenants | {tenant})
+
+
+def _characters(lists: tuple[Retrieved, ...]) -> int:
+    return sum(len(one.page_content) + 100 for retrieved in lists for one in retrieved)
+
+
+def _run_around(config: RunnableConfig | None) -> UUID | None:
+    """Return the run in which a call is made; None outside of any."""
+    callbacks = ensure_config(config).get("callbacks")
+    return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
+
+
+@cache
+def run_documents() -> RunDocuments:
+    """Return the handler of this process."""
+    return RunDocuments()
+
+
+@cache
+def follow_runs() -> None:
+    """Have LangChain call the handler in every run that begins from now on."""
+    shared: Any = run_documents()  # by default, so that it is the same in every thread and context
+    register_configure_hook(ContextVar("ctxreuse_runs", default=shared), inheritable=True)
+
+
+def retrieved_blocks(
+    config: RunnableConfig | None, tenant: str
+) -> tuple[tuple[ContextBlock, ...], ...]:
+    """Return what was retrieved for the request of a call, as blocks; see `of_request`."""
+    lists = run_documents().of_request(config, tenant)
+    return tuple(tuple(map(document_block, documents)) for documents in lists)
+
+
+@cache
+def log_nested() -> None:
+    """Say once that a retriever inside of another one plans nothing."""
+    _log.warning(
+        "a ReuseRetriever inside of another retriever returns the documents as retrieved, because "
+        "the other one would take a planned order for a ranking; wrap the outermost retriever"
+    )

@@ -1,0 +1,289 @@
+"""The nodes that the run at hand has retrieved, for a model that finds them in its prompts.
+
+A run is a call of LlamaIndex and all calls that it makes. LlamaIndex tells of each as a span that
+names the one around it, across tasks, `asyncio_run` and its own threads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import Any, TypeGuard
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.instrumentation.span import active_span_id
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.scope import current_scope
+from llamaindex_ctxreuse.nodes.node_plans import node_block
+from llamaindex_ctxreuse.nodes.span_listener import SpanListener
+
+_MOST_CALLS = 20_000
+_MOST_LISTS = 32
+_MOST_NODES = 10_000
+_streamed: ContextVar[_NodeList | None] = ContextVar("ctxreuse_streamed_nodes", default=None)
+"""The nodes that the stream shows which is being read: its model is called when its run is over."""
+
+
+class _NodeList:
+    """Nodes in the order in which a prompt may show them."""
+
+    def __init__(self, tenant: str | None, nodes: Sequence[NodeWithScore]) -> None:
+        self.tenant = tenant
+        self.nodes = [one.node for one in nodes]
+
+    @cached_property
+    def with_metadata(self) -> tuple[ContextBlock, ...]:
+        """The nodes as response synthesizers show them."""
+        return tuple(node_block(node, MetadataMode.LLM) for node in self.nodes)
+
+    @cached_property
+    def without_metadata(self) -> tuple[ContextBlock, ...]:
+        """The nodes as `get_content()` returns them."""
+        return tuple(node_block(node, MetadataMode.NONE) for node in self.nodes)
+
+    @property
+    def is_of_a_document(self) -> bool:
+        """Whether two of them follow each other in a document, which a prompt may show as such."""
+        pairs = zip(self.nodes, self.nodes[1:], strict=False)
+        return any(_next_id(one) == other.node_id for one, other in pairs)
+
+
+class _Run:
+    """What one run has retrieved."""
+
+    def __init__(self) -> None:
+        # (tenant, node id) -> whether a plan has put it into its place
+        self._is_planned: dict[tuple[str | None, str], bool] = {}
+        self.lists: deque[_NodeList] = deque(maxlen=_MOST_LISTS)
+
+    def note(self, shown: _NodeList, *, is_retrieved: bool) -> None:
+        """Note nodes that a retriever, or what works on its nodes, has returned."""
+        for node in shown.nodes:
+            key = shown.tenant, node.node_id
+            if METADATA_KEY in node.metadata:
+                self._is_planned[key] = True
+            elif is_retrieved:
+                self._is_planned.setdefault(key, False)
+        _forget_oldest(self._is_planned, _MOST_NODES)
+
+    def may_show(self, shown: _NodeList) -> bool:
+        """Return whether the run's tenant has retrieved all of these nodes, and none is planned."""
+        return shown.tenant == current_scope().tenant and all(
+            self._is_planned.get((shown.tenant, node.node_id)) is False
+            and METADATA_KEY not in node.metadata
+            for node in shown.nodes
+        )
+
+    def end(self) -> None:
+        """Forget all."""
+        self._is_planned.clear()
+        self.lists.clear()
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that LlamaIndex has begun.
+
+    Attributes:
+        run: The run that it belongs to.
+        instance: Whose method is called.
+        parent: The call around it.
+        synthesized: The nodes that a response synthesizer was given to show.
+    """
+
+    run: _Run
+    instance: object
+    parent: _Call | None
+    synthesized: _NodeList | None = None
+    is_retrieval: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_retrieval = isinstance(self.instance, BaseRetriever)
+
+    def outwards(self) -> Iterator[_Call]:
+        """Yield this call and those around it."""
+        call: _Call | None = self
+        while call is not None:
+            yield call
+            call = call.parent
+
+
+class _RunHandler(SpanListener):
+    """Keeps what runs retrieve until they end.
+
+    It takes no locks, since it can be told of an end at any time: Python's collector ends calls
+    that nobody waits for. Each step is a single one of a dictionary.
+    """
+
+    _calls: dict[str, _Call] = PrivateAttr(default_factory=dict)
+    _fail_open: FailOpen = PrivateAttr(
+        default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
+    )
+
+    def current(self) -> _Call | None:
+        """Return the innermost call under way, if the handler was told of it."""
+        return self._calls.get(active_span_id.get() or "")
+
+    def span_enter(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any | None = None,
+        parent_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note a call, and the nodes that a response synthesizer is to show."""
+        parent = self._calls.get(parent_id or "")
+        call = _Call(_Run() if parent is None else parent.run, instance, parent)
+        nodes = bound_args.arguments.get("nodes")
+        if isinstance(instance, BaseSynthesizer) and _are_nodes(nodes):
+            call.synthesized = _NodeList(current_scope().tenant, nodes)
+        self._calls[id_] = call
+        _forget_oldest(self._calls, _MOST_CALLS)  # whose end LlamaIndex never told of
+
+    def span_exit(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any | None = None,
+        result: Any | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note what was retrieved; forget the call, and with the outermost one the run."""
+        call = self._calls.pop(id_, None)
+        if call is not None:
+            self._fail_open.attempt(lambda: _note(call, result), lambda: None)
+            if call.parent is None:
+                call.run.end()
+
+    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
+        """Forget a call that has failed."""
+        call = self._calls.pop(id_, None)
+        if call is not None and call.parent is None:
+            call.run.end()
+
+
+def _note(call: _Call, result: Any) -> None:
+    """Note what a call has returned: nodes, or a stream that shows some."""
+    if isinstance(call.instance, BaseRetriever | BaseNodePostprocessor) and _are_nodes(result):
+        _note_nodes(call, result)
+    shown = call.synthesized
+    if shown is None or not call.run.may_show(shown):
+        return
+    if isinstance(result, StreamingResponse) and result.response_gen is not None:
+        result.response_gen = _read(result.response_gen, shown)
+    elif isinstance(result, AsyncStreamingResponse):
+        result.response_gen = _aread(result.response_gen, shown)
+
+
+def _note_nodes(call: _Call, nodes: Sequence[NodeWithScore]) -> None:
+    shown = _NodeList(current_scope().tenant, nodes)
+    call.run.note(shown, is_retrieved=call.is_retrieval)
+    # what a retriever takes from another one is for it to return
+    is_inside = call.is_retrieval and call.parent is not None and call.parent.is_retrieval
+    if not is_inside and len(nodes) > 1:
+        call.run.lists.append(shown)
+
+
+def _read(pieces: Generator[Any, None, None], shown: _NodeList) -> Generator[Any, None, None]:
+    """Yield a stream; while it is read, a prompt may show nodes."""
+    with closing(pieces):
+        while True:
+            token = _streamed.set(shown)
+            try:
+                piece = next(pieces)
+            except StopIteration:
+                return
+            finally:
+                _streamed.reset(token)
+            yield piece
+
+
+async def _aread(pieces: AsyncGenerator[Any, None], shown: _NodeList) -> AsyncGenerator[Any, None]:
+    """Yield a stream as `_read` does."""
+    async with aclosing(pieces):
+        while True:
+            token = _streamed.set(shown)
+            try:
+                piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            finally:
+                _streamed.reset(token)
+            yield piece
+
+
+_HANDLER = _RunHandler()
+
+
+def follow_runs() -> None:
+    """Note what runs retrieve, from now on."""
+    _HANDLER.listen()
+
+
+def retrieved_in_run() -> tuple[tuple[ContextBlock, ...], ...]:
+    """Return what the run at hand has retrieved and a prompt of it may show.
+
+    Inside of a response synthesizer these are the nodes that it was given. Anywhere else it is what
+    retrievers and postprocessors returned, with metadata and without.
+
+    Returns:
+        Lists of blocks, in the order in which a prompt may show them. No list has a node that was
+        retrieved for another tenant or in another run, or that has a plan.
+    """
+    streamed = _streamed.get()
+    if streamed is not None:
+        return (streamed.with_metadata,) if streamed.tenant == current_scope().tenant else ()
+    call = _HANDLER.current()
+    if call is None:
+        return ()
+    run = call.run
+    shown = next((one.synthesized for one in call.outwards() if one.synthesized is not None), None)
+    if shown is not None:
+        return (shown.with_metadata,) if run.may_show(shown) else ()
+    lists = [one for one in list(run.lists) if run.may_show(one) and not one.is_of_a_document]
+    blocks = [form for one in lists for form in (one.with_metadata, one.without_metadata)]
+    return tuple(dict.fromkeys(blocks))
+
+
+def is_fused() -> bool:
+    """Return whether the retriever at hand retrieves for one that fuses several results.
+
+    That one ranks what it gets by its order, so a plan has to wait until it is done.
+    """
+    call = _HANDLER.current()
+    while call is not None and call.is_retrieval:
+        if isinstance(call.instance, QueryFusionRetriever):
+            return True
+        call = call.parent
+    return False
+
+
+def _forget_oldest(entries: dict[Any, Any], most: int) -> None:
+    for key in list(islice(entries, max(0, len(entries) - most))):
+        entries.pop(key, None)
+
+
+def _are_nodes(nodes: object) -> TypeGuard[list[NodeWithScore]]:
+    return isinstance(nodes, list) and all(isinstance(one, NodeWithScore) for one in nodes)
+
+
+def _next_id(node: BaseNode) -> str | None:
+    following = node.next_node
+    return None if following is None else following.node_id

@@ -1,0 +1,270 @@
+"""Documents that an application has joined into a prompt itself: found for certain, or left."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.adapters.standing_documents import standing_documents
+from ctxreuse.context.scope import RequestScope
+
+A, B, C = (f"{name} is a river. " * 30 + "So it is." for name in ("Seine", "Tiber", "Rhine"))
+DOCUMENTS = [A, B, C]
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n", " \r\n\r\n", "\n\n---\n\n", "\n=====\n"])
+@pytest.mark.parametrize(("before", "behind"), [("", ""), ("Read: ", "\n\nWhich?"), ("(", ")")])
+def test_joined_documents_are_found(separator: str, before: str, behind: str) -> None:
+    joined = separator.join(DOCUMENTS)
+    found = standing_documents(before + joined + behind, DOCUMENTS)
+    assert found is not None
+    assert found.text == joined
+    assert [joined[start:end] for _, start, end in found.spans] == DOCUMENTS
+
+
+def test_white_space_at_the_ends_may_be_missing_and_blank_documents_too() -> None:
+    given_texts = [f"{A}\n", "  \n", B, f"\t{C}  "]
+    found = standing_documents("\n\n".join([A, B, C]), given_texts)
+    assert found is not None
+    assert [number for number, _, _ in found.spans] == [0, 2, 3]
+    whole = "\n".join(given_texts[2:])
+    kept = standing_documents(whole, given_texts[2:])
+    assert kept is not None
+    assert kept.text == whole, "where it stands, it belongs to the document"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n\n".join([A, C, B]),
+        "\n\n".join([A, B]),
+        "\n\n".join([A, B, C[:-2]]),
+        f"{A}\n\n{B}\n{C}",
+        f"{A}\n\n{B}\n\nand\n\n{C}",
+        f"1. {A}\n2. {B}\n3. {C}",
+        f"Source: x\n{A}\n\nSource: x\n{B}\n\nSource: x\n{C}",
+        f"<p>{A}</p>\n<p>{B}</p>\n<p>{C}</p>",
+        f'["{A}", "{B}", "{C}"]',
+        f"- {A}\n- {B}\n- {C}",
+        " ".join(DOCUMENTS),
+        "\n\n".join(DOCUMENTS * 2),
+        f"{A}\n\n{B}\n\n{C} Is it so? {A}\n\n{B}\n\n{C}",
+        "",
+    ],
+)
+def test_what_is_not_certain_is_left(text: str) -> None:
+    assert standing_documents(text, DOCUMENTS) is None
+
+
+def test_one_document_or_equal_ones_are_left() -> None:
+    assert standing_documents(A, [A]) is None
+    assert standing_documents(f"{A}\n\n{A}", [A, f" {A}"]) is None
+    assert standing_documents("", []) is None
+
+
+def test_a_question_that_names_the_first_document_does_not_hide_the_others() -> None:
+    joined = "\n\n".join(DOCUMENTS)
+    found = standing_documents(f"What follows {A}?\n{joined}", DOCUMENTS)
+    assert found is not None
+    assert found.text == joined
+
+
+SHORT = st.text(alphabet="ab\n -", max_size=6)
+
+
+@given(SHORT, st.lists(SHORT, max_size=4), st.sampled_from(["\n", "\n\n", " ", "\n-\n"]), SHORT)
+@example("", ["a", "a\n\na"], "\n\n", "")
+def test_what_is_found_is_the_documents_in_order_with_line_breaks_between(
+    before: str, documents: list[str], separator: str, behind: str
+) -> None:
+    text = before + separator.join(documents) + behind
+    found = standing_documents(text, documents)
+    if found is None:
+        return
+    assert text.count(found.text) == 1
+    assert [number for number, _, _ in found.spans] == [
+        number for number, one in enumerate(documents) if one.strip()
+    ]
+    end = 0
+    between = set()
+    for number, start, stop in found.spans:
+        assert found.text[start:stop].strip() == documents[number].strip()
+        between.add(found.text[end:start] if start else "\n")
+        end = stop
+    assert end == len(found.text)
+    assert len(between - {"\n"}) <= 1
+    assert not any(character in one for one in between for character in "ab")
+
+
+def blocks(texts: list[str]) -> tuple[ContextBlock, ...]:
+    return tuple(ContextBlock(id=f"id of {text}", text=text) for text in texts)
+
+
+def prompt(text: str, retrieved: list[list[str]], tenant: str = "") -> ScopedPrompt:
+    return ScopedPrompt(
+        (PromptPart("user", text),), RequestScope(tenant=tenant), tuple(map(blocks, retrieved))
+    )
+
+
+def planner() -> PromptPlanner:
+    return PromptPlanner(registry=ContextRegistry())
+
+
+def sent(planner: PromptPlanner, *prompts: ScopedPrompt) -> list[str]:
+    planned = sorted(planner.plan(prompts), key=lambda one: one.position)
+    return ["\n".join(one.texts) for one in planned]
+
+
+def asking(texts: list[str], question: str = "Which?") -> str:
+    return "\n\n".join([*texts, question])
+
+
+WORDS = (
+    "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. Please read the context in "
+    "the following priority order: [Doc_3] > [Doc_2] > [Doc_1] and answer the question."
+)
+
+
+def test_joined_documents_stay_as_they_are_unless_they_are_moved() -> None:
+    one = planner()
+    first = asking([A, B])
+    assert sent(one, prompt(first, [[A, B]])) == [first]
+    [text] = sent(one, prompt(asking([C, B, A], "Who?"), [[C, B, A]]))
+    assert text == "\n\n".join([A, B, C, WORDS, "Who?"])
+    assert one.statistics().planned == 2
+    assert one.statistics().without_context == 0
+
+
+def test_what_stands_between_documents_stands_there_when_they_are_moved() -> None:
+    one = planner()
+    for documents in ([A, B], [C, B, A]):
+        text = "<docs>" + "\n---\n".join(documents) + "</docs>"
+        [shown] = sent(one, prompt(text, [documents]))
+    assert shown == f"<docs>{A}\n---\n{B}\n---\n{C}\n\n{WORDS}</docs>"
+
+
+def test_without_annotations_no_label_is_said() -> None:
+    one = PromptPlanner(ReusePlanner(annotate=False), registry=ContextRegistry())
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
+    assert planned.texts == (asking([A, B, C]),)
+    assert planned.answer_labels.to_given("As [Doc_3] says.") == "As [Doc_3] says."
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"), [("", " It goes on."), ("It begins. ", ""), ("so", ""), ("", "s")]
+)
+def test_a_longer_text_is_not_torn_apart(before: str, behind: str) -> None:
+    assert standing_documents(before + "\n\n".join(DOCUMENTS) + behind, DOCUMENTS) is None
+
+
+def test_of_several_lists_the_longest_is_planned_and_none_beside_another_one() -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    inner = asking([C, B, A], "Who?")
+    assert sent(one, prompt(inner, [[C, B], [C, B, A], [A, C]])) != [inner]
+    beside = "Rivers:\n" + asking([C, B, A], "Lakes:\na lake\n\nanother lake\n\nWho?")
+    assert sent(one, prompt(beside, [[C, B, A], ["a lake", "another lake"]])) == [beside]
+
+
+def test_a_prompt_is_planned_in_a_conversation_as_it_is_outside() -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    texts = []
+    for conversation in (None, "c"):
+        parts = (PromptPart("user", asking([C, B, A])),)
+        scope = RequestScope("", conversation)
+        [planned] = one.plan([ScopedPrompt(parts, scope, (blocks([C, B, A]),))])
+        texts.append(planned.texts)
+    assert texts[0] == texts[1] == ("\n\n".join([A, B, C, WORDS, "Which?"]),)
+
+
+def test_what_was_joined_makes_no_later_search_longer() -> None:
+    """Documents begin in any way, so they may not count as what contexts begin with."""
+    registry = ContextRegistry()
+    one = PromptPlanner(registry=registry)
+    for number in range(50):
+        texts = [f"{number} {A}", f"{number} {B}"]
+        sent(one, prompt(asking(texts), [texts]))
+    assert len(registry) == 0
+
+
+def test_an_answer_names_the_documents_as_they_were_retrieved() -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    [planned] = one.plan([prompt(asking([C, B, A]), [[C, B, A]])])
+    assert planned.answer_labels.to_given("It is so [Doc_3].") == "It is so [Doc_1]."
+    assert planned.answer_metadata()["labels"]["[Doc_1]"]["id"] == f"id of {C}"
+
+
+@pytest.mark.parametrize("tenant", ["", "other"])
+def test_only_the_prompt_for_which_they_were_retrieved_counts(tenant: str) -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    sent(one, prompt(asking([C, B, A]), [[C, B, A]]))
+    pasted = asking([C, B, A])
+    assert sent(one, prompt(pasted, [], tenant)) == [pasted]
+    assert sent(one, prompt(pasted, [[A, B]], tenant)) == [pasted]
+    assert one.statistics().in_other_scope == 0, "and no remedy is named that is none"
+
+
+def test_a_retry_is_planned_as_the_first_time() -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    again = prompt(asking([C, B, A]), [[C, B, A]])
+    assert sent(one, again) == sent(one, again)
+    assert one.statistics().planned == 3
+
+
+def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run() -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    text = asking([C, B, A])
+    [first] = sent(one, prompt(text, [[C, B, A]]))
+    parts = tuple(map(PromptPart, ("user", "assistant", "user"), (text, "So.", "And then?")))
+    [later] = one.plan([ScopedPrompt(parts)])
+    assert later.texts == (first, "So.", "And then?")
+
+
+def test_beside_labels_and_beside_a_quotation_they_are_left() -> None:
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    for text in (
+        asking([C, B, A], "What does [Doc_1] say?"),
+        asking([C, B, A]) + "\n\nIs that " + asking([C, B, A]),
+    ):
+        assert sent(one, prompt(text, [[C, B, A]])) == [text]
+
+
+PIECES = st.text(alphabet="ab [Doc_1]\n", max_size=9)
+
+
+@given(
+    st.lists(st.tuples(st.lists(PIECES, max_size=5), PIECES, PIECES), min_size=1, max_size=4),
+    st.sampled_from(["\n\n", "\n", " "]),
+)
+def test_each_document_is_sent_once_and_the_words_around_stay(
+    asked: list[tuple[list[str], str, str]], separator: str
+) -> None:
+    one = planner()
+    for documents, before, behind in asked:
+        text = before + separator.join(documents) + behind
+        [shown] = one.plan([prompt(text, [documents])])
+        for plan in shown.plans:
+            assert Counter(block.text.strip() for block in plan.blocks) == Counter(
+                text.strip() for text in documents if text.strip()
+            )
+            joined = standing_documents(text, documents)
+            assert joined is not None
+            start = text.index(joined.text)
+            assert shown.texts[0].startswith(text[:start])
+            assert shown.texts[0].endswith(text[start + len(joined.text) :])
+        if not shown.plans:
+            assert shown.texts == (text,)

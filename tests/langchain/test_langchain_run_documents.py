@@ -1,0 +1,453 @@
+"""Documents that a retriever returned in a run are planned in the prompts of that run alone."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypedDict
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain_agent_helpers import (
+    Scripted,
+    agent_with,
+    ask,
+    calls,
+    done,
+    is_append_only,
+    results,
+    search_tool,
+)
+from langchain_classic.chains import create_retrieval_chain
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.tools import tool
+from langchain_document_helpers import LetterRetriever, document, no_sockets, text_of
+from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+
+from ctxreuse import request_context
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse.documents.run_documents import RunDocuments, run_documents
+
+__all__ = ["no_sockets"]
+
+PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
+
+
+def joined(documents: Sequence[Document]) -> str:
+    return "\n\n".join(one.page_content for one in documents)
+
+
+def wrapped(inner: Any, **settings: Any) -> ReuseChatModel:
+    settings = {"window_s": 0, "registry": ContextRegistry(), **settings}
+    return ReuseChatModel(inner=inner, **settings)
+
+
+def with_lcel(model: Any, retriever: BaseRetriever) -> Runnable[str, Any]:
+    context = retriever | RunnableLambda(joined)
+    return {"context": context, "question": RunnablePassthrough()} | PROMPT | model
+
+
+def with_assign(model: Any, retriever: BaseRetriever) -> Runnable[str, Any]:
+    named = RunnableParallel(docs=retriever, question=RunnablePassthrough())
+    context = RunnableLambda(lambda given: joined(given["docs"]))
+    return named | RunnablePassthrough.assign(context=context) | PROMPT | model
+
+
+def with_retrieval_chain(model: Any, retriever: BaseRetriever) -> Runnable[str, Any]:
+    prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {input}")
+    answer = create_stuff_documents_chain(model, prompt)
+    return RunnableLambda(lambda text: {"input": text}) | create_retrieval_chain(retriever, answer)
+
+
+def with_function(model: Any, retriever: BaseRetriever) -> Runnable[str, Any]:
+    def ask(text: str) -> Any:
+        return model.invoke(f"{joined(retriever.invoke(text))}\n\nQuestion: {text}")
+
+    return RunnableLambda(ask)
+
+
+class State(TypedDict, total=False):
+    question: str
+    context: list[Document]
+    answer: str
+
+
+def with_graph(model: Any, retriever: BaseRetriever, **compiled: Any) -> Any:
+    def retrieve(state: State) -> State:
+        return {"context": retriever.invoke(state["question"])}
+
+    def generate(state: State) -> State:
+        prompt = PROMPT.invoke({**state, "context": joined(state["context"])})
+        return {"answer": model.invoke(prompt).content}
+
+    graph = StateGraph(State)
+    graph.add_sequence([retrieve, generate])
+    graph.add_edge(START, "retrieve")
+    return RunnableLambda(lambda text: {"question": text}) | graph.compile(**compiled)
+
+
+PROGRAMS = pytest.mark.parametrize(
+    "program", [with_lcel, with_assign, with_retrieval_chain, with_function, with_graph]
+)
+
+
+@PROGRAMS
+def test_documents_that_a_chain_joins_itself_are_planned(program: Callable[..., Any]) -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    chain = program(model, LetterRetriever())
+    for letters in ("abc", "cab"):
+        chain.invoke(letters)
+    first, second = (call.text for call in inner.calls)
+    assert first == joined([document(one) for one in "abc"]) + "\n\nQuestion: abc"
+    assert second.startswith(joined([document(one) for one in "abc"]))
+    assert "[Doc_3] > [Doc_1] > [Doc_2]" in second
+    assert second.endswith("\n\nQuestion: cab")
+    assert model.prompt_statistics.planned == 2
+    assert model.prompt_statistics.without_context == 0
+
+
+@PROGRAMS
+def test_batches_streams_and_event_loops_are_runs_of_their_own(program: Callable[..., Any]) -> None:
+    inner = StreamingModel()
+    model = wrapped(inner, window_s=0.001)
+    chain = program(model, LetterRetriever())
+    chain.batch(["abc", "cab", "xyz", "bca", "zxy"])
+    list(chain.stream("bac"))
+
+    async def asked() -> None:
+        await chain.ainvoke("cba")
+        await chain.abatch(["acb", "yxz"])
+        assert [one async for one in chain.astream("yzx")]
+
+    asyncio.run(asked())
+    assert {letters_in(call.text) for call in inner.calls} <= {"abc", "xyz", "cab", "zxy", "bca"}
+    assert model.prompt_statistics.planned == len(inner.calls) == 10
+    assert run_documents().parts["characters"].entries == 0, "what was kept went with the runs"
+    assert run_documents().parts["runs"].entries == 0
+
+
+@PROGRAMS
+def test_it_can_be_switched_off(program: Callable[..., Any]) -> None:
+    inner = RecordingModel()
+    model = wrapped(inner, find_retrieved=False)
+    chain = program(model, LetterRetriever())
+    for letters in ("abc", "cab"):
+        chain.invoke(letters)
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab"]
+    assert model.prompt_statistics.without_context == 2
+
+
+def test_documents_of_another_run_are_not_known() -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    with_lcel(model, LetterRetriever()).invoke("abc")
+    retrieved = LetterRetriever().invoke("cab")
+    model.invoke(f"{joined(retrieved)}\n\nWhich?")
+    chain = RunnableLambda(lambda text: f"{joined(retrieved)}\n\n{text}") | model
+    chain.invoke("Which?")
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "cab"]
+
+
+def test_a_threads_runs_are_different_runs() -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    retriever = LetterRetriever()
+    with_lcel(model, retriever).invoke("abc")
+
+    def retrieve(state: State) -> State:
+        return {} if state.get("context") else {"context": retriever.invoke("cab")}
+
+    def generate(state: State) -> State:
+        asked = f"{joined(state['context'])}\n\n{state['question']}"
+        return {"answer": model.invoke(asked).content} if state["question"] != "none" else {}
+
+    graph = StateGraph(State)
+    graph.add_sequence([retrieve, generate])
+    graph.add_edge(START, "retrieve")
+    app = graph.compile(checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}}
+    app.invoke({"question": "none"}, config)
+    app.invoke({"question": "Which?"}, config)
+    assert letters_in(inner.calls[-1].text) == "cab", "another run has retrieved it"
+
+
+def test_what_another_tenant_retrieved_is_not_known() -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+
+    def ask(text: str) -> Any:
+        with request_context(tenant="one"):
+            documents = LetterRetriever().invoke(text)
+        with request_context(tenant="other"):
+            return model.invoke(f"{joined(documents)}\n\nWhich?")
+
+    for letters in ("abc", "cab"):
+        RunnableLambda(ask).invoke(letters)
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab"]
+    assert model.prompt_statistics.planned == 0
+
+
+class Fixed(BaseRetriever):
+    """Returns given documents."""
+
+    found: list[Document]
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return self.found
+
+
+TEXTS = st.text(alphabet="ab [Doc_1]\n{}", max_size=9)
+
+
+@given(st.lists(st.lists(TEXTS, max_size=4), min_size=1, max_size=4), TEXTS)
+def test_each_document_is_sent_once_and_nothing_else_changes(
+    lists: list[list[str]], asked: str
+) -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    for texts in lists:
+        found = [Document(text) for text in texts]
+        given_text = f"{joined(found)}\n\n{asked}"
+
+        def ask(_: str, found: list[Document] = found, given_text: str = given_text) -> Any:
+            Fixed(found=found).invoke("?")
+            return model.invoke(given_text)
+
+        RunnableLambda(ask).invoke("?")
+        sent = inner.calls[-1].text
+        if sent == given_text:
+            continue
+        words = sent.index("The documents above are")
+        assert sorted(sent[:words].replace("\n", "")) == sorted(joined(found).replace("\n", ""))
+        assert sent.endswith(f"\n\n{asked}")
+
+
+def test_an_answer_names_the_documents_in_the_retrievers_order() -> None:
+    inner = FakeListChatModel(responses=["It is [Doc_1].", "It is [Doc_3]."])
+    chain = with_lcel(wrapped(inner), LetterRetriever())
+    chain.invoke("abc")
+    answer = chain.invoke("cab")
+    assert answer.content == "It is [Doc_1]."
+    assert answer.response_metadata["ctxreuse"]["labels"]["[Doc_1]"]["id"] == "id-c"
+
+
+def queries_of(text: str) -> Any:
+    return FakeListChatModel(responses=[text])
+
+
+class TestNested:
+    """A retriever of ours inside another one leaves the order alone, which counts as a ranking."""
+
+    def outer(self, ours: BaseRetriever) -> Iterator[BaseRetriever]:
+        yield EnsembleRetriever(retrievers=[ours, LetterRetriever()], weights=[0.5, 0.5])
+        yield MultiQueryRetriever.from_llm(ours, queries_of("cab\nbca"))
+
+    def plain(self) -> list[list[str]]:
+        return [
+            [one.page_content for one in outer.invoke("cab")]
+            for outer in self.outer(LetterRetriever())
+        ]
+
+    def test_its_documents_are_those_of_the_plain_one(self, caplog: Any) -> None:
+        ours = ReuseRetriever(retriever=LetterRetriever())
+        ours.invoke("abc")
+        ours.batch(["abc", "bca"])
+        for outer, expected in zip(self.outer(ours), self.plain(), strict=True):
+            for found in (outer.invoke("cab"), asyncio.run(outer.ainvoke("cab"))):
+                assert [one.page_content for one in found] == expected
+                assert not any("ctxreuse" in one.metadata for one in found)
+
+    def test_around_another_one_it_plans(self) -> None:
+        for outer in self.outer(LetterRetriever()):
+            ours = ReuseRetriever(retriever=outer)
+            ours.invoke("abc")
+            assert all("ctxreuse" in one.metadata for one in ours.invoke("cab"))
+
+    def test_the_outermost_ones_documents_are_found_in_the_prompt(self) -> None:
+        for outer in self.outer(ReuseRetriever(retriever=LetterRetriever())):
+            inner = RecordingModel()
+            model = wrapped(inner)
+            chain = with_lcel(model, outer)
+            for letters in ("abc", "cab"):
+                chain.invoke(letters)
+            assert model.prompt_statistics.planned == 2
+
+
+@pytest.mark.parametrize("annotation", ["append", "metadata", "off"])
+def test_what_a_retriever_planned_is_not_planned_again(annotation: Any) -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    ours = ReuseRetriever(retriever=LetterRetriever(), annotation=annotation)
+    chain = with_lcel(model, ours)
+    for letters in ("abc", "cab"):
+        chain.invoke(letters)
+
+    def ask(_: str) -> None:
+        for documents in ours.batch(["bca", "xyz"]):
+            model.invoke(joined(documents))
+
+    RunnableLambda(ask).invoke("?")
+    assert model.prompt_statistics.planned == 0
+
+
+def test_runs_that_fail_or_are_left_leave_nothing_behind() -> None:
+    inner = RecordingModel(failing=lambda text: ValueError("no") if "zyx" in text else None)
+    chain = with_lcel(wrapped(inner), LetterRetriever())
+    with pytest.raises(ValueError, match="no"):
+        chain.invoke("zyx")
+    stream = with_lcel(wrapped(StreamingModel()), LetterRetriever()).stream("abc")
+    next(iter(stream))
+    del stream
+    gc.collect()
+    parts = run_documents().parts
+    assert (parts["runs"].entries, parts["characters"].entries) == (0, 0)
+
+
+def test_many_threads_find_each_their_own() -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    chain = with_function(model, LetterRetriever())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(chain.invoke, ["abc", "cab", "bca", "xyz", "zyx"] * 8))
+    assert model.prompt_statistics.planned == 40
+    for call in inner.calls:
+        asked = call.text.rsplit(" ", 1)[1]
+        assert sorted(letters_in(call.text)) == sorted(asked)
+
+
+def test_an_end_that_comes_in_the_middle_of_a_change_waits_for_it() -> None:
+    """Python's collector ends streams that nobody reads at any time, in any thread."""
+    handler, run_id = RunDocuments(), uuid4()
+    handler.on_chain_start(None, None, run_id=run_id)
+    with handler._changing():
+        handler.on_chain_end(None, run_id=run_id)
+        assert len(handler._runs) == 1
+    assert handler.parts["runs"].entries == 0
+
+
+def test_what_is_kept_is_bounded_and_whoever_keeps_most_loses_first() -> None:
+    handler = RunDocuments()
+    large, small = Document("x" * 5_000_000), Document("y" * 1_000)
+    runs = {}
+    for tenant, found in (("small", small), *[("large", large)] * 4):
+        runs[tenant] = root = uuid4()
+        inside = uuid4()
+        handler.on_chain_start(None, None, run_id=root)
+        handler.on_retriever_start(None, "", run_id=inside, parent_run_id=root)
+        with request_context(tenant=tenant):
+            handler.on_retriever_end([found], run_id=inside)
+    size = handler.parts["characters"]
+    assert size.entries <= size.bound
+    assert handler._documents.get("small", runs["small"]) == ((small,),)
+
+
+def test_a_copy_can_switch_it_on() -> None:
+    inner = RecordingModel()
+    model = wrapped(inner, find_retrieved=False).model_copy(update={"find_retrieved": True})
+    with_lcel(model, LetterRetriever()).invoke("abc")
+    assert model.prompt_statistics.planned == 1
+
+
+def test_copies_of_the_handler_are_the_handler() -> None:
+    handler = run_documents()
+    assert copy.deepcopy(handler) is handler
+    assert pickle.loads(pickle.dumps(handler)) is handler
+
+
+def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError(text_of("a"))
+
+    inner = RecordingModel()
+    chain = with_lcel(wrapped(inner), LetterRetriever())
+    for name in ("_start", "_end", "_keep", "of_request"):
+        monkeypatch.setattr(run_documents(), name, broken)
+    chain.invoke("abc")
+    assert letters_in(inner.calls[0].text) == "abc"
+    assert text_of("a") not in caplog.text
+
+
+def tool_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
+    return [one["content"] for one in messages if one["role"] == "tool"]
+
+
+@pytest.mark.parametrize("response_format", ["content", "content_and_artifact"])
+def test_an_agents_retriever_tool_is_planned_by_the_middleware(response_format: Any) -> None:
+    answers = [calls("ab"), calls("bc", "d"), done()]
+    agent, model = agent_with(
+        ReuseMiddleware(), answers, search_tool(response_format=response_format)
+    )
+    state = ask(agent, "Which?")
+    a, b, c, d = map(text_of, "abcd")
+    assert tool_texts(model.seen[-1]) == [
+        f"[Doc_1] {a}\n\n[Doc_2] {b}",
+        f"Please refer to [Doc_2] in the previous conversation.\n\n[Doc_3] {c}",
+        f"[Doc_4] {d}",
+    ]
+    assert [b in text for text in results(state)] == [True, True, False], "the state is whole"
+
+
+def test_a_tools_text_that_is_more_than_what_was_retrieved_stays_as_it_is() -> None:
+    @tool
+    def search(query: str) -> str:
+        """Find documents."""
+        return "Found: " + joined(LetterRetriever().invoke(query))
+
+    agent, model = agent_with(ReuseMiddleware(), [calls("ab"), done()], search)
+    ask(agent, "Which?")
+    assert tool_texts(model.seen[-1]) == [f"Found: {text_of('a')}\n\n{text_of('b')}"]
+
+
+def test_what_another_run_of_the_thread_retrieved_is_no_tool_result_of_this_one() -> None:
+    @tool
+    def repeat(query: str) -> str:
+        """Say again what was found before."""
+        return f"{text_of('a')}\n\n{text_of('b')}"
+
+    answers = [calls("ab"), done(), calls("ab", name="repeat"), done()]
+    agent, model = agent_with(
+        ReuseMiddleware(), answers, search_tool(response_format="content"), repeat
+    )
+    ask(agent, "Which?")
+    ask(agent, "Again?")
+    assert tool_texts(model.seen[-1])[1] == f"{text_of('a')}\n\n{text_of('b')}"
+
+
+def test_the_middleware_looks_for_nothing_that_was_retrieved_if_told_so() -> None:
+    middleware = ReuseMiddleware(find_retrieved=False)
+    agent, model = agent_with(
+        middleware, [calls("ab"), done()], search_tool(response_format="content")
+    )
+    ask(agent, "Which?")
+    assert tool_texts(model.seen[-1]) == [f"{text_of('a')}\n\n{text_of('b')}"]
+
+
+def test_an_agents_retriever_tool_is_planned_by_the_model_and_replayed_in_later_calls() -> None:
+    scripted = Scripted(responses=[calls("abc"), calls("xy"), done()], seen=[])
+    model = wrapped(scripted)
+    agent = create_agent(model, [search_tool(response_format="content")])
+    agent.invoke({"messages": [HumanMessage("Which?")]})
+    assert is_append_only(scripted.seen)
+    assert model.prompt_statistics.planned == 1, "of the first result"
+    for text, letters in zip(tool_texts(scripted.seen[-1]), ("abc", "xy"), strict=True):
+        assert letters_in(text) == letters

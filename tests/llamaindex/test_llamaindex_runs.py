@@ -1,0 +1,628 @@
+"""A model alone plans what retrievers returned in its own run, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core import SummaryIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.llms import MockLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.postprocessor import (
+    LongContextReorder,
+    MetadataReplacementPostProcessor,
+    SimilarityPostprocessor,
+)
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    CustomQueryEngine,
+    RetrieverQueryEngine,
+    RouterQueryEngine,
+    SubQuestionQueryEngine,
+)
+from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
+from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool, ToolMetadata
+from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
+from workflows import Context, Workflow, step
+from workflows.events import Event, StartEvent, StopEvent
+
+from ctxreuse import ReusePlanner, request_context
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
+from llamaindex_ctxreuse.nodes import run_nodes
+
+LEGEND = "The documents above are [Doc_1], [Doc_2], [Doc_3], in this order. "
+ORDER = (
+    "Please read the context in the following priority order: {} > {} > {} and answer the question."
+)
+WORDS = LEGEND + ORDER.format("[Doc_3]", "[Doc_2]", "[Doc_1]")
+MOVED = [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, ResponseMode.COMPACT_ACCUMULATE]
+LEFT_ALONE = [
+    ResponseMode.REFINE,  # a node a prompt
+    ResponseMode.ACCUMULATE,
+    ResponseMode.SIMPLE_SUMMARIZE,  # shows a list as Python writes it
+]
+
+
+def shown(letters: str, separator: str = "\n\n", *, metadata: bool = True) -> str:
+    """Return the nodes of letters as an application joins them."""
+    heads = [f"source: {letter}.txt\n\n" if metadata else "" for letter in letters]
+    return separator.join(h + letter_text(one) for h, one in zip(heads, letters, strict=True))
+
+
+def reusing(inner: Any = None, **options: Any) -> tuple[RecordingLLM, ReuseLLM]:
+    inner = inner or RecordingLLM()
+    return inner, ReuseLLM(inner=inner, window_s=0, **options)
+
+
+def engine(llm: Any, **options: Any) -> RetrieverQueryEngine:
+    return RetrieverQueryEngine.from_args(LetterRetriever(), llm=llm, **options)
+
+
+def both(program: Callable[[Any], Any], **options: Any) -> tuple[list[str], list[str], ReuseLLM]:
+    """Return the prompts that a program sends by a model alone, and by the wrapped one."""
+    plain = RecordingLLM()
+    program(plain)
+    inner, model = reusing(**options)
+    program(model)
+    return plain.prompts, inner.prompts, model
+
+
+def asked(llm: Any, *questions: str, **options: Any) -> list[Any]:
+    queries = engine(llm, **options)
+    return [queries.query(one) for one in questions]
+
+
+class TestQueryEngines:
+    @pytest.mark.parametrize("mode", MOVED)
+    def test_the_nodes_of_a_query_are_planned_by_the_model_alone(self, mode: ResponseMode) -> None:
+        plain, sent, model = both(
+            lambda llm: asked(llm, "abc first?", "cba second?", response_mode=mode)
+        )
+        assert sent[0] == plain[0]
+        assert sent[1] == plain[1].replace(shown("cba"), f"{shown('abc')}\n\n{WORDS}")
+        assert model.prompt_statistics.planned == 2
+        assert model.prompt_statistics.without_context == 0
+
+    @pytest.mark.parametrize("mode", LEFT_ALONE)
+    def test_prompts_that_show_no_nodes_together_are_sent_as_given(
+        self, mode: ResponseMode
+    ) -> None:
+        plain, sent, _ = both(
+            lambda llm: asked(llm, "abc first?", "cba second?", response_mode=mode)
+        )
+        assert sent == plain
+
+    def test_responses_are_those_of_the_model_alone(self) -> None:
+        for mode in (*MOVED, *LEFT_ALONE):
+            one, other = (
+                asked(llm, "abc first?", "cba second?", response_mode=mode)
+                for llm in (RecordingLLM(), reusing()[1])
+            )
+            for response, plain in zip(other, one, strict=True):
+                assert str(response) == str(plain)
+                assert response.source_nodes == plain.source_nodes
+                assert response.metadata == plain.metadata
+
+    def test_labels_in_an_answer_are_places_among_the_source_nodes(self) -> None:
+        _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
+        response = asked(model, "abc first?", "cba second?")[1]
+        assert str(response) == "It is so [Doc_3]."
+        assert response.source_nodes[2].node_id == "id-a"
+
+    def test_an_index_needs_nothing_else(self) -> None:
+        nodes = [one.node for one in letter_nodes("abc")]
+        inner, model = reusing()
+        SummaryIndex(nodes).as_query_engine(llm=model).query("first?")
+        SummaryIndex(nodes[::-1]).as_query_engine(llm=model).query("second?")
+        assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1]
+
+    def test_it_can_be_switched_off(self) -> None:
+        plain, sent, model = both(
+            lambda llm: asked(llm, "abc first?", "cba second?"), find_retrieved=False
+        )
+        assert sent == plain
+        assert model.prompt_statistics.without_context == 2
+
+    def test_asynchronous_and_streamed_queries(self) -> None:
+        async def gathered(llm: Any, **options: Any) -> list[str]:
+            queries = engine(llm, **options)
+            first = await queries.aquery("abc first?")
+            texts = [await text_of(first)]
+            others = await asyncio.gather(*map(queries.aquery, ("cba x", "bca y", "cab z")))
+            return texts + [await text_of(one) for one in others]
+
+        async def text_of(answer: Any) -> str:
+            stream = getattr(answer, "async_response_gen", None)
+            return "".join([one async for one in stream()]) if stream else str(answer)
+
+        for streaming in (False, True):
+            plain, sent, model = both(
+                lambda llm, streaming=streaming: asyncio.run(gathered(llm, streaming=streaming))
+            )
+            assert len(sent) == len(plain)
+            assert sum(shown("abc") in one for one in sent) == len(sent)
+            assert model.prompt_statistics.planned == len(sent)
+
+    def test_a_stream_is_planned_though_it_is_read_when_the_query_is_over(self) -> None:
+        inner, model = reusing()
+        queries = engine(model, streaming=True)
+        streams = [queries.query(one) for one in ("abc first?", "cba second?")]
+        assert not inner.prompts or shown("abc") in inner.prompts[0]
+        answers = ["".join(one.response_gen) for one in streams]
+        assert answers == ["answer 1", "answer 2"]
+        assert WORDS in inner.prompts[1]
+
+    def test_many_threads(self) -> None:
+        inner, model = reusing()
+        queries = engine(model)
+        queries.query("abc first?")
+        threads = [
+            threading.Thread(target=queries.query, args=(f"cba {number}",)) for number in range(8)
+        ]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert all(shown("abc") in one for one in inner.prompts)
+        assert model.prompt_statistics.planned == 9
+
+    def test_what_postprocessors_leave_is_planned_in_their_order(self) -> None:
+        def program(llm: Any) -> None:
+            behind = [LongContextReorder(), SimilarityPostprocessor(similarity_cutoff=0.75)]
+            asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
+
+        plain, sent, model = both(program)
+        assert len(sent[1]) > len(plain[1])
+        assert model.prompt_statistics.planned == 2
+
+    def test_the_text_is_what_the_synthesizer_was_given(self) -> None:
+        replace = MetadataReplacementPostProcessor(target_metadata_key="source")
+        plain, sent, model = both(
+            lambda llm: asked(llm, "abc first?", "cba second?", node_postprocessors=[replace])
+        )
+        assert "c.txt\n\nsource: b.txt" in plain[1]
+        assert model.prompt_statistics.planned == 2
+        assert len(sent[1]) >= len(plain[1])
+
+
+class OneOfEach(BaseQuestionGenerator):
+    """Asks a tool for each order of the letters."""
+
+    def generate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
+        words = ("abc one?", "cba two?", "bca three?")
+        return [SubQuestion(sub_question=one, tool_name="letters") for one in words]
+
+    async def agenerate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
+        return self.generate(tools, query)
+
+    def _get_prompts(self) -> dict[str, Any]:
+        return {}
+
+    def _update_prompts(self, prompts: Any) -> None:
+        pass
+
+
+class JoiningQueryEngine(CustomQueryEngine):
+    """Joins what it retrieves by itself, as LlamaIndex's guides show it."""
+
+    retriever: BaseRetriever
+    llm: Any
+    separator: str = "\n\n"
+    with_metadata: bool = False
+
+    def custom_query(self, query_str: str) -> str:
+        nodes = self.retriever.retrieve(query_str)
+        context = self.separator.join(one.node.get_content() for one in nodes)
+        return str(self.llm.complete(f"Context:\n{context}\n\nQuestion: {query_str}"))
+
+
+class Retrieved(Event):
+    nodes: Any
+
+
+class Steps(Workflow):
+    """Retrieves in one step and asks in another."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__()
+        self.llm = llm
+
+    @step
+    async def retrieve(self, ctx: Context, ev: StartEvent) -> Retrieved:
+        await ctx.store.set("question", ev.question)
+        return Retrieved(nodes=await LetterRetriever().aretrieve(ev.question))
+
+    @step
+    async def answer(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        question = await ctx.store.get("question")
+        synthesizer = get_response_synthesizer(llm=self.llm)
+        return StopEvent(result=await synthesizer.asynthesize(question, ev.nodes))
+
+
+class TestOtherPrograms:
+    @pytest.mark.parametrize("use_async", [False, True])
+    def test_sub_questions_are_planned_and_their_answers_left_alone(self, use_async: bool) -> None:
+        def program(llm: Any) -> None:
+            tool = QueryEngineTool(engine(llm), ToolMetadata("Knows letters.", "letters"))
+            sub = SubQuestionQueryEngine.from_defaults(
+                [tool],
+                llm=llm,
+                question_gen=OneOfEach(),
+                use_async=use_async,
+                response_synthesizer=get_response_synthesizer(llm=llm),
+                verbose=False,
+            )
+            sub.query("all?")
+
+        plain, sent, model = both(program)
+        assert model.prompt_statistics.planned == 3
+        assert all(shown("abc") in one for one in sent[:3])
+        assert sent[3] == plain[3]
+        assert "Sub question: abc one?" in sent[3]
+
+    def test_a_router(self) -> None:
+        def program(llm: Any) -> None:
+            tool = QueryEngineTool(engine(llm), ToolMetadata("Knows letters.", "letters"))
+            selector = LLMSingleSelector.from_defaults(
+                llm=RecordingLLM(answer='[{"choice": 1, "reason": "it is the one"}]')
+            )
+            router = RouterQueryEngine(selector, [tool, tool], llm=llm)
+            router.query("abc first?")
+            router.query("cba second?")
+
+        _, sent, model = both(program)
+        assert WORDS in sent[1]
+        assert model.prompt_statistics.planned == 2
+
+    def test_numbered_sources_stay_in_their_order(self) -> None:
+        def program(llm: Any) -> None:
+            cited = CitationQueryEngine(LetterRetriever(), llm=llm)
+            cited.query("abc first?")
+            cited.query("cba second?")
+
+        plain, sent, _ = both(program)
+        assert "Source 1:\nc says" in sent[1]
+        assert sent == plain
+
+    @pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
+    @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
+    def test_chat_engines(self, kind: Any, way: str) -> None:
+        def program(llm: Any) -> None:
+            for question in ("abc first?", "cba second?"):
+                chat = kind.from_defaults(
+                    LetterRetriever(),
+                    llm=llm,
+                    memory=ChatMemoryBuffer.from_defaults(token_limit=10_000),
+                )
+                say(chat, way, question)
+                say(chat, way, question)
+
+        plain, sent, model = both(program)
+        assert len(plain) == len(sent)
+        moved = [one for one, other in zip(sent, plain, strict=True) if one != other]
+        assert moved
+        assert all(WORDS in one for one in moved)
+        assert model.prompt_statistics.planned >= 4
+
+    def test_an_application_that_joins_the_nodes_itself(self) -> None:
+        def program(llm: Any) -> None:
+            joining = JoiningQueryEngine(retriever=LetterRetriever(), llm=llm)
+            joining.query("abc first?")
+            joining.query("cba second?")
+
+        plain, sent, _ = both(program)
+        texts = [shown(letters, metadata=False) for letters in ("cba", "abc")]
+        assert sent[0] == plain[0]
+        assert sent[1] == plain[1].replace(texts[0], f"{texts[1]}\n\n{WORDS}")
+
+    def test_steps_of_a_workflow(self) -> None:
+        def program(llm: Any) -> None:
+            async def asked_twice() -> None:
+                steps = Steps(llm)
+                await steps.run(question="abc first?")
+                await steps.run(question="cba second?")
+
+            asyncio.run(asked_twice())
+
+        _, sent, _ = both(program)
+        assert WORDS in sent[1]
+
+
+def say(chat: Any, way: str, question: str) -> str:
+    async def asynchronously() -> str:
+        answer = await getattr(chat, way)(question)
+        if way == "astream_chat":
+            return "".join([one async for one in answer.async_response_gen()])
+        return str(answer)
+
+    if way.startswith("a"):
+        return asyncio.run(asynchronously())
+    answer = getattr(chat, way)(question)
+    return "".join(answer.response_gen) if way == "stream_chat" else str(answer)
+
+
+class TestNowhereElse:
+    def test_nodes_that_another_run_has_retrieved_are_text(self) -> None:
+        def program(llm: Any) -> None:
+            asked(llm, "abc first?")
+            LetterRetriever().retrieve("cba")
+            llm.complete(f"Context:\n{shown('cba', metadata=False)}\n\nWhat?")
+            llm.chat([ChatMessage(f"Context:\n{shown('cba')}\n\nWhat?")])
+
+        plain, sent, model = both(program)
+        assert sent == plain
+        assert model.prompt_statistics.planned == 1
+
+    def test_a_run_does_not_see_what_one_beside_it_has_retrieved(self) -> None:
+        class Pasting(CustomQueryEngine):
+            llm: Any
+
+            def custom_query(self, query_str: str) -> str:
+                return str(self.llm.complete(query_str))
+
+        async def beside(llm: Any) -> None:
+            await engine(llm).aquery("abc first?")
+            pasted = Pasting(llm=llm)
+            await asyncio.gather(
+                engine(llm).aquery("cba second?"),
+                pasted.aquery(f"Read:\n{shown('cba')}\n\nWhat?"),
+            )
+
+        plain, sent, _ = both(lambda llm: asyncio.run(beside(llm)))
+        assert plain[2] in sent
+        assert f"Read:\n{shown('cba')}" in plain[2]
+
+    def test_nodes_of_another_tenant_are_text(self) -> None:
+        class Careless(CustomQueryEngine):
+            """Asks for one tenant with what it has retrieved for another."""
+
+            llm: Any
+
+            def custom_query(self, query_str: str) -> str:
+                with request_context(tenant="theirs"):
+                    found = LetterRetriever().retrieve(query_str)
+                text = "\n\n".join(one.get_content() for one in found)
+                with request_context(tenant="ours"):
+                    return str(self.llm.complete(f"Context:\n{text}\n\nQuestion: {query_str}"))
+
+        def program(llm: Any) -> None:
+            for question in ("abc first?", "cba second?"):
+                Careless(llm=llm).query(question)
+
+        plain, sent, model = both(program)
+        assert sent == plain
+        assert model.prompt_statistics.without_context == 2
+
+    def test_a_tenants_order_says_nothing_of_another_ones_questions(self) -> None:
+        def program(llm: Any) -> None:
+            with request_context(tenant="theirs"):
+                asked(llm, "abc first?")
+            with request_context(tenant="ours"):
+                asked(llm, "cba second?")
+
+        plain, sent, _ = both(program)
+        assert sent == plain
+
+    @pytest.mark.parametrize(
+        ("before", "behind"),
+        [
+            ("Context: {}\n", "\nWhat stands in {}?"),
+            ("See also {}\n\nContext:\n{}\n", ""),
+        ],
+    )
+    def test_nodes_that_stand_twice_stay(self, before: str, behind: str) -> None:
+        class Twice(JoiningQueryEngine):
+            def custom_query(self, query_str: str) -> str:
+                nodes = self.retriever.retrieve(query_str)
+                text = "\n\n".join(one.get_content() for one in nodes)
+                return str(self.llm.complete((before + behind).replace("{}", text)))
+
+        def program(llm: Any) -> None:
+            for question in ("abc first?", "cba second?"):
+                Twice(retriever=LetterRetriever(), llm=llm).query(question)
+
+        plain, sent, _ = both(program)
+        assert sent == plain
+
+    @pytest.mark.parametrize("separator", [" ", "", "\nDocument:\n", ", ", "\n1. "])
+    def test_nodes_with_words_or_without_a_line_break_between_them_stay(
+        self, separator: str
+    ) -> None:
+        def program(llm: Any) -> None:
+            joining = JoiningQueryEngine(retriever=LetterRetriever(), llm=llm, separator=separator)
+            joining.query("abc first?")
+            joining.query("cba second?")
+
+        plain, sent, _ = both(program)
+        assert sent == plain
+
+    def test_a_longer_text_is_not_torn_apart(self) -> None:
+        """The prompt shows the document that the nodes are pieces of."""
+
+        class Pieces(BaseRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                return letter_nodes(query_bundle.query_str.partition(" ")[0])
+
+        class Whole(JoiningQueryEngine):
+            def custom_query(self, query_str: str) -> str:
+                nodes = self.retriever.retrieve(query_str)
+                text = "\n".join(one.get_content() for one in nodes)
+                return str(self.llm.complete(f"Read:\n{text} and so on.\n\n{query_str}"))
+
+        def program(llm: Any) -> None:
+            for question in ("abc first?", "cba second?"):
+                Whole(retriever=Pieces(), llm=llm).query(question)
+
+        plain, sent, _ = both(program)
+        assert sent == plain
+
+    def test_prompts_that_name_labels_stay(self) -> None:
+        plain, sent, _ = both(lambda llm: asked(llm, "abc first?", "cba What does [Doc_1] say?"))
+        assert sent == plain
+
+
+class TestOnePlan:
+    def test_what_a_postprocessor_has_planned_is_not_planned_again(self) -> None:
+        planner = ReusePlanner()
+
+        def program(llm: Any) -> None:
+            mine = [ReusePostprocessor(planner=planner if isinstance(llm, ReuseLLM) else None)]
+            asked(llm, "abc first?", "cba second?", "bca third?", node_postprocessors=mine)
+
+        plain, sent, model = both(program, planner=planner)
+        assert sent == plain
+        assert model.prompt_statistics.planned == 0
+
+    def test_what_a_retriever_has_planned_is_not_planned_again(self) -> None:
+        def program(llm: Any) -> None:
+            queries = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=llm)
+            joining = JoiningQueryEngine(retriever=ReuseRetriever(LetterRetriever()), llm=llm)
+            for one in (queries, joining):
+                one.query("abc first?")
+                one.query("cba second?")
+
+        plain, sent, model = both(program)
+        assert sent == plain
+        assert model.prompt_statistics.planned == 0
+
+    @pytest.mark.parametrize("use_async", [False, True])
+    def test_a_retriever_inside_of_a_fusion_leaves_its_ranking_alone(self, use_async: bool) -> None:
+        class WithoutScores(LetterRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                found = super()._retrieve(query_bundle)
+                return [NodeWithScore(node=one.node) for one in found]
+
+        def fused(*retrievers: BaseRetriever) -> list[str]:
+            fusion = QueryFusionRetriever(
+                list(retrievers),
+                llm=MockLLM(),
+                num_queries=1,
+                similarity_top_k=9,
+                use_async=use_async,
+                mode="simple",
+            )
+            fusion.retrieve("abcd first?")
+            found = fusion.retrieve("dcba second?")
+            assert all("ctxreuse" not in one.node.metadata for one in found)
+            return [one.node.node_id for one in found]
+
+        def ours() -> BaseRetriever:
+            return ReuseRetriever(WithoutScores())
+
+        assert fused(ours(), ours()) == fused(WithoutScores(), WithoutScores())
+
+    def test_one_around_a_fusion_plans(self) -> None:
+        inside = QueryFusionRetriever(
+            [ReuseRetriever(LetterRetriever()), LetterRetriever()],
+            llm=MockLLM(),
+            num_queries=1,
+            similarity_top_k=9,
+            use_async=False,
+        )
+        outside = ReuseRetriever(inside)
+        outside.retrieve("abc first?")
+        found = outside.retrieve("cba second?")
+        assert [one.node_id for one in found] == ["id-a", "id-b", "id-c"]
+
+
+class TestWhatIsKept:
+    def test_nothing_is_kept_when_runs_are_over(self) -> None:
+        before = len(run_nodes._HANDLER._calls)
+        _, model = reusing()
+        asked(model, "abc first?", "cba second?")
+        asyncio.run(engine(model).aquery("abc third?"))
+        _, broken = reusing(RecordingLLM(fails=lambda prompt: ConnectionError("gone")))
+        with pytest.raises(ConnectionError):
+            asked(broken, "abc first?")
+        assert len(run_nodes._HANDLER._calls) == before
+
+    def test_what_one_run_keeps_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run_nodes, "_MOST_NODES", 5)
+        kept: list[int] = []
+
+        class Long(CustomQueryEngine):
+            llm: Any
+
+            def custom_query(self, query_str: str) -> str:
+                for letters in ("abc", "def", "ghi"):
+                    LetterRetriever().retrieve(letters)
+                call = run_nodes._HANDLER.current()
+                assert call is not None
+                kept.append(len(call.run._is_planned))
+                return str(self.llm.complete("What?"))
+
+        _, model = reusing()
+        Long(llm=model).query("?")
+        assert kept == [5]
+
+    def test_calls_whose_end_nobody_tells_of_are_forgotten(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        handler = run_nodes._RunHandler()
+        monkeypatch.setattr(run_nodes, "_MOST_CALLS", 10)
+        arguments = __import__("inspect").signature(lambda: None).bind()
+        for number in range(100):
+            handler.span_enter(f"call-{number}", arguments)
+        assert len(handler._calls) == 10
+
+
+TEXTS = st.lists(
+    st.text(alphabet="ab\n :", max_size=6)
+    | st.sampled_from(
+        ["a", "a\n\nb", "b", "\n\n", "  ", "[Doc_1] a", "Source 1:\na", "a b", "x" * 80, "y" * 80]
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+class TestAnyTexts:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        contexts=st.lists(TEXTS, min_size=1, max_size=4),
+        separator=st.sampled_from(["\n\n", "\n", "\n---\n", " ", ""]),
+        mode=st.sampled_from([None, *MOVED]),
+    )
+    def test_prompts_show_the_same_texts_each_once_and_nothing_else(
+        self, contexts: list[list[str]], separator: str, mode: ResponseMode | None
+    ) -> None:
+        class Fixed(BaseRetriever):
+            def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+                texts = contexts[int(query_bundle.query_str)]
+                return [NodeWithScore(node=TextNode(id_=f"{text!r}", text=text)) for text in texts]
+
+        def program(llm: Any) -> None:
+            queries: Any = JoiningQueryEngine(retriever=Fixed(), llm=llm, separator=separator)
+            if mode is not None:
+                queries = RetrieverQueryEngine.from_args(Fixed(), llm=llm, response_mode=mode)
+            for number in range(len(contexts)):
+                queries.query(str(number))
+                queries.query(str(number))
+
+        plain, sent, model = both(program)
+        assert model.faults == 0
+        assert len(plain) == len(sent)
+        for one, other in zip(plain, sent, strict=True):
+            if one != other:
+                assert_same_pieces(one, other)
+
+
+def assert_same_pieces(plain: str, sent: str) -> None:
+    """Fail unless a prompt shows the lines of another one, and only words of a plan besides."""
+    words = sent.index("\n\nThe documents above are [Doc_1]")
+    end = sent.index("answer the question.", words) + len("answer the question.")
+    rest = sent[:words] + sent[end:]
+    assert len(rest) == len(plain)
+    assert sorted(rest.split("\n")) == sorted(plain.split("\n"))
