@@ -24,7 +24,11 @@ from ctxreuse.adapters.rendered_contexts import (
     Standing,
     Unplanned,
 )
-from ctxreuse.adapters.standing_documents import joined_context, render_joined
+from ctxreuse.adapters.standing_documents import (
+    is_worth_ranking,
+    joined_context,
+    render_joined,
+)
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.rendering import Templates, render_turn
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
@@ -289,6 +293,10 @@ class PromptDraft:
         if joined is None or self._standings[joined.text] == "history":
             return pieces
         number, start, found = joined
+        if not is_worth_ranking(found, self._templates):
+            self.contexts_found = 1
+            counts["too_short"] += 1
+            return pieces
         self.has_contexts, self.contexts_found = True, 1
         counts["planned"] += 1
         context = PlacedPiece(number, found, self._part_keys[number], is_context=True)

@@ -30,7 +30,7 @@ _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
 _LABEL_CHARACTERS = 64
 _SILENT_PROMPTS = 20
-_FOUND = ("planned", "left_alone", "planned_before", "in_history")
+_FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short")
 _log = logging.getLogger("ctxreuse")
 
 
@@ -80,6 +80,8 @@ class PromptStatistics:
         planned_before: Contexts whose blocks a retriever, a memory or an agent has planned.
         in_history: Contexts that were answered before; they are sent as they were sent then, or as
             given where that is not known.
+        too_short: Documents that the application joined itself and that are shorter than twice the
+            words that would rank them; they are sent as given.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
         not_recognised: Prompts that show the first two labels, and neither a context of their
@@ -99,6 +101,7 @@ class PromptStatistics:
     left_alone: int = 0
     planned_before: int = 0
     in_history: int = 0
+    too_short: int = 0
     in_other_scope: int = 0
     not_recognised: int = 0
     without_context: int = 0

@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 from ctxreuse.adapters.context_search import BlockSpan, FoundContext
 from ctxreuse.context.blocks import ContextBlock, text_digest
+from ctxreuse.context.rendering import Templates
 from ctxreuse.planning.plan import Plan
 
 _MOST_STARTS = 8
 _LONGEST_SEPARATOR = 64
+_LEAST_LENGTH = 2
+"""How long documents have to be, in lengths of the words that rank them."""
 _SEPARATOR = re.compile(r"[ \t\r]*\n(?:[ \t\r\n\-=_*#~]*\n)?[ \t]*")
 """The end of a line, and lines that are empty or a rule."""
 _BEFORE = re.compile(r"(?:\A|[\n:>(\[]|\"\"\"|```)[ \t]{0,16}\Z")
@@ -115,6 +118,21 @@ def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments
     if len(bare) < 2 or len(set(bare.values())) < len(bare):
         return None
     return _standing(text, whole) or _standing(text, bare)
+
+
+def is_worth_ranking(found: FoundContext, templates: Templates) -> bool:
+    """Return whether joined documents are long enough for the words that rank them.
+
+    Only what repeats saves anything; documents shorter than the words behind them would cost more
+    to say in another order than to read anew.
+
+    Args:
+        found: The documents as given.
+        templates: The words.
+    """
+    labels = templates.block_labels(range(1, len(found.spans) + 1))
+    words = [templates.legend_annotation(labels), templates.order_annotation(labels)]
+    return len(found.text) >= _LEAST_LENGTH * len(" ".join(words))
 
 
 def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:

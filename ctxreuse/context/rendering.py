@@ -27,6 +27,8 @@ _LONGEST_OVERLAP = 4_000
 _TRIES = 20
 _COMPARED_TEXTS = 64
 _KEPT_LABELS = 100
+_FEW_LABELS = 4
+"""More than these cost more tokens than the first, "to" and the last."""
 
 AnnotationPosition = Literal["before_question", "after_question"]
 
@@ -177,8 +179,21 @@ class Templates:
         return _filled(self.location, "label", label)
 
     def legend_annotation(self, labels: Sequence[str]) -> str:
-        """Return the words that say which labels the documents before them have, in order."""
-        return _filled(self.legend, "labels", ", ".join(checked_texts("labels", labels)))
+        """Return the words that say which labels the documents before them have, in order.
+
+        Many that are numbered one after the other are named by the first and the last.
+        """
+        named = checked_texts("labels", labels)
+        if len(named) > _FEW_LABELS and self._are_consecutive(named):
+            return _filled(self.legend, "labels", f"{named[0]} to {named[-1]}")
+        return _filled(self.legend, "labels", ", ".join(named))
+
+    def _are_consecutive(self, labels: Sequence[str]) -> bool:
+        first = self.label_pattern.fullmatch(labels[0])
+        if first is None:
+            return False
+        start = int(first[1])
+        return self.block_labels(range(start, start + len(labels))) == list(labels)
 
     def overlap_annotation(self, label: str) -> str:
         """Return the words that stand for the beginning of a block that repeats an earlier one."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.adapters import standing_documents as standing_documents_module
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
@@ -243,6 +245,18 @@ def test_beside_labels_and_beside_a_quotation_they_are_left() -> None:
         assert sent(one, prompt(text, [[C, B, A]])) == [text]
 
 
+@pytest.mark.parametrize("length", [5, 60])
+def test_documents_shorter_than_the_words_that_rank_them_are_left(length: int) -> None:
+    one = planner()
+    texts = [f"{name} " * length for name in "abc"]
+    sent(one, prompt(asking(texts), [texts]))
+    again = asking([*texts[::-1]])
+    [shown] = sent(one, prompt(again, [texts[::-1]]))
+    assert (shown == again) is (length == 5)
+    assert one.statistics().too_short == (2 if length == 5 else 0)
+    assert one.statistics().without_context == 0
+
+
 PIECES = st.text(alphabet="ab [Doc_1]\n", max_size=9)
 
 
@@ -256,7 +270,8 @@ def test_each_document_is_sent_once_and_the_words_around_stay(
     one = planner()
     for documents, before, behind in asked:
         text = before + separator.join(documents) + behind
-        [shown] = one.plan([prompt(text, [documents])])
+        with mock.patch.object(standing_documents_module, "_LEAST_LENGTH", 0):
+            [shown] = one.plan([prompt(text, [documents])])
         for plan in shown.plans:
             assert Counter(block.text.strip() for block in plan.blocks) == Counter(
                 text.strip() for text in documents if text.strip()

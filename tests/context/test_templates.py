@@ -25,8 +25,25 @@ def test_the_default_words_are_the_papers():
         "The documents above are [Doc_1], [Doc_2], in this order."
     )
     assert (words.before_text("[Doc_1]"), words.after_text) == ("[Doc_1] ", "")
+    assert words.legend_annotation([f"[Doc_{n}]" for n in range(9, 14)]) == (
+        "The documents above are [Doc_9] to [Doc_13], in this order."
+    )
     assert words.separator == "\n\n"
     assert words.order_position == "before_question"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["[Doc_1]", "[Doc_2]", "[Doc_3]", "[Doc_5]", "[Doc_4]"],
+        ["[Doc_1]", "[Doc_2]", "[Doc_3]", "[Doc_4]", "[Doc_6]"],
+        ["[Doc_1]", "[Doc_1]", "[Doc_1]", "[Doc_1]", "[Doc_1]"],
+        ["#1", "#2", "#3", "#4", "#5"],
+        ["[Doc_01]", "[Doc_2]", "[Doc_3]", "[Doc_4]", "[Doc_5]"],
+    ],
+)
+def test_labels_that_are_not_numbered_on_are_named_one_by_one(labels):
+    assert ", ".join(labels) in DEFAULT_TEMPLATES.legend_annotation(labels)
 
 
 @given(st.integers(1, 300))

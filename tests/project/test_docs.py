@@ -444,6 +444,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     from ctxreuse.workflow.runtime.services import Services, WorkflowOptions
     from langchain_ctxreuse.documents.run_documents import run_documents
     from llamaindex_ctxreuse import ReuseMemoryBlock
+    from llamaindex_ctxreuse.nodes.run_nodes import run_parts
     from mem0_ctxreuse import ReuseMemory
 
     planner = ctxreuse.ReusePlanner()
@@ -459,6 +460,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
             "`SEARCHED_TEXTS.parts`": SEARCHED_TEXTS.parts,
             "`context_registry().statistics().parts`": context_registry().statistics().parts,
             "`run_documents().parts`": run_documents().parts,
+            "`run_parts()`": run_parts(),
             "`model.prompt_statistics.parts`": PromptPlanner().statistics().parts,
             "`block.parts`": ReuseMemoryBlock(memory=SimpleNamespace(search=list)).parts,
             "`memory.parts`": ReuseMemory(SimpleNamespace(search=list)).parts,

@@ -18,7 +18,7 @@ from langchain_core.documents import Document
 
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memory_ranks, retrievers_order
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from langchain_ctxreuse.documents.document_plans import document_block, planned_document
+from langchain_ctxreuse.documents.document_plans import planned_document
 
 _OF_ONE_SEARCH = ("score", "score_details")
 """Fields of a memory that change from one search to the next."""
@@ -97,7 +97,7 @@ def rendered_blocks(blocks: Sequence[ContextBlock], artifact: Any) -> FoundBlock
 
 
 def joined_documents(
-    lists: Iterable[Sequence[Document]], text: str, separator: str
+    lists: Iterable[Sequence[ContextBlock]], text: str, separator: str
 ) -> FoundBlocks | None:
     """Return the blocks of a tool result that is retrieved documents, joined, and nothing else.
 
@@ -106,9 +106,9 @@ def joined_documents(
         text: The tool's text.
         separator: The text between two blocks.
     """
-    for documents in lists:
-        if text == separator.join(one.page_content for one in documents):
-            return FoundBlocks(tuple(map(document_block, documents)))
+    for blocks in lists:
+        if text == separator.join(one.text for one in blocks):
+            return FoundBlocks(tuple(blocks))
     return None
 
 

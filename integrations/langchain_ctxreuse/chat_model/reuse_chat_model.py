@@ -50,7 +50,7 @@ from langchain_ctxreuse.chat_model.batching import (
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.chat_model.model_view import called_through
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
-from langchain_ctxreuse.documents.run_documents import follow_runs, retrieved_blocks
+from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import RequestCarrier, on_carrying_copy, scope_from_config
 
@@ -510,7 +510,7 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         return ScopedPrompt(
             texts.parts,
             scope,
-            self._gateway.attempt(lambda: retrieved_blocks(config, tenant), lambda: ()),
+            self._gateway.attempt(lambda: run_documents().of_request(config, tenant), lambda: ()),
         )
 
     def _outgoing(self, messages: list[BaseMessage], arguments: Mapping[str, Any]) -> _Outgoing:

@@ -36,8 +36,8 @@ _MOST_LISTS = 16
 
 _log = logging.getLogger("ctxreuse")
 
-Retrieved = tuple[Document, ...]
-"""What one retriever returned."""
+Retrieved = tuple[ContextBlock, ...]
+"""What one retriever returned, as blocks."""
 
 
 class _Run(NamedTuple):
@@ -62,7 +62,8 @@ class RunDocuments(BaseCallbackHandler):
     It keeps the documents of the outermost retrievers only, and none that carry a plan. At most
     100,000 runs that go on and 16,000,000 characters of documents are remembered, and of one
     request and tenant the latest 16 lists; the tenant that holds most loses first. What is
-    forgotten is not planned.
+    forgotten is not planned. LangChain tells of no end of a retrieval that is cancelled: such a run
+    is remembered until 100,000 later ones are.
     """
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
@@ -118,66 +119,50 @@ class RunDocuments(BaseCallbackHandler):
 
     # What LangChain calls.
 
-    def on_chain_start(
+    def _on_start(
         self,
         serialized: Any,
-        inputs: Any,
+        given: Any,
+        /,
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
         **_: Any,
     ) -> None:
         """Note a run and the one around it."""
-        self._attempt_start(run_id, parent_run_id, is_retriever=False)
+        self._fail_open.attempt(lambda: self._start(run_id, parent_run_id), lambda: None)
 
-    def on_tool_start(
+    def _on_retrieval(
         self,
         serialized: Any,
-        input_str: str,
+        given: Any,
+        /,
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
         **_: Any,
     ) -> None:
-        """Note a run and the one around it."""
-        self._attempt_start(run_id, parent_run_id, is_retriever=False)
+        """Note a retriever's run and the one around it."""
+        self._fail_open.attempt(lambda: self._start(run_id, parent_run_id, True), lambda: None)
 
-    def on_retriever_start(
-        self,
-        serialized: Any,
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        **_: Any,
-    ) -> None:
-        """Note a run and the one around it."""
-        self._attempt_start(run_id, parent_run_id, is_retriever=True)
+    def _on_end(self, result: Any, /, *, run_id: UUID, **_: Any) -> None:
+        """Forget a run that has ended or failed and, if it is the outermost, its documents."""
+        self._fail_open.attempt(lambda: self._end(run_id), lambda: None)
 
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
-        """Forget a run that has ended and, if it is the outermost, its documents."""
-        self._attempt_end(run_id)
-
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """As `on_chain_end`."""
-        self._attempt_end(run_id)
-
-    def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        """As `on_chain_end`."""
-        self._attempt_end(run_id)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """As `on_chain_end`."""
-        self._attempt_end(run_id)
-
-    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **_: Any) -> None:
+    def _on_retrieved(self, documents: Sequence[Document], /, *, run_id: UUID, **_: Any) -> None:
         """Keep what a retriever returned, and forget its run."""
         self._fail_open.attempt(lambda: self._keep(run_id, documents), lambda: None)
-        self._attempt_end(run_id)
+        self._on_end(documents, run_id=run_id)
 
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """As `on_chain_end`."""
-        self._attempt_end(run_id)
+    on_chain_start: Any = _on_start
+    on_tool_start: Any = _on_start
+    on_retriever_start: Any = _on_retrieval
+    on_retriever_end: Any = _on_retrieved
+    on_chain_end: Any = _on_end
+    on_chain_error: Any = _on_end
+    on_tool_end: Any = _on_end
+    on_tool_error: Any = _on_end
+    on_retriever_error: Any = _on_end
 
     # What components ask.
 
@@ -213,18 +198,12 @@ class RunDocuments(BaseCallbackHandler):
             if run is not None:
                 self._runs.put(run_id, run._replace(is_planned=True))
 
-    def _attempt_start(self, run_id: UUID, around: UUID | None, is_retriever: bool) -> None:
-        self._fail_open.attempt(lambda: self._start(run_id, around, is_retriever), lambda: None)
-
-    def _start(self, run_id: UUID, around: UUID | None, is_retriever: bool) -> None:
+    def _start(self, run_id: UUID, around: UUID | None, is_retriever: bool = False) -> None:
         with self._changing():
             outer = None if around is None else self._runs.get(around)
             is_nested = outer is not None and outer.is_retriever
             root = run_id if outer is None else outer.root
             self._runs.put(run_id, _Run(root, is_retriever or is_nested, is_nested))
-
-    def _attempt_end(self, run_id: UUID) -> None:
-        self._fail_open.attempt(lambda: self._end(run_id), lambda: None)
 
     def _end(self, run_id: UUID) -> None:
         self._ended.append(run_id)
@@ -259,9 +238,9 @@ class RunDocuments(BaseCallbackHandler):
             run = self._runs.get(run_id)
         if run is None or run.root == run_id or run.is_nested or run.is_planned:
             return
-        retrieved = tuple(documents)
-        if not retrieved or any(METADATA_KEY in one.metadata for one in retrieved):
+        if not documents or any(METADATA_KEY in one.metadata for one in documents):
             return
+        retrieved = tuple(map(document_block, documents))
         tenant = tenant_from_config() or ""
         with self._changing():
             if self._runs.peek(run.root) is None:  # it has ended since
@@ -273,7 +252,7 @@ class RunDocuments(BaseCallbackHandler):
 
 
 def _characters(lists: tuple[Retrieved, ...]) -> int:
-    return sum(len(one.page_content) + 100 for retrieved in lists for one in retrieved)
+    return sum(len(one.text) + 100 for retrieved in lists for one in retrieved)
 
 
 def _run_around(config: RunnableConfig | None) -> UUID | None:
@@ -293,14 +272,6 @@ def follow_runs() -> None:
     """Have LangChain call the handler in every run that begins from now on."""
     shared: Any = run_documents()  # by default, so that it is the same in every thread and context
     register_configure_hook(ContextVar("ctxreuse_runs", default=shared), inheritable=True)
-
-
-def retrieved_blocks(
-    config: RunnableConfig | None, tenant: str
-) -> tuple[tuple[ContextBlock, ...], ...]:
-    """Return what was retrieved for the request of a call, as blocks; see `of_request`."""
-    lists = run_documents().of_request(config, tenant)
-    return tuple(tuple(map(document_block, documents)) for documents in lists)
 
 
 @cache

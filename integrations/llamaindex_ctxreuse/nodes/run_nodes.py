@@ -6,13 +6,11 @@ names the one around it, across tasks, `asyncio_run` and its own threads.
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -28,6 +26,8 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import cached_property
+from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from llamaindex_ctxreuse.nodes.node_plans import node_block
 from llamaindex_ctxreuse.nodes.span_listener import SpanListener
@@ -115,6 +115,11 @@ class _Call:
     def __post_init__(self) -> None:
         self.is_retrieval = isinstance(self.instance, BaseRetriever)
 
+    def end(self) -> None:
+        """Forget the run if this is the outermost call of it."""
+        if self.parent is None:
+            self.run.end()
+
     def outwards(self) -> Iterator[_Call]:
         """Yield this call and those around it."""
         call: _Call | None = self
@@ -135,48 +140,37 @@ class _RunHandler(SpanListener):
         default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
     )
 
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many calls are remembered, and how many may be."""
+        return {"calls": PartSize(len(self._calls), _MOST_CALLS)}
+
     def current(self) -> _Call | None:
         """Return the innermost call under way, if the handler was told of it."""
         return self._calls.get(active_span_id.get() or "")
 
-    def span_enter(
-        self,
-        id_: str,
-        bound_args: inspect.BoundArguments,
-        instance: Any | None = None,
-        parent_id: str | None = None,
-        tags: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
         """Note a call, and the nodes that a response synthesizer is to show."""
-        parent = self._calls.get(parent_id or "")
-        call = _Call(_Run() if parent is None else parent.run, instance, parent)
-        nodes = bound_args.arguments.get("nodes")
+        parent = self._calls.get(around)
+        begun = _Call(_Run() if parent is None else parent.run, instance, parent)
+        nodes = arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and _are_nodes(nodes):
-            call.synthesized = _NodeList(current_scope().tenant, nodes)
-        self._calls[id_] = call
+            begun.synthesized = _NodeList(current_scope().tenant, nodes)
+        self._calls[call] = begun
         _forget_oldest(self._calls, _MOST_CALLS)  # whose end LlamaIndex never told of
 
-    def span_exit(
-        self,
-        id_: str,
-        bound_args: inspect.BoundArguments,
-        instance: Any | None = None,
-        result: Any | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def ended(self, call: str, result: object) -> None:
         """Note what was retrieved; forget the call, and with the outermost one the run."""
-        call = self._calls.pop(id_, None)
-        if call is not None:
-            self._fail_open.attempt(lambda: _note(call, result), lambda: None)
-            if call.parent is None:
-                call.run.end()
+        over = self._calls.pop(call, None)
+        if over is not None:
+            self._fail_open.attempt(lambda: _note(over, result), lambda: None)
+            over.end()
 
-    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        """Forget a call that has failed."""
-        call = self._calls.pop(id_, None)
-        if call is not None and call.parent is None:
-            call.run.end()
+    def failed(self, call: str) -> None:
+        """Forget a call."""
+        over = self._calls.pop(call, None)
+        if over is not None:
+            over.end()
 
 
 def _note(call: _Call, result: Any) -> None:
@@ -235,6 +229,17 @@ _HANDLER = _RunHandler()
 def follow_runs() -> None:
     """Note what runs retrieve, from now on."""
     _HANDLER.listen()
+
+
+def run_parts() -> dict[str, PartSize]:
+    """Return how much of what is bounded is remembered of runs that go on.
+
+    Each run keeps references to the nodes of at most 32 lists, and names 10,000 nodes.
+
+    Returns:
+        `calls`: Calls that have begun and not ended.
+    """
+    return _HANDLER.parts
 
 
 def retrieved_in_run() -> tuple[tuple[ContextBlock, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
@@ -23,6 +24,49 @@ class SpanListener(BaseSpanHandler[BaseSpan]):
             with _REGISTERING:
                 if not any(one is self for one in handlers):
                     get_dispatcher().add_span_handler(self)
+
+    def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
+        """Take note that a call begins.
+
+        Args:
+            call: Its id.
+            around: The id of the call that makes it; empty for none.
+            instance: Whose method is called.
+            arguments: What it is called with; changes reach the call.
+        """
+
+    def ended(self, call: str, result: object) -> None:
+        """Take note of what a call has returned."""
+
+    def failed(self, call: str) -> None:
+        """Take note that a call has raised an error."""
+
+    def span_enter(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any | None = None,
+        parent_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Call `entered`."""
+        self.entered(id_, parent_id or "", instance, bound_args.arguments)
+
+    def span_exit(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any | None = None,
+        result: Any | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Call `ended`."""
+        self.ended(id_, result)
+
+    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
+        """Call `failed`."""
+        self.failed(id_)
 
     def new_span(self, *args: Any, **kwargs: Any) -> None:
         """Keep no spans."""

@@ -7,7 +7,6 @@ that it shows, so what other postprocessors drop or move cannot make them false.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,42 +93,34 @@ class _SynthesisHandler(SpanListener):
         """How many syntheses have shown planned nodes without words that they should have."""
         return self._fail_open.faults
 
-    def span_enter(
-        self,
-        id_: str,
-        bound_args: inspect.BoundArguments,
-        instance: Any | None = None,
-        parent_id: str | None = None,
-        tags: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def entered(self, call: str, around: str, instance: object, arguments: dict[str, Any]) -> None:
         """Note a synthesis of planned nodes; add their words to the texts of one."""
         if not isinstance(instance, BaseSynthesizer):
             return
-        nodes = bound_args.arguments.get("nodes")
+        nodes = arguments.get("nodes")
         if nodes is not None:
             planned = next((one for one in nodes if isinstance(one, PlannedNode)), None)
             if planned is not None:
-                self._syntheses[id_] = _Synthesis(list(nodes), planned.templates)
+                self._syntheses[call] = _Synthesis(list(nodes), planned.templates)
             return
-        synthesis = self._syntheses.get(parent_id or "")
+        synthesis = self._syntheses.get(around)
         if synthesis is not None and not synthesis.is_worded:
             synthesis.is_worded = True
             self._fail_open.attempt(
-                lambda: _add_words(instance, bound_args.arguments, synthesis), lambda: None
+                lambda: _add_words(instance, arguments, synthesis), lambda: None
             )
 
-    def span_exit(self, id_: str, *args: Any, **kwargs: Any) -> None:
+    def ended(self, call: str, result: object) -> None:
         """Forget a synthesis that has ended; count one that showed the nodes without words."""
-        synthesis = self._syntheses.pop(id_, None)
+        synthesis = self._syntheses.pop(call, None)
         if synthesis is not None and not synthesis.is_worded and _words(synthesis).all:
             self._fail_open.note(
                 LookupError("LlamaIndex did not say which texts its synthesizer shows")
             )
 
-    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
+    def failed(self, call: str) -> None:
         """Forget a synthesis that has failed."""
-        self._syntheses.pop(id_, None)
+        self._syntheses.pop(call, None)
 
 
 _HANDLER = _SynthesisHandler()
