@@ -301,8 +301,12 @@ class Tenants:
         """
         if self._owed:
             self._evict_owed()
-        if not self._are_over:
-            return
+        while self._are_over and self._shrink_all():
+            pass  # others may have left to us what we held
+
+    def _shrink_all(self) -> bool:
+        """Shrink each part that is over its bound; return whether a state was held for that."""
+        has_held = False
         for part, bound in enumerate(self._bounds):
             while self._totals[part] > bound:
                 with self._lock:
@@ -312,11 +316,13 @@ class Tenants:
                     share = bound // len(self._states)
                 if not most.lock.acquire(blocking=False):
                     break
+                has_held = True
                 try:
                     self._shrink(part, most, share)
                     self.measure(most)
                 finally:
                     most.lock.release()
+        return has_held
 
     def _shares_of(self, part: int) -> TenantShares:
         """Return how much of a part each tenant holds; the common lock is held.
@@ -374,12 +380,13 @@ class Tenants:
         """
         evicted = self._evict_oldest(tokens)
         if evicted.busy is None:
+            self.enforce_bounds()  # others may have left to us what we held
             return Evicted(0, evicted.tokens, ())
         with self._lock:
             held = sum([state.index.tokens for state in self._states.values()])
             owed = max(0, min(tokens - evicted.tokens, held - self._owed))
             self._owed += owed
-        self._evict_owed()  # the tenant may be done by now
+        self.enforce_bounds()  # the tenant may be done by now
         return Evicted(0, evicted.tokens + owed, ())
 
     def _evict_owed(self) -> None:

@@ -17,6 +17,7 @@ from tenant_sizes import SMALL, bounded, measured
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.index import path_search, shown_blocks
+from ctxreuse.index.explain import PromptLog
 from ctxreuse.index.radix_tree import ContextIndex, PartSize
 from ctxreuse.ordering import online, paper
 from ctxreuse.ordering.online import LongContext, OnlineOrder
@@ -319,6 +320,30 @@ def test_a_busy_tenant_that_has_most_gives_it_up_when_it_is_done(monkeypatch):
         assert planner.statistics().parts["index_blocks"].entries > 20
     assert planner.statistics().parts["index_blocks"].entries <= 20
     assert planner.cached_tokens(other) == 500
+
+
+def test_what_evicts_tokens_of_the_tenant_that_has_most_brings_it_back_within_bounds(monkeypatch):
+    planner = bounded(Bounds(logged_blocks=20))
+    planner.plan(of_a(range(16)), "none")
+    held = Held(monkeypatch, ContextIndex, "evict_oldest")
+    with ThreadPoolExecutor(1) as pool, held.during(planner.evict_tokens, 10):
+        other = big_request(range(5), tenant="other")
+        pool.submit(planner.plan, other, "none").result(WAIT_S)
+        assert planner.statistics().parts["logged_blocks"].entries > 20
+    assert planner.statistics().parts["logged_blocks"].entries <= 20
+
+
+def test_what_brings_back_one_part_within_its_bound_sees_to_all_others_behind_it(monkeypatch):
+    planner = bounded(Bounds(recent_blocks=20, logged_blocks=10))
+    planner.plan(of_a(range(10)), "none")
+    held = Held(monkeypatch, PromptLog, "forget_oldest")
+    with ThreadPoolExecutor(1) as pool, held.during(planner.plan, of_a(range(20, 30)), "none"):
+        other = big_request(range(5), tenant="other")
+        pool.submit(planner.plan, other, "none").result(WAIT_S)
+        assert planner.statistics().parts["recent_blocks"].entries > 20
+    parts = planner.statistics().parts
+    assert parts["recent_blocks"].entries <= 20
+    assert parts["logged_blocks"].entries <= 10
 
 
 @pytest.mark.parametrize("place", [one for one in PLACES if "ing" in one])
