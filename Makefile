@@ -1,4 +1,4 @@
-.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-calls clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-calls bench-query-engines clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -87,6 +87,9 @@ test-vllm: $(VENV)/dev  ## the tests that need a real engine, on servers of thei
 bench-calls: $(VENV)/dev  ## how long calls of a wrapped model wait for each other, in tasks and threads
 	$(BIN)/python benchmarks/model_calls.py
 
+bench-query-engines: $(VENV)/dev  ## tokens computed for chains and query engines, on the data in $$CTXREUSE_DATA
+	$(BIN)/python benchmarks/query_engines.py
+
 bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
 	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/xquad" --k 5 --requests 40 -o bench-output/xquad
@@ -106,7 +109,7 @@ bench-agents: $(VENV)/dev  ## agents over emulated engines, on the traces in $$C
 	$(BIN)/python benchmarks/agents_server.py $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1 http://127.0.0.1:$$(($(PORT) + 1))/v1}
 
 bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, and a real engine
-	$(BIN)/python benchmarks/workflows.py
+	$(BIN)/python benchmarks/workflow_index.py
 	$(BIN)/python benchmarks/workflow_tier.py
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/workflows_server.py --base-url "$(ENGINE_URL)"

@@ -1,0 +1,230 @@
+"""Chains and query engines as users have them: tokens that an engine computes, with ours and as is.
+
+Documents of public traces are retrieved in the trace's order, and LangChain's and LlamaIndex's own
+code makes a prompt of them. Each set-up's prompts go through a simulated prefix cache without
+bounds; printed are the tokens that are not found there, of the whole prompts. Nothing is called
+that the framework would not call: the first row of each framework is the program without us, the
+next the one line that the README changes. Reads the folder that CTXREUSE_DATA names.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever as LangChainRetriever
+from langchain_core.runnables import Runnable, RunnablePassthrough
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.llms import LLM, CustomLLM, LLMMetadata
+from llama_index.core.llms import CompletionResponse as Completion
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from pydantic import PrivateAttr
+from rich.console import Console
+from rich.progress import track
+from shared import data_folder, new_table, read_named_trace
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache import PrefixCacheSimulator
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+
+TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
+CONTEXT_WINDOW = 1_000_000
+PROMPT = ChatPromptTemplate.from_template(
+    "Answer the question from the context.\n\n{context}\n\nQuestion: {question}"
+)
+
+
+class RecordingModel(BaseChatModel):
+    """Keeps the prompts that it gets."""
+
+    _prompts: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "recording"
+
+    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
+        self._prompts.append("\n".join(one.text for one in messages))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("So."))])
+
+
+class RecordingLLM(CustomLLM):
+    """Keeps the prompts that it gets."""
+
+    _prompts: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """A window that all prompts fit into."""
+        return LLMMetadata(context_window=CONTEXT_WINDOW)
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Completion:
+        """Keep a prompt."""
+        self._prompts.append(prompt)
+        return Completion(text="So.")
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        """Not used."""
+        raise NotImplementedError
+
+
+class TraceDocuments(LangChainRetriever):
+    """Returns what a trace says was retrieved for a question, as documents."""
+
+    requests: dict[str, TraceRequest]
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        blocks = self.requests[query].blocks
+        return [Document(block.text, id=str(block.id)) for block in blocks]
+
+
+class TraceNodes(BaseRetriever):
+    """Returns what a trace says was retrieved for a question, as nodes."""
+
+    def __init__(self, requests: dict[str, TraceRequest]) -> None:
+        super().__init__()
+        self._requests = requests
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [
+            NodeWithScore(node=TextNode(id_=str(block.id), text=block.text), score=1 / (1 + rank))
+            for rank, block in enumerate(self._requests[query_bundle.query_str].blocks)
+        ]
+
+
+def joined(documents: Sequence[Document]) -> str:
+    """Return documents as LangChain's guides join them."""
+    return "\n\n".join(one.page_content for one in documents)
+
+
+def chain(retriever: LangChainRetriever, model: Any, show: Callable[..., str] = joined) -> Runnable:
+    """Return a retrieval chain as LangChain's guides have it."""
+    return {"context": retriever | show, "question": RunnablePassthrough()} | PROMPT | model
+
+
+def engine(requests: dict[str, TraceRequest], llm: LLM, behind: Sequence[Any] = ()) -> Any:
+    """Return a query engine."""
+    return RetrieverQueryEngine.from_args(
+        TraceNodes(requests), llm=llm, node_postprocessors=list(behind)
+    )
+
+
+class SetUp(NamedTuple):
+    """A program.
+
+    Attributes:
+        framework: Whose.
+        name: What of ours it has.
+        prompts: Returns its prompts for a trace's questions, in order.
+    """
+
+    framework: str
+    name: str
+    prompts: Callable[[dict[str, TraceRequest]], list[str]]
+
+
+def _langchain(program: Callable[[LangChainRetriever, BaseChatModel], Runnable]) -> Any:
+    def prompts(requests: dict[str, TraceRequest]) -> list[str]:
+        inner = RecordingModel()
+        asked = program(TraceDocuments(requests=requests), inner)
+        for question in requests:
+            asked.invoke(question)
+        return inner._prompts
+
+    return prompts
+
+
+def _llamaindex(program: Callable[[dict[str, TraceRequest], LLM], Any]) -> Any:
+    def prompts(requests: dict[str, TraceRequest]) -> list[str]:
+        inner = RecordingLLM()
+        asked = program(requests, inner)
+        for question in requests:
+            asked.query(question)
+        return inner._prompts
+
+    return prompts
+
+
+def _wrapped(inner: BaseChatModel, **options: Any) -> ReuseChatModel:
+    return ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0, **options)
+
+
+def _reuse_llm(inner: LLM, **options: Any) -> ReuseLLM:
+    return ReuseLLM(inner=inner, planner=ReusePlanner(), window_s=0, **options)
+
+
+SET_UPS = (
+    SetUp("LangChain", "as it is", _langchain(chain)),
+    SetUp("", "ReuseChatModel", _langchain(lambda found, model: chain(found, _wrapped(model)))),
+    SetUp(
+        "",
+        "ReuseChatModel, format_context",
+        _langchain(lambda found, model: chain(found, _wrapped(model), format_context)),
+    ),
+    SetUp(
+        "",
+        "ReuseRetriever",
+        _langchain(
+            lambda found, model: chain(
+                ReuseRetriever(retriever=found, planner=ReusePlanner()), model
+            )
+        ),
+    ),
+    SetUp("LlamaIndex", "as it is", _llamaindex(engine)),
+    SetUp("", "ReuseLLM", _llamaindex(lambda found, llm: engine(found, _reuse_llm(llm)))),
+    SetUp(
+        "",
+        "ReusePostprocessor",
+        _llamaindex(
+            lambda found, llm: engine(found, llm, [ReusePostprocessor(planner=ReusePlanner())])
+        ),
+    ),
+)
+
+
+def computed(prompts: Sequence[str]) -> int:
+    """Return how many tokens an engine computes for prompts that come one after the other."""
+    cache = PrefixCacheSimulator()
+    served = (cache.serve(ENGINE_TOKENIZER.ids(prompt)) for prompt in prompts)
+    return sum(usage.prefilled_tokens for usage in served)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="*", default=TRACES, help=f"default: {' '.join(TRACES)}")
+    names = parser.parse_args().traces
+    data = data_folder(*{name.split("_")[0] for name in names})
+    console = Console(width=120)
+    for name in names:
+        trace, _ = read_named_trace(data, name)
+        requests = {f"{one.query} ({n})": one for n, one in enumerate(trace)}
+        table = new_table(
+            f"{name}: {len(requests):,} questions, tokens computed for whole prompts",
+            ["framework", "program"],
+            ["tokens", "of as it is", "prompts"],
+        )
+        plain = 0
+        for set_up in track(SET_UPS, name, transient=True):
+            prompts = set_up.prompts(requests)
+            tokens = computed(prompts)
+            plain = tokens if set_up.name == "as it is" else plain
+            row = (f"{tokens:,}", f"{tokens / plain:.3f}", f"{len(prompts):,}")
+            table.add_row(set_up.framework, set_up.name, *row)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
