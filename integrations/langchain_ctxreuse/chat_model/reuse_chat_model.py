@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import aclosing
-from functools import cache, lru_cache, partial, wraps
+from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
 from threading import Event
@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_config_list, merge_configs
-from langchain_core.tools import BaseTool
-from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
+from pydantic import Field, PrivateAttr, field_validator
 
 from ctxreuse.adapters.engine_options import added_salt, added_session
 from ctxreuse.adapters.model_gateway import ModelGateway
@@ -37,8 +35,6 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.context.checks import checked_kind
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
     BatchInput,
@@ -47,18 +43,16 @@ from langchain_ctxreuse.chat_model.batching import (
     answers,
     started,
 )
+from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
-from langchain_ctxreuse.chat_model.model_view import called_through
-from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
-from langchain_ctxreuse.scope import RequestCarrier, on_carrying_copy, scope_from_config
+from langchain_ctxreuse.scope import on_carrying_copy, scope_from_config
 
 if TYPE_CHECKING:
-    from langchain_core.language_models.model_profile import ModelProfile
+    pass
 
 _log = logging.getLogger("ctxreuse")
-_TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 _GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
 _ASKED_FOR = ("ChatAnthropic", "ChatBedrock", "ChatBedrockConverse")
 """Classes for which middleware asks, to mark what providers shall cache; not imported here."""
@@ -68,7 +62,7 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
 
-class ReuseChatModel(RequestCarrier, BaseChatModel):
+class ReuseChatModel(DelegatingChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
     Contexts that `format_context` rendered for the same tenant, from documents without a plan, are
@@ -122,7 +116,6 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         'In France.'
     """
 
-    inner: BaseChatModel
     planner: ReusePlanner = Field(default_factory=ReusePlanner, repr=False, frozen=True)
     window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
     strategy: Strategy = Field(default="reuse", frozen=True)
@@ -133,16 +126,9 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
     _slot: BatchSlot | None = PrivateAttr(default=None)
-    _is_shown_as_inner: bool = PrivateAttr(default=False)
 
     _check_planner = field_validator("planner", mode="before")(planner_or_new)
     _check_window = field_validator("window_s", mode="before")(checked_window)
-
-    @field_validator("inner", mode="before")
-    @classmethod
-    def _check_inner(cls, inner: object) -> BaseChatModel:
-        remedy = "pass one such as ChatOpenAI(...), and bind tools or config to the wrapper instead"
-        return checked_kind("inner", inner, BaseChatModel, f"a LangChain chat model; {remedy}")
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -150,38 +136,12 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         check_strategy(strategy)
         return strategy
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_unknown_arguments(cls, arguments: Any) -> Any:
-        """Log the arguments that are not used; LangChain's models ignore them silently."""
-        unknown = sorted(str(name) for name in arguments if name not in cls.model_fields)
-        if unknown:
-            _log.warning(
-                "%s does not use %s; give the inner model its parameters",
-                cls.__name__,
-                ", ".join(unknown),
-            )
-        return arguments
-
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the calls, and take over the inner model's settings."""
         super().model_post_init(context)
         self._build()
         if self.find_retrieved:
             follow_runs()
-        inner = self.inner
-        for name in _TAKEN_OVER:
-            if name not in self.model_fields_set:
-                setattr(self, name, getattr(inner, name))
-        if inner.callbacks and self.callbacks:
-            both = merge_configs({"callbacks": inner.callbacks}, {"callbacks": self.callbacks})
-            self.callbacks = both["callbacks"]
-        else:
-            self.callbacks = self.callbacks or inner.callbacks
-        self.tags = list(dict.fromkeys([*(inner.tags or ()), *(self.tags or ())])) or None
-        theirs, ours = inner.metadata or {}, self.metadata or {}
-        versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
-        self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, in which other values of the fields take effect.
@@ -194,13 +154,8 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
         Raises:
             InvalidRequestError: wrong type or out of range.
         """
-        update = dict(update or {})
-        fields = type(self.inner).model_fields.keys() - type(self).model_fields
-        of_inner = {name: update.pop(name) for name in fields & update.keys()}
         copy = super().model_copy(update=update, deep=deep)
-        if of_inner:
-            copy.inner = copy.inner.model_copy(update=of_inner)
-        if not update.keys().isdisjoint(_GATEWAY_FIELDS):
+        if update and not update.keys().isdisjoint(_GATEWAY_FIELDS):
             copy._build()
         if copy.find_retrieved:
             follow_runs()
@@ -233,41 +188,6 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
     astream = on_carrying_copy(BaseChatModel.astream)
     _chat_model_stream_v3 = on_carrying_copy(BaseChatModel._chat_model_stream_v3)
     _achat_model_stream_v3 = on_carrying_copy(BaseChatModel._achat_model_stream_v3)
-
-    def _carrying(self, config: RunnableConfig | None) -> Self:
-        _ = self._serialized  # kept by the model, or each copy would make it anew
-        call = super()._carrying(config)
-        if isinstance(call.inner, RequestCarrier):
-            call.inner = call.inner._carrying(config)
-        return call
-
-    def configurable_fields(self, **fields: Any) -> Any:
-        """Return a model whose fields a config can set, as LangChain's models do.
-
-        Raises:
-            InvalidRequestError: a field of the inner model.
-            ValueError: a field of neither.
-        """
-        inside = fields.keys() & type(self.inner).model_fields.keys() - type(self).model_fields
-        for name in sorted(inside):
-            raise InvalidRequestError(
-                f"{name} is a field of the inner {type(self.inner).__name__}; make the whole model "
-                f"configurable, with inner=..., or set it for a call with .bind({name}=...)"
-            )
-        return super().configurable_fields(**fields)
-
-    def as_inner(self) -> BaseChatModel:
-        """Return this model as an object of the inner model's class, which has its attributes.
-
-        For frameworks that ask for the class, such as middleware for Anthropic's prompt caching:
-        they take it for the inner model, and its calls go through this wrapper. Settings can be
-        changed on either. Making one takes some milliseconds, so make one a model.
-
-        Raises:
-            TypeError: the inner model's class has slots of its own.
-        """
-        self._is_shown_as_inner = True
-        return called_through(self.inner, self._in_place_of, type(self).as_inner)
 
     # Batches are planned together, and sent in the planned order.
 
@@ -580,127 +500,6 @@ class ReuseChatModel(RequestCarrier, BaseChatModel):
                 options |= {name: {**given, **more}} if more else {}
         return options
 
-    # Passthrough: what the inner model says of itself, for frameworks, traces and caches.
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return an attribute of the inner model that the wrapper lacks, such as a name."""
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                inner = vars(self).get("inner")  # none while it is made, copied or restored
-                if inner is None or name.startswith("_"):
-                    raise
-                found = getattr(inner, name)
-                return (
-                    self._called_as_own(found) if getattr(found, "__self__", 0) is inner else found
-                )
-
-    def _called_as_own(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the inner model; a model that it returns is wrapped."""
-
-        @wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return with_substitutes(method(*args, **kwargs), self._in_place_of)
-
-        return call
-
-    def _in_place_of(self, model: BaseChatModel) -> BaseChatModel:
-        """Return the wrapper around the inner model, or around a copy that it made of itself."""
-        return self if model is self.inner else self.model_copy(update={"inner": model})
-
-    def _resolve_model_profile(self) -> ModelProfile | None:
-        return self.inner.profile
-
-    @property
-    def _llm_type(self) -> str:
-        return self.inner._llm_type
-
-    @property
-    def _identifying_params(self) -> Mapping[str, Any]:
-        return {**self.inner._identifying_params, "inner": _class_name(self.inner)}
-
-    def _get_invocation_params(
-        self, stop: list[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self.inner._get_invocation_params(stop=stop, **kwargs)
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = self.inner._get_ls_params(stop=stop, **kwargs)
-        if params.get("ls_model_name"):
-            return params
-        return LangSmithParams(**{**params, "ls_model_name": type(self.inner).__name__})
-
-    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        # another one than the inner model's, whose cached answers are to the prompts as given
-        inner = self.inner._get_llm_string(stop=stop, **kwargs)
-        return f"{_class_name(self)}({_class_name(self.inner)})---{inner}"
-
-    # Passthrough: what the inner model can do.
-
-    def _should_stream(self, **kwargs: Any) -> bool:
-        return not self._streaming_disabled(**kwargs) and self.inner._should_stream(**kwargs)
-
-    def _should_use_protocol_streaming(self, **kwargs: Any) -> bool:
-        streams = self.inner._should_use_protocol_streaming
-        return not self._streaming_disabled(**kwargs) and streams(**kwargs)
-
-    def _combine_llm_outputs(self, _llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
-        return self.inner._combine_llm_outputs(_llm_outputs)
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """Return the text's token ids, as the inner model counts unless told otherwise."""
-        return (self.custom_get_token_ids or self.inner.get_token_ids)(text)
-
-    def get_num_tokens(self, text: str) -> int:
-        """Return the number of tokens in the text, counted as `get_token_ids` does."""
-        if self.custom_get_token_ids is not None:
-            return super().get_num_tokens(text)
-        return self.inner.get_num_tokens(text)
-
-    def get_num_tokens_from_messages(
-        self, messages: list[BaseMessage], *args: Any, **kwargs: Any
-    ) -> int:
-        """Return the number of tokens in the messages, counted as `get_token_ids` does."""
-        if self.custom_get_token_ids is not None:
-            return super().get_num_tokens_from_messages(messages, *args, **kwargs)
-        return self.inner.get_num_tokens_from_messages(messages, *args, **kwargs)
-
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: str | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return a model that may call the tools, bound as the inner model does it."""
-        if tool_choice is not None:
-            kwargs["tool_choice"] = tool_choice
-        return self._around("bind_tools", self.inner.bind_tools(tools, **kwargs))
-
-    def with_structured_output(
-        self, schema: dict[str, Any] | type | None = None, **kwargs: Any
-    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Return a model whose answers have the schema, made as the inner model does it."""
-        # a schema that is left out is some model's way to say "any JSON"
-        made = self.inner.with_structured_output(schema, **kwargs)  # type: ignore[arg-type]
-        return self._around("with_structured_output", made)
-
-    def _around(self, method: str, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
-        """Return what the inner model made of itself, with the wrapper in its place."""
-        around: Runnable[Any, Any] = with_substitutes(made, self._in_place_of)
-        if around is made:
-            _log.warning(
-                "%s: %s.%s returned a %s in which no chat model was found; its calls go past the "
-                "wrapper, unplanned",
-                type(self).__name__,
-                type(self.inner).__name__,
-                method,
-                type(made).__name__,
-            )
-        return around
-
 
 @lru_cache(maxsize=256)
 def _takes_run_manager(method: Callable[..., Any]) -> bool:
@@ -719,7 +518,3 @@ def _warn_of_lost_marks(kind: type[BaseChatModel], wrapper: str) -> None:
             kind.__name__,
             wrapper,
         )
-
-
-def _class_name(model: BaseChatModel) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
