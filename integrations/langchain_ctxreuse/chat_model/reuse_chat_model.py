@@ -11,7 +11,7 @@ from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
 from threading import Event
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -48,9 +48,6 @@ from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
 from langchain_ctxreuse.scope import on_carrying_copy, scope_from_config
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger("ctxreuse")
 _GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
