@@ -2,7 +2,9 @@
 
 Each user asks again as soon as the answer has come. The plain model gets the documents joined, the
 wrapped one as `format_context` shows them; both are timed from the documents to the answer, in
-turn, and compared round by round. Run with `make bench-calls`; `--quick` takes a minute.
+turn, and compared round by round. Run with `make bench-calls`; `--quick` takes a minute. The
+emulated models cost next to nothing, so what is printed is LangChain's work and ours; the last
+table has OpenAI's client and a server in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,22 +13,27 @@ import argparse
 import asyncio
 import random
 import statistics
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, SecretStr
 from rich.console import Console
 from rich.progress import track
 from shared import new_table
 
 from ctxreuse import ReusePlanner
+from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from langchain_ctxreuse import ReuseChatModel, format_context
 
 K = 8
@@ -34,6 +41,37 @@ ENGINE_S = 0.2
 SLOTS = 64
 CALLS_EACH = 4
 DOCUMENTS = [Document(f"document {n} " * 60, id=f"d{n}") for n in range(200)]
+
+
+_SERVER = """
+import asyncio, json
+
+message = {"role": "assistant", "content": "So."}
+usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+choice = {"index": 0, "finish_reason": "stop", "message": message}
+answer = {"id": "a", "object": "chat.completion", "created": 0, "model": "m"}
+body = json.dumps(answer | {"choices": [choice], "usage": usage}).encode()
+head = "HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n"
+
+
+async def main(seconds):
+    async def serve(reader, writer):
+        try:
+            while True:
+                asked = (await reader.readuntil(b"\\r\\n\\r\\n")).lower()
+                length = asked.split(b"content-length:")[1].split(b"\\r")[0]
+                await reader.readexactly(int(length))
+                await asyncio.sleep(seconds)
+                writer.write((head % len(body)).encode() + body)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=2_000)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+"""
+_LOOP = asyncio.Runner()
 
 
 class SleepingModel(BaseChatModel):
@@ -74,20 +112,18 @@ class Asking(NamedTuple):
 
     model: BaseChatModel
     show: Callable[[Sequence[Document]], str]
+    wait_s: float = 0
 
     @classmethod
-    def plain(cls, **engine: Any) -> Asking:
-        """Return a model as it is."""
-        return cls(
-            SleepingModel(**engine), lambda found: "\n\n".join(d.page_content for d in found)
-        )
+    def plain(cls, model: BaseChatModel, wait_s: float = 0) -> Asking:
+        """Return a model as it is; each user waits before a question, which counts."""
+        return cls(model, lambda found: "\n\n".join(one.page_content for one in found), wait_s)
 
     @classmethod
-    def wrapped(cls, window_s: float | None = None, **engine: Any) -> Asking:
+    def wrapped(cls, inner: BaseChatModel, window_s: float = DEFAULT_WINDOW_S) -> Asking:
         """Return a model that plans."""
-        window = {} if window_s is None else {"window_s": window_s}
-        inner = SleepingModel(**engine)
-        return cls(ReuseChatModel(inner=inner, planner=ReusePlanner(), **window), format_context)
+        planner = ReusePlanner()
+        return cls(ReuseChatModel(inner=inner, planner=planner, window_s=window_s), format_context)
 
 
 def main() -> None:
@@ -99,22 +135,27 @@ def main() -> None:
     rounds = 2 if quick else 5
     lone_calls(console, rounds)
     users = [1, 10, 100] if quick else [1, 10, 100, 400, 1_000]
-    for slots in (SLOTS, None):
-        engine = {} if slots is None else {"slots": slots}
-        words = "all calls at once" if slots is None else f"{slots} calls at a time"
+    for words, model in (
+        (f"{SLOTS} calls at a time", partial(SleepingModel, slots=SLOTS)),
+        ("all calls at once", SleepingModel),
+    ):
         title = f"users in tasks of one event loop; an engine that answers {words} in {ENGINE_S} s"
-        many_users(console, title, rounds, users, engine, in_tasks)
-    threads = [1, 8, 64]
-    many_users(console, "users in threads; all calls at once", rounds, threads, {}, in_threads)
+        many_users(console, title, rounds, users, model, in_tasks)
+    title = "users in threads; all calls at once"
+    many_users(console, title, rounds, [1, 8, 64], SleepingModel, in_threads)
+    with answering_server() as url:
+        title = "users in tasks; OpenAI's client and a server that answers all calls at once"
+        many_users(console, title, rounds, users[:4], partial(openai_model, url), in_tasks)
 
 
 def lone_calls(console: Console, rounds: int, calls: int = 300) -> None:
     """Print what a call takes that nobody else waits for, of an engine that takes no time."""
-    engine = {"seconds": 0.0}
+    model = SleepingModel(seconds=0)
     askings = {
-        "plain": Asking.plain(**engine),
-        "no window": Asking.wrapped(0, **engine),
-        "window of 5 ms": Asking.wrapped(0.005, **engine),
+        "plain": Asking.plain(model),
+        "no window": Asking.wrapped(model, 0),
+        "plain, behind a sleep of 5 ms": Asking.plain(model, 0.005),
+        "window of 5 ms": Asking.wrapped(model, 0.005),
     }
     medians: dict[str, list[float]] = {name: [] for name in askings}
     for turn in track(range(rounds + 1), "lone calls", transient=True):
@@ -123,8 +164,10 @@ def lone_calls(console: Console, rounds: int, calls: int = 300) -> None:
             if turn:  # the first one warms up
                 medians[name].append(statistics.median(times) * 1_000)
     table = new_table(f"a lone call, {K} documents; ms", ["model"], ["median", "more than plain"])
+    base = ""
     for name, found in medians.items():
-        more = [one - plain for one, plain in zip(found, medians["plain"], strict=True)]
+        base = name if name.startswith("plain") else base
+        more = [one - plain for one, plain in zip(found, medians[base], strict=True)]
         table.add_row(name, f"{statistics.median(found):.2f}", f"{statistics.median(more):.2f}")
     console.print(table)
 
@@ -134,17 +177,30 @@ def many_users(
     title: str,
     rounds: int,
     users: Sequence[int],
-    engine: dict[str, Any],
+    model: Callable[[], BaseChatModel],
     ask: Callable[[Asking, int, int], list[float]],
 ) -> None:
-    """Print how long calls take at some numbers of users."""
-    columns = ["plain p50", "p99", "wrapped p50", "p99", "p99 ratio", "mean: more ms"]
+    """Print how long calls take at some numbers of users, and the whole run for each call."""
+    columns = [
+        "plain p50",
+        "p99",
+        "wrapped p50",
+        "p99",
+        "p99 ratio",
+        "mean: more ms",
+        "run: more ms a call",
+    ]
     table = new_table(f"{title}; seconds", (), ["users", *columns])
     for number in track(users, "users", transient=True):
-        plain, wrapped = [], []
+        plain, wrapped, runs = [], [], []
         for _ in range(rounds):
-            plain.append(ask(Asking.plain(**engine), number, CALLS_EACH))
-            wrapped.append(ask(Asking.wrapped(**engine), number, CALLS_EACH))
+            times = [time.perf_counter()]
+            plain.append(ask(Asking.plain(model()), number, CALLS_EACH))
+            times.append(time.perf_counter())
+            wrapped.append(ask(Asking.wrapped(model()), number, CALLS_EACH))
+            times.append(time.perf_counter())
+            longer = times[2] - 2 * times[1] + times[0]
+            runs.append(longer / (number * CALLS_EACH) * 1_000)
         pairs = list(zip(plain, wrapped, strict=True))
         ratio = statistics.median(_percentile(b, 99) / _percentile(a, 99) for a, b in pairs)
         more = statistics.median(statistics.mean(b) - statistics.mean(a) for a, b in pairs)
@@ -154,7 +210,13 @@ def many_users(
             for percent in (50, 99)
         ]
         row = [f"{one:.3f}" for one in figures]
-        table.add_row(f"{number:,}", *row, f"{ratio:.2f}", f"{more * 1_000:.1f}")
+        table.add_row(
+            f"{number:,}",
+            *row,
+            f"{ratio:.2f}",
+            f"{more * 1_000:.1f}",
+            f"{statistics.median(runs):.2f}",
+        )
     console.print(table)
 
 
@@ -166,13 +228,15 @@ def in_tasks(asking: Asking, users: int, calls_each: int) -> list[float]:
         await asyncio.gather(*(_user(asking, number, calls_each, seen) for number in range(users)))
         return seen
 
-    return asyncio.run(all_users())
+    return _LOOP.run(all_users())  # one for all: OpenAI's clients share their connections
 
 
 async def _user(asking: Asking, number: int, calls: int, seen: list[float]) -> None:
     ask: Callable[[str], Awaitable[Any]] = asking.model.ainvoke
     for found, question in _questions(number, calls):
         started = time.perf_counter()
+        if asking.wait_s:
+            await asyncio.sleep(asking.wait_s)
         await ask(f"{asking.show(found)}\n\n{question}")
         seen.append(time.perf_counter() - started)
 
@@ -190,6 +254,28 @@ def in_threads(asking: Asking, users: int, calls_each: int) -> list[float]:
 
     with ThreadPoolExecutor(users) as pool:
         return [one for times in pool.map(user, range(users)) for one in times]
+
+
+@contextmanager
+def answering_server() -> Iterator[str]:
+    """Run a server that answers everything after a time; yield its base URL."""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{_SERVER}\nasyncio.run(main({ENGINE_S}))"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        finally:
+            server.terminate()
+
+
+def openai_model(url: str) -> BaseChatModel:
+    """Return a model that asks a server."""
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model="m", base_url=url, api_key=SecretStr("EMPTY"), timeout=60)
 
 
 def _questions(user: int, calls: int) -> list[tuple[list[Document], str]]:
