@@ -170,7 +170,8 @@ class RunDocuments(BaseCallbackHandler):
         """Return what retrievers returned for the same request and tenant, one list each.
 
         Args:
-            config: That of a call inside of the request.
+            config: That of a call inside of the request, with what the code around says; None is
+                what it says here.
             tenant: Whose request it is.
         """
         around = _run_around(config)
@@ -257,7 +258,7 @@ def _characters(lists: tuple[Retrieved, ...]) -> int:
 
 def _run_around(config: RunnableConfig | None) -> UUID | None:
     """Return the run in which a call is made; None outside of any."""
-    callbacks = ensure_config(config).get("callbacks")
+    callbacks = (ensure_config() if config is None else config).get("callbacks")
     return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
 
 
