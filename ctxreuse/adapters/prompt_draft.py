@@ -197,10 +197,15 @@ class PromptDraft:
 
     def sightings(self, number: int) -> Iterator[Sighting]:
         """Yield the contexts that were found; `number` is the prompt's own."""
-        for part, piece, key, *_ in self.pieces:
+        last = max((n for n, one in enumerate(self.pieces) if one.is_context), default=-1)
+        for position, (part, piece, key, *_) in enumerate(self.pieces):
             if not isinstance(piece, str):
+                standing = self._standings[part]
                 is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
-                yield Sighting(piece, key, number, self._standings[part], is_tool_result)
+                is_answer = self.prompt.parts[part].role == "assistant"
+                if standing == "history" and position == last and not is_answer:
+                    standing = "latest"
+                yield Sighting(piece, key, number, standing, is_tool_result)
 
     def sent_key(self, key: bytes) -> bytes:
         """Return under which key a context as it is sent is remembered.
@@ -290,7 +295,7 @@ class PromptDraft:
         if any(self._templates.label_pattern.search(text) for text in texts):
             return pieces
         joined = joined_context(texts, self.prompt.retrieved)
-        if joined is None or self._standings[joined.text] == "history":
+        if joined is None or self.prompt.parts[joined.text].role == "assistant":
             return pieces
         number, start, found = joined
         if not is_worth_ranking(found, self._templates):

@@ -42,12 +42,13 @@ _MAX_PLACES = 100_000
 _MAX_VARIANTS = 8
 
 
-Standing: TypeAlias = Literal["new", "renewed", "history"]
+Standing: TypeAlias = Literal["new", "renewed", "latest", "history"]
 """How a context stands to the answers in its prompt.
 
 "new" has no answer behind it. "renewed" has, but stands where applications put another context each
 turn: in a system message, or before the beginning of an answer that the model is to go on with.
-"history" was answered before.
+"latest" has, and no other context stands behind it: it was answered before, unless the template
+holds the answer itself. "history" was answered before.
 """
 
 
@@ -360,9 +361,14 @@ class _Claim:
         known = [one.place in self._places.of(self._tenant) for one in sightings]
         quoting = self._quoting_prompts(sightings, known)
         unknown: list[int] = []
+        latest: list[int] = []
         doubtful = renewed = 0
         for number, one in enumerate(sightings):
             if one.standing == "history":
+                continue
+            if one.standing == "latest":
+                if not (known[number] or one.found.is_disputed or one.prompt in quoting):
+                    latest.append(number)
                 continue
             if one.standing == "renewed" and known[number]:
                 renewed += 1
@@ -376,12 +382,13 @@ class _Claim:
                 unknown.append(number)
         # what stands in the system message was rendered for it, or the user could quote it
         _use_up(self._unmet, self._rendering, doubtful + renewed)
-        old = [n for n, one in enumerate(sightings) if one.standing == "history"]
+        answered = ("latest", "history")
+        old = [n for n, one in enumerate(sightings) if one.standing in answered]
         unsure = [*unknown, *(n for n in old if not known[n])]
         places = {sightings[number].place for number in unsure}
         variant = self._only_unmet(len(unsure) if len(places) > 1 else 1)
         if variant is not None:
-            for number in unknown:
+            for number in (*unknown, *latest):
                 found[number] = self._claimed(sightings[number], variant)
         _use_up(self._unmet, self._rendering, len(unknown) + len(old))
         return found

@@ -1,6 +1,7 @@
 """Where prompts may show a context: before a conversation, before examples, before a prefill.
 
-What stands in a message of the user before an answer was sent before, and keeps its bytes.
+What stands in a message of the user before an answer was sent before, and keeps its bytes, unless
+the answer is the template's: then nobody has been sent it, and no other context stands behind it.
 """
 
 import json
@@ -45,6 +46,48 @@ def test_a_context_before_a_prefilled_answer_is_planned() -> None:
     later = world.one(PromptPart("user", f"{world.context('cab')} Two?"), prefilled)
     assert letters_in(later.texts[0]) == "abc"
     assert later.texts[1] == prefilled.text
+
+
+def accepted(context: str, question: str = "One?") -> tuple[PromptPart, ...]:
+    """Return a prompt whose template holds an answer to the context."""
+    texts = (f"Read this:\n{context}", "Noted.", question)
+    return tuple(map(PromptPart, ("user", "assistant", "user"), texts))
+
+
+def test_a_context_before_an_answer_of_the_template_is_planned() -> None:
+    world = World()
+    world.one(*accepted(world.context("abc")))
+    later = world.one(*accepted(world.context("cab"), "Two?"))
+    assert later.texts[0] == f"Read this:\n{world.context('abc')}\n\n{order_words(3, 1, 2)}"
+    assert later.texts[1:] == ("Noted.", "Two?")
+    assert world.prompts.statistics().planned == 2
+
+
+def test_in_a_conversation_such_a_context_keeps_its_bytes() -> None:
+    world = World()
+    world.one(*accepted(world.context("abc")))
+    given = accepted(world.context("cab"), "Two?")
+    first = world.one(*given, conversation_id="c")
+    world.planner.evict_tokens(10_000)
+    said = (PromptPart("assistant", "So."), PromptPart("user", f"{world.context('ab')} And?"))
+    later = world.one(*given, *said, conversation_id="c")
+    assert later.texts[:3] == first.texts
+    assert later.plans[0].references, "what it shows is not shown again"
+
+
+def test_an_answered_context_with_another_one_behind_it_stays_as_it_is() -> None:
+    """Another process may have sent it so, though this one has rendered it now, too."""
+    world = World()
+    world.user(world.context("abc"))
+    given = (*accepted(world.context("cab")), *ASKED[1:2], PromptPart("user", world.context("ca")))
+    assert world.one(*given).texts[0] == given[0].text
+
+
+def test_what_an_answer_of_the_template_repeats_stays_as_it_is() -> None:
+    world = World()
+    world.user(world.context("abc"))
+    given = (ASKED[0], PromptPart("assistant", world.context("cab")), ASKED[2])
+    assert world.one(*given).texts == tuple(part.text for part in given)
 
 
 def test_a_context_that_stays_in_the_system_message_keeps_its_bytes() -> None:

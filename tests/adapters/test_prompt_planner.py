@@ -187,7 +187,7 @@ def test_an_answered_turn_is_shown_again_as_it_was_sent() -> None:
 def test_an_answered_turn_of_another_process_stays_as_it_is() -> None:
     world = World()
     world.user(world.context("abc"))
-    question = f"{world.context('cab')}\n\nWhich?"
+    question = f"{World().context('cab')}\n\nWhich?"
     later = world.one(
         PromptPart("user", question), PromptPart("assistant", "That."), PromptPart("user", "Why?")
     )

@@ -235,6 +235,21 @@ def test_what_was_sent_is_sent_again_in_the_history_of_any_later_run() -> None:
     assert later.texts == (first, "So.", "And then?")
 
 
+def test_they_are_planned_before_an_answer_that_the_template_holds() -> None:
+    one = planner()
+    shown = []
+    for documents in ([A, B], [C, B, A]):
+        parts = (asking(documents), "Noted.", "Which?")
+        roles = ("user", "assistant", "user")
+        given = ScopedPrompt(
+            tuple(map(PromptPart, roles, parts)), RequestScope(), (blocks(documents),)
+        )
+        [planned] = one.plan([given])
+        shown.append(planned.texts)
+    assert shown[1] == ("\n\n".join([A, B, C, WORDS, "Which?"]), "Noted.", "Which?")
+    assert one.plan([given])[0].texts == shown[1]
+
+
 def test_beside_labels_and_beside_a_quotation_they_are_left() -> None:
     one = planner()
     sent(one, prompt(asking([A, B]), [[A, B]]))
