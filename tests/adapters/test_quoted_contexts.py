@@ -275,9 +275,17 @@ class Application:
     def allowed(self, given: Given) -> list[tuple[int, int, str]]:
         """Return where contexts may stand: where this prompt's was put, or one before.
 
-        Everything before it is the same there, so that it is the same prompt up to its end.
+        Everything before it is the same there, so that it is the same prompt up to its end. Where
+        an answer follows at such a place, nobody can tell a later turn, which shows the same
+        documents again, from a template that holds the answer and a question that quotes them.
         """
         found = {(given.part, given.start, given.context)}
+        if given.place in self.places:
+            found |= {
+                (number, part.text.index(given.context), given.context)
+                for number, part in enumerate(given.parts)
+                if number > given.part + 1 and part.text.count(given.context) == 1
+            }
         for place in self.places:
             tenant, *before, role, opening, context = place
             number = len(before)
