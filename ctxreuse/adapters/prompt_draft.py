@@ -25,8 +25,10 @@ from ctxreuse.adapters.rendered_contexts import (
     Unplanned,
 )
 from ctxreuse.adapters.standing_documents import (
+    asks_for_places,
     is_worth_ranking,
     joined_context,
+    may_be_moved,
     render_joined,
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded, text_digest
@@ -46,16 +48,20 @@ class PromptPart:
     Attributes:
         role: The message's role, as OpenAI names it.
         text: The text.
+        names_places: Whether it stands for tools, or a schema, that may ask for documents by their
+            places.
     """
 
     role: str
     text: str
+    names_places: bool = False
 
     @classmethod
     def of_value(cls, role: str, value: object) -> PromptPart:
         """Return a part for what is no text, such as a tool call: equal for equal JSON values."""
         written = json.dumps(value, sort_keys=True, default=repr)
-        return cls(role, text_digest(written).hex())
+        names_places = role == "system" and asks_for_places(written)
+        return cls(role, text_digest(written).hex(), names_places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +304,11 @@ class PromptDraft:
         if joined is None or self.prompt.parts[joined.text].role == "assistant":
             return pieces
         number, start, found = joined
+        names_places = any(part.names_places for part in self.prompt.parts)
+        if names_places or not may_be_moved(joined, texts, self.prompt.retrieved):
+            self.contexts_found = 1
+            counts["kept_in_place"] += 1
+            return pieces
         if not is_worth_ranking(found, self._templates):
             self.contexts_found = 1
             counts["too_short"] += 1

@@ -30,7 +30,7 @@ _REMEMBERED_CHARACTERS = 16_000_000
 _ENTRY_CHARACTERS = 100
 _LABEL_CHARACTERS = 64
 _SILENT_PROMPTS = 20
-_FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short")
+_FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", "kept_in_place")
 _log = logging.getLogger("ctxreuse")
 
 
@@ -82,6 +82,9 @@ class PromptStatistics:
             given where that is not known.
         too_short: Documents that the application joined itself and that are shorter than twice the
             words that would rank them; they are sent as given.
+        kept_in_place: Documents that the application joined itself and that are sent as given,
+            because their order may matter: words around them, or a schema of the answer, speak of
+            citations, sources, numbers or places, or others that were retrieved stand beside them.
         in_other_scope: Prompts without a context of their tenant that show what was rendered in
             another scope.
         not_recognised: Prompts that show the first two labels, and neither a context of their
@@ -102,6 +105,7 @@ class PromptStatistics:
     planned_before: int = 0
     in_history: int = 0
     too_short: int = 0
+    kept_in_place: int = 0
     in_other_scope: int = 0
     not_recognised: int = 0
     without_context: int = 0
@@ -227,6 +231,8 @@ class PromptPlanner:
                 counts["not_recognised"] += 1
         if counts["left_alone"]:
             _log_left_alone()
+        if counts["kept_in_place"]:
+            _log_kept_in_place()
         if not counts:
             return
         with self._lock:
@@ -294,9 +300,21 @@ def _log_nothing_found() -> None:
     _log.warning(
         "none of the first %s prompts shows a context that can be planned, so they are sent as "
         "given. Put the documents into the prompt with format_context, in the same process, and "
-        "leave its text as it is; or wrap the retriever, or the memory, instead of the model. "
+        "leave its text as it is; or all that a retriever returned in the same run, in its order, "
+        "with line breaks between; or wrap the retriever, or the memory, instead of the model. "
         "prompt_statistics says what becomes of each prompt.",
         _SILENT_PROMPTS,
+    )
+
+
+@cache
+def _log_kept_in_place() -> None:
+    """Say once that joined documents stay where they are."""
+    _log.warning(
+        "documents that the application joined itself are sent as given, because the prompt may "
+        "tell them by their places: it speaks of citations, sources or numbers, or shows other "
+        "documents beside them. Join them with format_context, which gives them labels. Further "
+        "cases are only counted, as kept_in_place."
     )
 
 

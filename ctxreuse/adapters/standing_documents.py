@@ -28,6 +28,27 @@ _BEHIND = re.compile(r"[ \t]{0,16}(?:\Z|[\r\n<)\]]|\"\"\"|```)")
 """Elsewhere the last document may be the beginning of a longer one, and the first one an end."""
 
 
+_NOUN = (
+    "(?:documents?|docs?|passages?|chunks?|paragraphs?|snippets?|excerpts?|contexts?|match(?:es)?)"
+)
+_PLACE = r"(?:numbers?|no\.|ind(?:ex|exes|ices)|ids?|positions?|ranks?)"
+_PLACES = re.compile(
+    r"\b(?:cit(?:e|es|ed|ing|ations?)|footnotes?|numbered|respectively|order in which"
+    r"|(?<!multiple )sources?"  # as the default template of a tree of summaries has it
+    r"|(?:in|keep) (?:the|this|that|their|its) (?:\w+ )?order"
+    rf"|(?:first|second|third|fourth|fifth|last|main|top|best|primary|(?:most|least) relevant|other"
+    rf"|remaining|next|previous|\d+(?:st|nd|rd|th)) {_NOUN}"
+    rf"|{_NOUN} (?:{_PLACE}|\#|\d+)|{_PLACE} of (?:the |each |every |all )?{_NOUN}"
+    r"|zitier\w*|quellen?|sourc\u00e9e?s?|citer|fuentes?|citar|fonti)\b"
+    r"|\[\d{1,3}\]",
+    re.IGNORECASE | re.ASCII,
+)
+"""Words that may tell documents by their place, or ask an answer to do so."""
+_NUMBERS = re.compile(r'"type": ?"(?:integer|number)"')
+_LEAST_SHOWN = 20
+"""Characters; a shorter text may stand anywhere by chance."""
+
+
 class StandingDocuments(NamedTuple):
     """Documents that stand in a text.
 
@@ -94,6 +115,49 @@ def joined_context(
         if any(found.found.text in text for text in others):
             return None
     return found
+
+
+def may_be_moved(
+    joined: JoinedContext, texts: Sequence[str], retrieved: Sequence[Sequence[ContextBlock]]
+) -> bool:
+    """Return whether joined documents mean the same in another order.
+
+    They have no labels, so words, or an answer, may tell them by their places: a citation, a list
+    of their sources, "the main document". And what is said behind them of "the documents above" has
+    to hold: no other document that was retrieved may stand in the prompt.
+
+    Args:
+        joined: The documents.
+        texts: The prompt's texts.
+        retrieved: What was retrieved for it.
+    """
+    around = list(texts)
+    given = around[joined.text]
+    end = joined.start + len(joined.found.text)
+    around[joined.text : joined.text + 1] = given[: joined.start], given[end:]
+    if any(map(names_places, around)):
+        return False
+    others = {one.text.strip() for blocks in retrieved for one in blocks}
+    return not any(
+        other in text for other in others if len(other) >= _LEAST_SHOWN for text in around
+    )
+
+
+def names_places(text: str) -> bool:
+    """Return whether a text may tell documents by their place, or ask an answer to do so.
+
+    Linear in the text. It looks for words, most of them English, so it may err either way.
+    """
+    return _PLACES.search(text) is not None
+
+
+def asks_for_places(schema: str) -> bool:
+    """Return whether tools or an answer's schema may ask for the places of documents.
+
+    Args:
+        schema: It, as JSON.
+    """
+    return names_places(schema.replace("_", " ")) or _NUMBERS.search(schema) is not None
 
 
 def standing_documents(text: str, documents: Sequence[str]) -> StandingDocuments | None:

@@ -215,7 +215,9 @@ class OnlineOrder:
     co-occurrence. Not always: where similar questions get the same first blocks, the retriever's
     order is as good and needs no annotation. So both are tried on the tenant's own requests, each
     in a small index of its own. What a continuation would have found cached, less what its
-    annotations would have cost, is its gain; the one that is ahead orders the next request.
+    annotations would have cost, is its gain; the one that is ahead orders the next request. Behind
+    a system text that nothing was sent with, the retriever's order stays: nothing is cached there,
+    and texts that no other request begins with, such as a question, would make each request new.
 
     Every request is tried at first, then every fourth, which is cheaper; the two stay comparable,
     since both see the same requests.
@@ -261,7 +263,8 @@ class OnlineOrder:
             A permutation of the context's keys.
         """
         path = self._cached_path(context, root)
-        follow = self.recent.continuation if self.follows_cooccurrence else None
+        follows = self.follows_cooccurrence and bool(root.children)
+        follow = self.recent.continuation if follows else None
         return _order_behind(path, context, follow, self._note_limit)
 
     def learn(self, context: Mapping[BlockKey, int], system: Hashable) -> None:
@@ -269,7 +272,8 @@ class OnlineOrder:
         if not self._is_tried():
             return
         for by_cooccurrence, path in self._trial_paths(context, system).items():
-            follow = self.recent.continuation if by_cooccurrence else None
+            follows = by_cooccurrence and bool(self._trials[True].root(system).children)
+            follow = self.recent.continuation if follows else None
             order = _order_behind(path, context, follow, self._note_limit)
             self._gain(by_cooccurrence, path, order, context, system)
         self._compare()
@@ -293,7 +297,7 @@ class OnlineOrder:
             system,
             self._cached_path(context, root),
             follow,
-            self.follows_cooccurrence,
+            self.follows_cooccurrence and bool(root.children),
             self._trial_paths(context, system) if learns and self._is_tried() else {},
             self._note_limit,
         )

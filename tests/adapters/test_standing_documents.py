@@ -14,7 +14,7 @@ from ctxreuse.adapters import standing_documents as standing_documents_module
 from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PromptPlanner
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
-from ctxreuse.adapters.standing_documents import standing_documents
+from ctxreuse.adapters.standing_documents import names_places, standing_documents
 from ctxreuse.context.scope import RequestScope
 
 A, B, C = (f"{name} is a river. " * 30 + "So it is." for name in ("Seine", "Tiber", "Rhine"))
@@ -270,6 +270,64 @@ def test_documents_shorter_than_the_words_that_rank_them_are_left(length: int) -
     assert (shown == again) is (length == 5)
     assert one.statistics().too_short == (2 if length == 5 else 0)
     assert one.statistics().without_context == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ("Cite what you use:\n\n", "Which?"),
+        ("", "Which? Give the number of the passage."),
+        ("", "Sources: a.txt, b.txt, c.txt"),
+        ("Main document (best match):\n\n", "Which?"),
+        ("Read the chunks in this order:\n\n", "Which?"),
+        ("", "What does document 2 say?"),
+        ("", "Mark statements with [1] and so on. Which?"),
+        ("Zitiere genau:\n\n", "Which?"),
+    ],
+)
+def test_documents_that_words_may_tell_by_their_places_stay(before: str, behind: str) -> None:
+    one = planner()
+    sent(one, prompt(before + asking([A, B], behind), [[A, B]]))
+    text = before + asking([C, B, A], behind)
+    assert sent(one, prompt(text, [[C, B, A]])) == [text]
+    assert one.statistics().kept_in_place == 2
+    assert one.statistics().without_context == 0
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Use the following pieces of retrieved context to answer the question. If you do not know "
+        "the answer, just say so. Use three sentences maximum.\n\n",
+        "Context information is below.\n---------------------\n",
+        "Context information from multiple sources is below.\n",
+        "Answer the question based only on the following context:\n\n",
+        "Article 5 of the first contract, in order to be clear:\n",
+    ],
+)
+def test_the_usual_templates_name_no_places(head: str) -> None:
+    assert not names_places(head)
+
+
+def test_with_another_retrieved_document_beside_them_they_stay() -> None:
+    """The words behind them speak of all documents above."""
+    one = planner()
+    sent(one, prompt(asking([A, B]), [[A, B]]))
+    faq = "How long is a river? That depends."
+    for text in (f"{faq}\n\n{asking([C, B, A])}", asking([C, B, A, faq])):
+        assert sent(one, prompt(text, [[C, B, A], [faq]])) == [text]
+    assert one.statistics().kept_in_place == 2
+
+
+@pytest.mark.parametrize("kind", ["integer", "string"])
+def test_where_an_answer_may_be_the_places_of_documents_they_stay(kind: str) -> None:
+    one = planner()
+    field = {"type": "array", "items": {"type": kind}}
+    tools = PromptPart.of_value("system", {"tools": [{"properties": {"used": field}}]})
+    for documents in ([A, B], [C, B, A]):
+        parts = (tools, PromptPart("user", asking(documents)))
+        [planned] = one.plan([ScopedPrompt(parts, RequestScope(), (blocks(documents),))])
+    assert (planned.texts[1] == asking([C, B, A])) is (kind == "integer")
 
 
 PIECES = st.text(alphabet="ab [Doc_1]\n", max_size=9)

@@ -25,7 +25,7 @@ from langchain_agent_helpers import (
     results,
     search_tool,
 )
-from langchain_classic.chains import create_retrieval_chain
+from langchain_classic.chains import RetrievalQA, create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
 from langchain_core.documents import Document
@@ -389,6 +389,27 @@ def test_a_cancelled_retrieval_keeps_no_documents() -> None:
     parts = run_documents().parts
     assert parts["runs"].entries <= 1
     assert parts["characters"].entries == 0
+
+
+def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned() -> None:
+    inner = RecordingModel()
+    model = wrapped(inner)
+    for letters in ("abc", "cab"):
+        RetrievalQA.from_chain_type(model, retriever=LetterRetriever()).invoke(letters)
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
+    assert model.prompt_statistics.planned == 2
+
+
+def test_a_question_before_the_documents_leaves_them_in_their_order() -> None:
+    """Nothing is cached behind a question that nobody has asked."""
+    inner = RecordingModel()
+    model = wrapped(inner)
+    prompt = ChatPromptTemplate.from_template("Question: {question}\nContext:\n{context}\nAnswer:")
+    chain = {"context": LetterRetriever() | joined, "question": RunnablePassthrough()} | prompt
+    for letters in ("abc", "cab", "bca"):
+        (chain | model).invoke(letters)
+    assert [letters_in(call.text) for call in inner.calls] == ["abc", "cab", "bca"]
+    assert not any("priority" in call.text for call in inner.calls)
 
 
 def test_a_copy_can_switch_it_on() -> None:

@@ -181,12 +181,37 @@ class TestQueryEngines:
 
     def test_what_postprocessors_leave_is_planned_in_their_order(self) -> None:
         def program(llm: Any) -> None:
-            behind = [LongContextReorder(), SimilarityPostprocessor(similarity_cutoff=0.75)]
+            behind = [SimilarityPostprocessor(similarity_cutoff=0.3)]
             asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
 
         plain, sent, model = both(program)
         assert len(sent[1]) > len(plain[1])
         assert model.prompt_statistics.planned == 2
+
+    def test_an_order_that_scores_contradict_is_no_ranking_and_stays(self) -> None:
+        def program(llm: Any) -> None:
+            behind = [LongContextReorder()]
+            asked(llm, "abcd first?", "bcda second?", node_postprocessors=behind)
+
+        plain, sent, model = both(program)
+        assert sent == plain
+        assert model.prompt_statistics.planned == 0
+
+    def test_a_node_of_another_retriever_beside_them_leaves_them_in_place(self) -> None:
+        def program(llm: Any) -> None:
+            class Joining(CustomQueryEngine):
+                def custom_query(self, query_str: str) -> str:
+                    faq = LetterRetriever().retrieve("d")
+                    nodes = LetterRetriever().retrieve(query_str)
+                    texts = [one.node.get_content() for one in (*faq, *nodes)]
+                    return str(llm.complete("\n\n".join([*texts, query_str])))
+
+            for letters in ("abc", "cba"):
+                Joining().query(letters)
+
+        plain, sent, model = both(program)
+        assert sent == plain
+        assert model.prompt_statistics.kept_in_place == 2
 
     def test_the_text_is_what_the_synthesizer_was_given(
         self, monkeypatch: pytest.MonkeyPatch

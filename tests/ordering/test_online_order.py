@@ -65,7 +65,12 @@ def test_the_rest_follows_by_what_came_together_with_the_cached_path():
 
 
 def test_without_a_cached_path_the_most_shared_blocks_come_first():
-    assert reuse_order("cba", recent=["ab", "ab", "c"]) == "bac"
+    assert reuse_order("cba", sent=["9"], recent=["ab", "ab", "c"]) == "bac"
+
+
+def test_behind_a_text_that_nothing_was_sent_with_the_retrievers_order_stays():
+    """What others sent behind other texts is not cached behind this one."""
+    assert reuse_order("cba", recent=["ab", "ab", "c"]) == "cba"
 
 
 def test_a_path_shorter_than_an_engine_block_moves_nothing():
@@ -111,8 +116,8 @@ def after(sent, weights):
 
 
 def order_of(online, letters, weights):
-    """Return the order where nothing is cached."""
-    index = Sender().index
+    """Return the order where nothing of it is cached."""
+    index = Sender("9").index
     return word(online.order(context(letters, weights), index.root(None)))
 
 

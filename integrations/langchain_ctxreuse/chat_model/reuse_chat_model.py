@@ -13,7 +13,11 @@ from operator import itemgetter
 from threading import Event
 from typing import Any, Self, TypeAlias, TypeVar
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    BaseRunManager,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -267,7 +271,7 @@ class ReuseChatModel(DelegatingChatModel):
             found = self._texts(messages, arguments)
             if found is not None:
                 texts[position] = found
-                prompts.append(self._scoped(found, configs[position]))
+                prompts.append(self._scoped(found, config=configs[position]))
         positions = list(texts)
         planned = {positions[one.position]: one for one in self._gateway.plan_batch(prompts)}
         queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=self._gateway.evict)
@@ -315,7 +319,7 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        planned, sent, arguments = self._outgoing(messages, kwargs)
+        planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
         with self._gateway.evict_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
@@ -331,7 +335,7 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        planned, sent, arguments = await self._aoutgoing(messages, kwargs)
+        planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
         with self._gateway.evict_on_failure(planned), self._carried.serving():
             answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
@@ -379,7 +383,7 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[_Step]:
-        planned, sent, arguments = self._outgoing(messages, kwargs)
+        planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
         answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
             arguments["run_manager"] = answer.tokens(run_manager)
@@ -396,7 +400,7 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[_Step]:
-        planned, sent, arguments = await self._aoutgoing(messages, kwargs)
+        planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
         answer = ModelAnswer(planned, self._gateway)
         if run_manager is not None:
             arguments["run_manager"] = answer.tokens(run_manager)
@@ -412,25 +416,37 @@ class ReuseChatModel(DelegatingChatModel):
         """Return the texts of a prompt; None if they cannot be read."""
         return self._gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
 
-    def _scoped(self, texts: PromptTexts, config: RunnableConfig | None = None) -> ScopedPrompt:
+    def _scoped(
+        self,
+        texts: PromptTexts,
+        run: BaseRunManager | None = None,
+        config: RunnableConfig | None = None,
+    ) -> ScopedPrompt:
         """Return a prompt with its scope, and what was retrieved for it.
 
         Args:
             texts: Its texts.
-            config: That of its call; None is the one that this call carries.
+            run: The run of its call, where that has begun.
+            config: The call's config; None is the one that this call carries.
         """
         carried = self._carried
         scope = carried.scope if config is None else scope_from_config(config)
         if not self.find_retrieved:
             return ScopedPrompt(texts.parts, scope)
-        config, tenant = carried.config if config is None else config, scope.tenant or ""
+        around = carried.config if config is None else config
+        known = run.parent_run_id if run is not None else None
+        tenant = scope.tenant or ""
         return ScopedPrompt(
             texts.parts,
             scope,
-            self._gateway.attempt(lambda: run_documents().of_request(config, tenant), lambda: ()),
+            self._gateway.attempt(
+                lambda: run_documents().of_request(known or around, tenant), lambda: ()
+            ),
         )
 
-    def _outgoing(self, messages: list[BaseMessage], arguments: Mapping[str, Any]) -> _Outgoing:
+    def _outgoing(
+        self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
+    ) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
         texts, slot, planned = self._texts(messages, arguments), self._slot, None
         if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
@@ -441,11 +457,11 @@ class ReuseChatModel(DelegatingChatModel):
             planned = slot.take()  # None if the plan was taken before
             slot.leave()
         if texts is not None and planned is None:
-            planned = self._gateway.plan(self._scoped(texts))
+            planned = self._gateway.plan(self._scoped(texts, run))
         return self._with_plan(messages, arguments, texts, planned)
 
     async def _aoutgoing(
-        self, messages: list[BaseMessage], arguments: Mapping[str, Any]
+        self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this task as `_outgoing` does."""
         texts, slot, planned = self._texts(messages, arguments), self._slot, None
@@ -454,7 +470,7 @@ class ReuseChatModel(DelegatingChatModel):
             planned = slot.take()
             slot.leave()
         if texts is not None and planned is None:
-            planned = await self._gateway.aplan(self._scoped(texts))
+            planned = await self._gateway.aplan(self._scoped(texts, run))
         return self._with_plan(messages, arguments, texts, planned)
 
     def _with_plan(

@@ -166,15 +166,18 @@ class RunDocuments(BaseCallbackHandler):
 
     # What components ask.
 
-    def of_request(self, config: RunnableConfig | None, tenant: str) -> tuple[Retrieved, ...]:
+    def of_request(
+        self, around: RunnableConfig | UUID | None, tenant: str
+    ) -> tuple[Retrieved, ...]:
         """Return what retrievers returned for the same request and tenant, one list each.
 
         Args:
-            config: That of a call inside of the request, with what the code around says; None is
-                what it says here.
+            around: The run in which a call of the request is made, or the config of that call, with
+                what the code around says; None is what it says here.
             tenant: Whose request it is.
         """
-        around = _run_around(config)
+        if not isinstance(around, UUID):
+            around = _run_around(around)
         with self._changing():
             run = None if around is None else self._runs.get(around)
             return () if run is None else self._documents.get(tenant, run.root) or ()

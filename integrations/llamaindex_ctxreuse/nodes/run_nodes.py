@@ -40,11 +40,19 @@ _streamed: ContextVar[_NodeList | None] = ContextVar("ctxreuse_streamed_nodes", 
 
 
 class _NodeList:
-    """Nodes in the order in which a prompt may show them."""
+    """Nodes in the order in which a prompt may show them.
+
+    Attributes:
+        tenant: Whose they are.
+        nodes: The nodes.
+        is_ranked: Whether their scores, where they have some, fall.
+    """
 
     def __init__(self, tenant: str | None, nodes: Sequence[NodeWithScore]) -> None:
         self.tenant = tenant
         self.nodes = [one.node for one in nodes]
+        scores = [one.score for one in nodes if one.score is not None]
+        self.is_ranked = scores == sorted(scores, reverse=True)
 
     @cached_property
     def with_metadata(self) -> tuple[ContextBlock, ...]:
@@ -82,8 +90,12 @@ class _Run:
         _forget_oldest(self._is_planned, _MOST_NODES)
 
     def may_show(self, shown: _NodeList) -> bool:
-        """Return whether the run's tenant has retrieved all of these nodes, and none is planned."""
-        return shown.tenant == current_scope().tenant and all(
+        """Return whether the run's tenant has retrieved all of these nodes, and none is planned.
+
+        Not where something has put them into another order than their scores': it is no ranking.
+        """
+        is_ranking = shown.is_ranked and shown.tenant == current_scope().tenant
+        return is_ranking and all(
             self._is_planned.get((shown.tenant, node.node_id)) is False
             and METADATA_KEY not in node.metadata
             for node in shown.nodes
@@ -191,7 +203,7 @@ def _note_nodes(call: _Call, nodes: Sequence[NodeWithScore]) -> None:
     call.run.note(shown, is_retrieved=call.is_retrieval)
     # what a retriever takes from another one is for it to return
     is_inside = call.is_retrieval and call.parent is not None and call.parent.is_retrieval
-    if not is_inside and len(nodes) > 1:
+    if not is_inside:
         call.run.lists.append(shown)
 
 
