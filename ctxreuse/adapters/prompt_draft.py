@@ -298,13 +298,12 @@ class PromptDraft:
         Not where texts show labels: those of documents that get some now would be the same.
         """
         texts = [part.text for part in self.prompt.parts]
-        if any(self._templates.label_pattern.search(text) for text in texts):
-            return pieces
         joined = joined_context(texts, self.prompt.retrieved)
         if joined is None or self.prompt.parts[joined.text].role == "assistant":
             return pieces
         number, start, found = joined
         names_places = any(part.names_places for part in self.prompt.parts)
+        names_places |= any(map(self._templates.label_pattern.search, texts))
         if names_places or not may_be_moved(joined, texts, self.prompt.retrieved):
             self.contexts_found = 1
             counts["kept_in_place"] += 1
