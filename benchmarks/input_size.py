@@ -226,6 +226,43 @@ def batch_behind_a_long_context(size: int) -> Prepared:
     return Prepared(lambda: planner.plan_batch([ContextRequest(blocks), *pairs]), planner)
 
 
+def trimmed_subtree(size: int) -> Prepared:
+    """Report the first block of a request as lost, behind which `size` others stand."""
+    planner, first = ReusePlanner(), _block("first", tokens=16)
+    for number in range(size):
+        blocks = [first, _block(f"b{number}", tokens=16)]
+        planner.plan(ContextRequest(blocks, request_id=number), "none")
+    return Prepared(lambda: planner.trim(0, 0), planner)
+
+
+def trimmed_repetitions_of_a_prompt(size: int) -> Prepared:
+    """Report a prompt that was planned `size` times as lost, block after block, then as a whole."""
+    planner, blocks = ReusePlanner(), [_block(f"b{number}", tokens=16) for number in range(100)]
+    for number in range(100):
+        planner.plan(ContextRequest(blocks[: number + 1], request_id=f"{number}"), "none")
+    for number in range(size):
+        planner.plan(ContextRequest(blocks, request_id=number), "none")
+    return Prepared(lambda: [planner.trim(0, 99 - number) for number in range(100)], planner)
+
+
+def evicted_conversation(size: int) -> Prepared:
+    """Evict a conversation of `size` turns that all had the same request id."""
+    planner, history = ReusePlanner(), [{"role": "user", "content": "Why?"}]
+    fields: dict[str, Any] = {"history": history, "conversation_id": "one", "request_id": "same"}
+    for number in range(size):
+        planner.plan(ContextRequest([_block("text", number, 16)], "And?", **fields))
+    return Prepared(lambda: planner.evict(["same"]), planner)
+
+
+def room_for_a_large_request(size: int) -> Prepared:
+    """Plan a block for which `size` others have to go."""
+    planner = ReusePlanner(capacity_tokens=16 * size)
+    for number in range(size):
+        planner.plan(ContextRequest([_block("text", number, 16)]), "none")
+    large = ContextRequest([_block("large", tokens=16 * size)])
+    return Prepared(lambda: planner.plan(large, "none"), planner)
+
+
 def trimmed_overlaps(size: int) -> Prepared:
     """Plan `size` blocks with `trim_overlaps`, none of which repeats another's end."""
     planner = ReusePlanner(trim_overlaps=True)
@@ -524,6 +561,10 @@ CASES: dict[str, tuple[Case, int]] = {
     "tied_batch": (tied_batch, 200),
     "tied_paper_batch": (tied_paper_batch, 100),
     "batch_behind_a_long_context": (batch_behind_a_long_context, 100),
+    "trimmed_subtree": (trimmed_subtree, 2_500),
+    "trimmed_repetitions_of_a_prompt": (trimmed_repetitions_of_a_prompt, 1_000),
+    "evicted_conversation": (evicted_conversation, 2_500),
+    "room_for_a_large_request": (room_for_a_large_request, 2_500),
     "trimmed_overlaps": (trimmed_overlaps, 100),
     "trimmed_repetitions": (trimmed_repetitions, 50),
     "labels_of_metrics": (labels_of_metrics, 1_000),

@@ -351,6 +351,8 @@ class BlockLevelCache:
         now = self._requests
         root = self._index.root(group)
         inserted = self._index.insert(root, blocks, tokens, now, now)
+        while self._index.tidy():
+            pass  # nobody waits for it
         return CacheUsage(sum(tokens), sum(tokens[: inserted.blocks_before]))
 
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.index.radix_tree import Node, path_to
+from ctxreuse.index.nodes import Node, path_to
 
 _VISITS = 256
 _STEPS = 1 << 16

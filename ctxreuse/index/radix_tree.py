@@ -11,70 +11,21 @@ with every child of a node instead; `ordering.paper.paper_order` does that, for
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.lru_map import PartSize
+from ctxreuse.index.leaf_queue import LeafQueue, is_leaf
+from ctxreuse.index.nodes import Node, RequestGroup, move_requests, opens_turn
 
 _REQUESTS_A_NODE = 4
-_STEPS = 64
-
-
-class Node:
-    """A run of blocks behind the run of the parent.
-
-    A plain class with slots: a hundred thousand contexts make some two hundred thousand of these.
-    """
-
-    __slots__ = (
-        "children",
-        "edge",
-        "is_queued",
-        "last_use",
-        "parent",
-        "request_ids",
-        "run",
-        "uses",
-        "weights",
-    )
-
-    def __init__(
-        self,
-        parent: Node | None,
-        edge: Hashable,
-        run: tuple[BlockKey, ...],
-        weights: tuple[int, ...],
-    ) -> None:
-        self.parent = parent
-        self.edge = edge
-        self.run = run
-        self.weights = weights
-        self.children: dict[Hashable, Node] = {}
-        self.request_ids: dict[str | int, None] = {}
-        self.uses = 0
-        self.last_use = 0
-        self.is_queued = False  # whether the index's heap has an entry of it
-
-
-def opens_turn(node: Node) -> bool:
-    """Return whether a later turn of a conversation begins here."""
-    return node.parent is not None and node.edge != node.run[0]
-
-
-def path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
-    """Return the blocks from the root to the `matched`-th block of the node's run."""
-    runs = [node.run[:matched]]
-    above = node.parent
-    while above is not None:
-        runs.append(above.run)
-        above = above.parent
-    runs.reverse()
-    return tuple(chain.from_iterable(runs))
+_STEPS = 128
+_LEAVES = 32
+_STEPS_UP = 4_096
 
 
 class Inserted(NamedTuple):
@@ -130,6 +81,39 @@ class IndexStatistics:
         return sum(self.limits_reached.values())
 
 
+class Removal:
+    """What is being taken out of a tree: no longer part of it, but freed a few nodes at a time.
+
+    Args:
+        end: Where a path was cut. Requests that ended behind the cut, in the same turn, end here.
+        cut_off: The subtrees that stood below, by their edges.
+        goes_up: Whether the end goes, too, if nothing ends there or below; then its parents.
+
+    Attributes:
+        tokens: Block tokens that have left so far.
+        is_by_age: Whether the bounds of the index have asked for it, rather than a caller who waits
+            for its end.
+        is_done: Whether all of it is out.
+    """
+
+    __slots__ = ("cut_off", "end", "goes_up", "is_by_age", "is_done", "path", "tokens")
+
+    def __init__(self, end: Node, cut_off: dict[Hashable, Node], *, goes_up: bool = False) -> None:
+        self.end = end
+        self.cut_off = cut_off
+        self.goes_up = goes_up
+        # from one of the subtrees down to what is freed next; whether each is of the end's turn
+        self.path: list[tuple[Node, bool]] = []
+        self.tokens = 0
+        self.is_by_age = False
+        self.is_done = False
+
+    @property
+    def has_bare_end(self) -> bool:
+        """Whether the end goes, too."""
+        return self.goes_up and is_leaf(self.end) and self.end.requests is None
+
+
 class ContextIndex:
     """The tree of sent block sequences of one tenant.
 
@@ -138,6 +122,10 @@ class ContextIndex:
     share an edge; `tokens` is the sum of all weights; memory is bounded by `capacity_tokens` and
     `max_nodes`, by evicting the least recently used leaves, last blocks first, as engines do. Its
     owner bounds what grows within the nodes (`block_count`, `request_size`).
+
+    Each call takes a bounded number of steps beside those for its own arguments, because others
+    wait meanwhile. What is evicted leaves the tree at once, but it is freed, and counts, until
+    `tidy` was called often enough; so do leaves over the bounds.
 
     A weight is a block's tokens, at least 1: a block without text still costs its label.
 
@@ -154,18 +142,17 @@ class ContextIndex:
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
-        self.capacity_tokens = capacity_tokens
         self.max_nodes = max_nodes
+        self._most_tokens = math.inf if capacity_tokens is None else capacity_tokens
         self._roots: dict[Hashable, Node] = {}
-        self._by_request: OrderedDict[str | int, Node] = OrderedDict()
+        self._by_request: OrderedDict[str | int, RequestGroup] = OrderedDict()
         self.tokens = 0
         self.node_count = 0
         self.block_count = 0
         self.request_size = 0
-        # A heap of every node that has become a leaf, one entry each, by a time not after its last
-        # use: entries are brought up to date, a few at a time, as they come to the top.
-        self._leaves: list[tuple[int, int, Node]] = []
-        self._numbers = 0  # given to turns and heap entries, to decide between equal last uses
+        self._leaves = LeafQueue()
+        self._removal: Removal | None = None
+        self._turns = 0  # numbers them
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -185,8 +172,20 @@ class ContextIndex:
         return request_id in self._by_request
 
     def holds(self, node: Node) -> bool:
-        """Return whether the node is still part of the tree."""
-        return node.parent is not None or self._roots.get(node.edge) is node
+        """Return whether the node is still part of the tree.
+
+        While something is being taken out, one below more than 4,096 others counts as taken out.
+        """
+        if self._removal is None:
+            return node.parent is not None or self._roots.get(node.edge) is node
+        for _ in range(_STEPS_UP):
+            parent = node.parent
+            if parent is None:
+                return self._roots.get(node.edge) is node
+            if parent.children.get(node.edge) is not node:
+                return False
+            node = parent
+        return False
 
     def insert(
         self,
@@ -245,86 +244,119 @@ class ContextIndex:
             node = self._roots.setdefault(node.edge, node)
         node.last_use = now
         if path:
-            mark = ("turn", self._next_number())
+            self._turns += 1
+            mark = ("turn", self._turns)
             node = self._grow(node, mark, tuple(path), tuple(weights), now)
         self._end_request(node, request_id)
         return Inserted(node, 0)
 
-    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
-        """Forget requests that the engine dropped (ContextPilot section 4.1).
+    @property
+    def is_removing(self) -> bool:
+        """Whether something is being taken out; `evict` and `trim` have to wait for that."""
+        return self._removal is not None
+
+    @property
+    def needs_tidying(self) -> bool:
+        """Whether leaves have to go by their age, or are going: nobody waits for that."""
+        if self._removal is not None:
+            return self._removal.is_by_age
+        return self.node_count > self.max_nodes or self.tokens > self._most_tokens
+
+    def tidy(self) -> bool:
+        """Go on with what is being taken out, then with the least recently used over the bounds.
+
+        Returns:
+            Whether leaves have to go still.
+        """
+        if self._removal is not None:
+            self._go_on()
+        elif self.node_count <= self.max_nodes and self.tokens <= self._most_tokens:
+            return False  # as nearly always
+        for _ in range(_LEAVES):
+            if not self.needs_tidying:
+                return False
+            if self.node_count > self.max_nodes:
+                self.evict_oldest_leaf()
+            else:
+                self.evict_oldest(self.tokens - self._most_tokens)
+        return self.needs_tidying
+
+    def evict(self, request_id: str | int) -> Removal | None:
+        """Begin to forget a request that the engine dropped (ContextPilot section 4.1).
 
         A node goes when neither a request ends in it nor another path leads through it; parents
-        left empty go with it.
-        """
-        known, before = 0, self.tokens
-        unknown = []
-        for request_id in request_ids:
-            node = self._forget_request(request_id)
-            if node is None:
-                unknown.append(request_id)
-                continue
-            known += 1
-            while node.parent is not None and not node.children and not node.request_ids:
-                parent = node.parent
-                self._remove(node)
-                node = parent
-            self._note_leaf(node)
-        return Evicted(known, before - self.tokens, tuple(unknown))
+        left empty go with it. Nothing else is being taken out meanwhile.
 
-    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        Returns:
+            What `tidy` goes on with; None if there is no such request (any more).
+        """
+        node = self._forget_request(request_id)
+        return None if node is None else self._begin(Removal(node, {}, goes_up=True))
+
+    def trim(self, request_id: str | int, blocks: int) -> Removal | None:
         """Keep only the first blocks that a request sent; change nothing if it sent no more.
 
         What other requests sent from the first lost block on goes, too: the same blocks under the
         same labels are the same tokens, so an engine that lacks them can serve nothing behind them.
         What is left of all these requests ends at the cut; those of which nothing is left are
-        forgotten.
+        forgotten. Nothing else is being taken out meanwhile.
 
         Args:
             request_id: The request; of a later turn, only its own blocks count.
             blocks: How many of its blocks stay, from 0.
+
+        Returns:
+            As `evict`.
         """
-        end = self._by_request.get(request_id)
-        if end is None:
-            return Evicted(0, 0, (request_id,))
-        turn = [end]
+        group = self._by_request.get(request_id)
+        if group is None:
+            return None
+        turn = [group.end()]
         while turn[-1].parent is not None and not opens_turn(turn[-1]):
             turn.append(turn[-1].parent)
-        before = self.tokens
         for node in reversed(turn):
             if blocks < len(node.run):
-                self._cut(node, blocks)
-                break
+                return self._begin(self._cut(node, blocks))
             blocks -= len(node.run)
-        return Evicted(1, before - self.tokens, ())
+        return self._begin(Removal(turn[0], {}))
 
     def oldest_use(self) -> int | None:
         """Return when the least recently used leaf was used; None for an empty index.
 
         It may be an earlier time where very many leaves were used since this was asked last.
         """
-        self._oldest_leaf()
-        return self._leaves[0][0] if self._leaves else None
+        oldest = self._leaves.oldest_use()
+        if oldest is None and self._removal is not None:
+            return self._removal.end.last_use  # may be a leaf then
+        return oldest
 
-    def evict_oldest(self, tokens: int) -> int:
+    def evict_oldest(self, tokens: float) -> int:
         """Shorten the least recently used leaf, from its end, by at least `tokens` if it can.
 
         Returns:
-            The tokens that left; 0 for an empty index, or where very many leaves were used since it
-            was found last: a call takes a bounded number of steps, and the next one goes on.
+            The tokens that left; 0 for an empty index, where something else is taken out first, or
+            where very many leaves were used since one was found last or requests end at this one: a
+            call takes a bounded number of steps, and the next one goes on.
         """
-        leaf = self._oldest_leaf()
+        removal = self._removal
+        if removal is not None:
+            self._go_on()
+            return removal.tokens if removal.is_by_age and removal.is_done else 0
+        leaf = self._leaves.oldest()
         if leaf is None:
             return 0
         keep, gone = len(leaf.run), 0
         while keep and gone < tokens:
             keep -= 1
             gone += leaf.weights[keep]
-        self._cut(leaf, keep)
-        return gone
+        return self._shorten(leaf, keep) if keep else self._remove_leaf(leaf)
 
     def evict_oldest_leaf(self) -> None:
         """Take out the least recently used leaf, if there is one."""
-        self.evict_oldest(self.tokens)
+        if self._removal is not None:
+            self._go_on()
+        elif (leaf := self._leaves.oldest()) is not None:
+            self._remove_leaf(leaf)
 
     def forget_oldest_request(self) -> None:
         """Forget the id that was remembered first; what the request sent stays."""
@@ -341,32 +373,79 @@ class ContextIndex:
             yield node
             stack.extend(node.children.values())
 
-    def _cut(self, node: Node, keep: int) -> None:
-        """Shorten a node's run to `keep` blocks, and remove all below it; without any, itself."""
+    def _begin(self, removal: Removal) -> Removal:
+        assert self._removal is None, "one thing is taken out at a time"
+        self._removal = removal
+        self._go_on()
+        return removal
+
+    def _cut(self, node: Node, keep: int) -> Removal:
+        """Shorten a node's run to `keep` blocks, and cut off all below it; without any, itself."""
+        if keep:
+            removal = Removal(node, node.children)
+            node.children = {}
+            removal.tokens = self._shorten(node, keep)
+            return removal
         parent = node.parent
         assert parent is not None
-        if keep:
-            end = node
-            below = [(child, not opens_turn(child)) for child in node.children.values()]
+        del parent.children[node.edge]
+        return Removal(parent, {node.edge: node})
+
+    def _remove_leaf(self, leaf: Node) -> int:
+        """Take a leaf out; return its tokens, or 0 if there is more to do."""
+        removal = self._cut(leaf, 0)
+        removal.is_by_age = True
+        return removal.tokens if self._begin(removal).is_done else 0
+
+    def _shorten(self, node: Node, keep: int) -> int:
+        """Shorten a node's run to `keep` blocks; return the tokens that leave."""
+        gone = sum(node.weights[keep:])
+        self.tokens -= gone
+        self.block_count -= len(node.run) - keep
+        node.run, node.weights = node.run[:keep], node.weights[:keep]
+        return gone
+
+    def _go_on(self) -> None:
+        """Go on with what is being taken out, for some steps."""
+        removal = self._removal
+        assert removal is not None
+        for _ in range(_STEPS):
+            if removal.cut_off or removal.path:
+                self._free_next(removal)
+            elif removal.has_bare_end:
+                self._go_up(removal)
+            if not (removal.cut_off or removal.path or removal.has_bare_end):
+                self._removal, removal.is_done = None, True
+                self._note_leaf(removal.end)
+                return
+
+    def _free_next(self, removal: Removal) -> None:
+        """Take one step in a subtree that was cut off: a node down, an id, or a node freed."""
+        end = removal.end
+        if not removal.path:
+            _, top = removal.cut_off.popitem()
+            removal.path.append((top, end.parent is not None and not opens_turn(top)))
+            return
+        node, is_same_turn = removal.path[-1]
+        if node.children:
+            _, child = node.children.popitem()
+            removal.path.append((child, is_same_turn and not opens_turn(child)))
+        elif node.requests is None:
+            removal.path.pop()
+            removal.tokens += self._free(node)
+        elif is_same_turn:
+            move_requests(node, end)
         else:
-            end = parent
-            below = [(node, end.parent is not None and not opens_turn(node))]
-        for above, is_same_turn in below:  # grows; parents come first
-            below += [
-                (child, is_same_turn and not opens_turn(child)) for child in above.children.values()
-            ]
-        for gone, is_same_turn in below:
-            if is_same_turn:
-                end.request_ids.update(gone.request_ids)
-                self._by_request.update(dict.fromkeys(gone.request_ids, end))
-                gone.request_ids = {}
-        for gone, _ in reversed(below):
-            self._remove(gone)
-        if keep:
-            self.tokens -= sum(node.weights[keep:])
-            self.block_count -= len(node.run) - keep
-            node.run, node.weights = node.run[:keep], node.weights[:keep]
-        self._note_leaf(end)
+            request_id = node.requests.pop()
+            del self._by_request[request_id]
+            self.request_size -= id_size(request_id)
+
+    def _go_up(self, removal: Removal) -> None:
+        end = removal.end
+        assert end.parent is not None
+        removal.end = end.parent
+        del end.parent.children[end.edge]
+        removal.tokens += self._free(end)
 
     def _grow(
         self,
@@ -400,79 +479,50 @@ class ContextIndex:
 
     def _end_request(self, node: Node, request_id: str | int) -> None:
         earlier = self._forget_request(request_id) if request_id in self._by_request else None
-        self._by_request[request_id] = node
+        group = node.requests
+        if group is None:
+            group = node.requests = RequestGroup(node)
+        group.ids[request_id] = None
+        self._by_request[request_id] = group
         self.request_size += id_size(request_id)
-        node.request_ids[request_id] = None
         if earlier is not None:
             self._note_leaf(earlier)
         if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
             self.forget_oldest_request()
         self._note_leaf(node)
-        while self.node_count > self.max_nodes:
-            self.evict_oldest_leaf()
-        if self.capacity_tokens is not None:
-            while self.tokens > self.capacity_tokens:
-                self.evict_oldest(self.tokens - self.capacity_tokens)
+        self.tidy()
 
     def _forget_request(self, request_id: str | int) -> Node | None:
         """Forget a request id; return the node where the request ended, if it was known."""
-        node = self._by_request.pop(request_id, None)
-        if node is not None:
-            del node.request_ids[request_id]
-            self.request_size -= id_size(request_id)
-        return node
-
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+        group = self._by_request.pop(request_id, None)
+        if group is None:
+            return None
+        self.request_size -= id_size(request_id)
+        end = group.end()
+        group.discard(request_id)
+        return end
 
     def _note_leaf(self, node: Node) -> None:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
         if node.children:
             return
-        if node.parent is None:
-            if not node.request_ids and self._roots.get(node.edge) is node:
-                del self._roots[node.edge]
-            return
-        if node.is_queued:
-            return
-        node.is_queued = True
-        heapq.heappush(self._leaves, (node.last_use, self._next_number(), node))
-        if len(self._leaves) > 64 + 4 * self.node_count:  # most are of nodes that are gone
-            for *_, gone in self._leaves:
-                gone.is_queued = False
-            leaves = [one for one in self.nodes() if one.parent is not None and not one.children]
-            self._leaves = [(leaf.last_use, self._next_number(), leaf) for leaf in leaves]
-            heapq.heapify(self._leaves)
-            for leaf in leaves:
-                leaf.is_queued = True
+        if node.parent is not None:
+            if not node.is_queued:
+                self._leaves.add(node, self.node_count)
+        elif node.requests is None and self._roots.get(node.edge) is node:
+            del self._roots[node.edge]
 
-    def _oldest_leaf(self) -> Node | None:
-        """Return the leaf whose last use is longest ago; None if it is not found in a few steps."""
-        leaves, steps = self._leaves, 0
-        while leaves and steps < _STEPS:
-            last_use, _, node = leaves[0]
-            if node.parent is None or node.children:
-                heapq.heappop(leaves)
-                node.is_queued = False
-            elif node.last_use == last_use:
-                return node
-            else:
-                heapq.heapreplace(leaves, (node.last_use, self._next_number(), node))
-            steps += 1
-        return None
-
-    def _remove(self, node: Node) -> None:
+    def _free(self, node: Node) -> int:
+        """Free a node below which nothing stands; return its tokens."""
         assert node.parent is not None
-        assert not node.children
         # what stands below was used with all before it: noted only here, because a conversation of
         # thousands of turns would be walked up at each of them
         node.parent.last_use = max(node.parent.last_use, node.last_use)
-        del node.parent.children[node.edge]
         node.parent = None
+        tokens = sum(node.weights)
         self.node_count -= 1
         self.block_count -= len(node.run)
-        self.tokens -= sum(node.weights)
-        for request_id in list(node.request_ids):
-            self._forget_request(request_id)
+        self.tokens -= tokens
         node.run = node.weights = ()  # a conversation that ended here may hold the node for long
+        self._leaves.shrink(self.node_count)
+        return tokens

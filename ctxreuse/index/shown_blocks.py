@@ -27,7 +27,7 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.index.radix_tree import Node
+from ctxreuse.index.nodes import Node
 
 _TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20

@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
+from ctxreuse.index.nodes import Node
 from ctxreuse.index.path_search import Match, heaviest_path
-from ctxreuse.index.radix_tree import ContextIndex, Node
+from ctxreuse.index.radix_tree import ContextIndex
 
 _TRIED_AT_LEAST = 32
 _TRIED_ALWAYS = 256

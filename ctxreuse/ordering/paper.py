@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.index.radix_tree import Node
+from ctxreuse.index.nodes import Node
 
 if TYPE_CHECKING:
     import numpy as np

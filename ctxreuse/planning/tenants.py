@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from operator import add, gt, sub
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
 from ctxreuse.index.explain import PromptLog
-from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
+from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics, Removal
 from ctxreuse.index.shown_blocks import Conversations
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 
@@ -166,9 +168,13 @@ def _holder(request_id: str | int, states: Iterable[TenantState]) -> TenantState
 
 
 class _Hold:
-    """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
+    """A tenant's state, held for as long as the context lasts; then the bounds are enforced.
 
-    __slots__ = ("_state", "_tenants")
+    What has to go because of what was recorded meanwhile goes in further holds, of a few steps
+    each. Who finds more to do than that leaves it to who has caused it.
+    """
+
+    __slots__ = ("_is_untidy", "_state", "_tenants")
 
     def __init__(self, tenants: Tenants, state: TenantState) -> None:
         self._tenants = tenants
@@ -176,14 +182,25 @@ class _Hold:
 
     def __enter__(self) -> TenantState:
         self._state.lock.acquire()
+        self._is_untidy = self._state.index.needs_tidying
         return self._state
 
     def __exit__(self, *error: object) -> None:
+        needs_tidying = self._release()
+        while needs_tidying and not self._is_untidy:
+            time.sleep(0)  # as in `Tenants._remove`
+            self._state.lock.acquire()
+            needs_tidying = self._release()
+        self._tenants.enforce_bounds()
+
+    def _release(self) -> bool:
+        """Give the state back; return whether its index needs tidying still."""
         try:
+            needs_tidying = self._state.index.tidy()
             self._tenants.measure(self._state)
         finally:
             self._state.lock.release()
-        self._tenants.enforce_bounds()
+        return needs_tidying
 
 
 class _EvictedOldest(NamedTuple):
@@ -245,6 +262,7 @@ class Tenants:
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
+        forgotten = []  # freed behind the common lock: all tenants would wait for that
         with self._lock:
             state = self._states.get(tenant)
             if state is not None:
@@ -254,7 +272,7 @@ class Tenants:
             self._states[tenant] = state
             self._names += id_size(tenant)
             while self._names > self._max_names and len(self._states) > 1:
-                self._forget_oldest()
+                forgotten.append(self._forget_oldest())
             return state
 
     def note_limit(self, name: str) -> None:
@@ -270,13 +288,15 @@ class Tenants:
         """Return a tenant's state if there is one, without counting that as activity."""
         return self._states.get(tenant)
 
-    def _forget_oldest(self) -> None:
+    def _forget_oldest(self) -> TenantState:
+        """Forget the least recently active tenant, and return its state."""
         with self._lock:
             tenant, state = self._states.popitem(last=False)
             self._names -= id_size(tenant)
             self._totals = [*map(sub, self._totals, state.sizes)]
             for shares in self._shares.values():
                 shares.note(tenant, 0)
+            return state
 
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
@@ -357,12 +377,32 @@ class Tenants:
             if holder is None:
                 unknown.append(request_id)
                 continue
-            with _Hold(self, holder) as state:
-                evicted = state.index.evict([request_id])
-            requests += evicted.requests
-            tokens += evicted.tokens
-            unknown += evicted.unknown
+            removal = self._remove(holder, partial(ContextIndex.evict, request_id=request_id))
+            if removal is None:
+                unknown.append(request_id)
+            else:
+                requests += 1
+                tokens += removal.tokens
         return Evicted(requests, tokens, tuple(unknown))
+
+    def _remove(
+        self, state: TenantState, begin: Callable[[ContextIndex], Removal | None]
+    ) -> Removal | None:
+        """Take something out of a tenant's index, in holds of a few steps each.
+
+        Args:
+            state: The tenant's state.
+            begin: Returns what is to be taken out, if there is something.
+        """
+        removal: Removal | None = None
+        has_begun = False
+        while True:
+            with _Hold(self, state):  # goes on with what has begun
+                if not has_begun and not state.index.is_removing:
+                    removal, has_begun = begin(state.index), True
+            if has_begun and (removal is None or removal.is_done):
+                return removal
+            time.sleep(0)  # lets in who waits: a thread that goes on at once would take the lock
 
     def _asked(self, tenant: str | None) -> list[TenantState]:
         """Return the state of a tenant, if it is known; for None all states."""
@@ -438,8 +478,12 @@ class Tenants:
         holder = _holder(request_id, self._asked(tenant))
         if holder is None:
             return Evicted(0, 0, (request_id,))
-        with _Hold(self, holder) as state:
-            return state.index.trim(request_id, blocks)
+        removal = self._remove(
+            holder, partial(ContextIndex.trim, request_id=request_id, blocks=blocks)
+        )
+        if removal is None:
+            return Evicted(0, 0, (request_id,))
+        return Evicted(1, removal.tokens, ())
 
     def forget_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""

@@ -3,6 +3,7 @@ from helpers import (
     check_index,
     context,
     held,
+    ids_at,
     letter_weights,
     prefixes,
     shape,
@@ -67,7 +68,7 @@ def test_splitting_a_conversations_node_keeps_what_is_behind_it():
 def test_an_empty_context_ends_at_the_root():
     sender = Sender("", "a")
     assert shape(sender.index) == {"": [0], "a": [1]}
-    assert sender.index.evict([0, 1]) == Evicted(2, 1, ())
+    assert sender.evict([0, 1]) == Evicted(2, 1, ())
     assert list(sender.index.nodes()) == []
 
 
@@ -89,7 +90,7 @@ def test_request_ids_of_different_types_are_different_requests():
     sender = Sender()
     sender.send("a", 1)
     sender.send("b", "1")
-    assert sender.index.evict(["1"]) == Evicted(1, 1, ())
+    assert sender.evict(["1"]) == Evicted(1, 1, ())
     assert shape(sender.index) == {"a": [1]}
 
 
@@ -99,7 +100,7 @@ def test_each_later_turn_is_a_branch_of_its_own():
     for number in (1, 2):
         turn = sender.extend(first, "b", number)
         assert turn.blocks_before == 0
-    assert [list(node.request_ids) for node in first.children.values()] == [[1], [2]]
+    assert [ids_at(node) for node in first.children.values()] == [[1], [2]]
     assert sender.index.statistics() == IndexStatistics(nodes=3, tokens=3, requests=3)
 
 
@@ -119,7 +120,7 @@ def test_a_chain_of_five_thousand_turns_needs_no_recursion():
     check_index(sender.index)
     assert sender.search("ab") == ("a", 1)
     assert [sender.index.evict_oldest(1) for _ in range(10)] == [1] * 10
-    assert sender.index.evict(range(4_990)) == Evicted(4_990, 4_990, ())
+    assert sender.evict(range(4_990)) == Evicted(4_990, 4_990, ())
     assert list(sender.index.nodes()) == []
 
 
@@ -140,7 +141,7 @@ def test_an_earlier_turn_was_used_when_the_turns_behind_it_were():
     sender.send("b", "before turn 2")
     sender.extend(first.node, "c", "turn 2")
     sender.send("d", "after turn 2")
-    sender.index.evict(["turn 2"])
+    sender.evict(["turn 2"])
     check_index(sender.index)
     gone = []
     while sender.index.statistics().tokens:
@@ -155,29 +156,29 @@ def test_an_earlier_turn_was_used_when_the_turns_behind_it_were():
 
 def test_evicting_a_request_keeps_what_others_share_and_drops_empty_parents():
     sender = Sender("abc", "abd", "e")
-    assert sender.index.evict([0]) == Evicted(1, 1, ())
+    assert sender.evict([0]) == Evicted(1, 1, ())
     assert shape(sender.index) == {"ab": [], "ab.d": [1], "e": [2]}
-    assert sender.index.evict([1]) == Evicted(1, 3, ())
+    assert sender.evict([1]) == Evicted(1, 3, ())
     assert shape(sender.index) == {"e": [2]}
 
 
 def test_a_node_where_another_request_ends_stays():
     sender = Sender("ab", "ab", "abc")
-    assert sender.index.evict([2, 0]) == Evicted(2, 1, ())
+    assert sender.evict([2, 0]) == Evicted(2, 1, ())
     assert shape(sender.index) == {"ab": [1]}
 
 
 def test_unknown_requests_are_reported_in_the_order_given():
     sender = Sender("ab", "c")
-    assert sender.index.evict(["?", 0, 7, "0"]) == Evicted(1, 2, ("?", 7, "0"))
-    assert sender.index.evict([0]) == Evicted(0, 0, (0,))
+    assert sender.evict(["?", 0, 7, "0"]) == Evicted(1, 2, ("?", 7, "0"))
+    assert sender.evict([0]) == Evicted(0, 0, (0,))
 
 
 @given(some_words, st.lists(st.integers(0, 9), unique=True))
 def test_evicting_requests_leaves_exactly_what_the_others_sent(sent, gone):
     sender = Sender(*sent)
     before = sender.index.statistics().tokens
-    evicted = sender.index.evict(gone)
+    evicted = sender.evict(gone)
 
     kept = {one for i, letters in enumerate(sent) if i not in gone for one in prefixes(letters)}
     assert held(sender.index) == kept
@@ -193,7 +194,7 @@ def test_nothing_is_left_when_all_requests_are_evicted():
     sender.send("abd", 1, "system")
     sender.send("", 2, "another system")
     sender.extend(first.node, "e", 3)
-    assert sender.index.evict([0, 1, 2, 3]) == Evicted(4, 5, ())
+    assert sender.evict([0, 1, 2, 3]) == Evicted(4, 5, ())
     assert sender.index.statistics() == IndexStatistics(0, 0, 0)
     assert list(sender.index.nodes()) == []
 
@@ -259,9 +260,9 @@ def test_a_request_whose_last_blocks_left_ends_where_the_rest_of_it_ends():
     assert sender.index.evict_oldest(1) == 1
     assert shape(sender.index) == {"ab": [0], "ab.d": [1], "ab.e": [2]}
     assert sender.index.evict_oldest(1) == 1
-    assert sender.index.evict([2, 0]) == Evicted(2, 1, ())
+    assert sender.evict([2, 0]) == Evicted(2, 1, ())
     assert shape(sender.index) == {"ab": [1]}
-    assert sender.index.evict([1, 0]) == Evicted(1, 2, (0,))
+    assert sender.evict([1, 0]) == Evicted(1, 2, (0,))
 
 
 def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left():
@@ -272,7 +273,7 @@ def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left():
     assert shape(sender.index) == {"ab": [0], "ab.|c": [1]}
     assert sender.index.evict_oldest(1) == 1
     assert shape(sender.index) == {"ab": [0]}
-    assert sender.index.evict([1]) == Evicted(0, 0, (1,))
+    assert sender.evict([1]) == Evicted(0, 0, (1,))
 
 
 def ends(index):
@@ -334,13 +335,13 @@ def test_more_than_four_request_ids_a_node_push_out_the_oldest_ids_but_not_their
     assert shape(sender.index) == {"ab": [0], "c": [1, 2, 3, 4, 5, 6, 7]}
     sender.send("c", 8)
     assert shape(sender.index) == {"ab": [], "c": [1, 2, 3, 4, 5, 6, 7, 8]}
-    assert sender.index.evict([0]) == Evicted(0, 0, (0,))
+    assert sender.evict([0]) == Evicted(0, 0, (0,))
     check_index(sender.index)
 
 
 def test_request_ids_are_known_until_they_are_evicted():
     sender = Sender("a", "b")
-    sender.index.evict([0])
+    sender.evict([0])
     assert [request_id in sender.index for request_id in (0, 1, "1")] == [False, True, False]
 
 
@@ -351,7 +352,7 @@ def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_bloc
     sender = Sender(
         "abcd", "abce", "abf", "ag", "h", weights=dict(zip("abcdefgh", range(1, 9), strict=True))
     )
-    assert sender.index.trim(0, 2) == Evicted(1, 3 + 4 + 5, ())
+    assert sender.trim(0, 2) == Evicted(1, 3 + 4 + 5, ())
     assert shape(sender.index) == {
         "a": [],
         "a.b": [0, 1],
@@ -365,7 +366,7 @@ def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_bloc
 def test_trimming_in_the_middle_of_a_run_shortens_it():
     sender = Sender("abcd")
     sender.extend(sender.send("abcdef", 1).node, "xy", 2)
-    assert sender.index.trim(0, 3) == Evicted(1, 1 + 2 + 2, ())
+    assert sender.trim(0, 3) == Evicted(1, 1 + 2 + 2, ())
     assert shape(sender.index) == {"abc": [0, 1]}  # of the later turn nothing is left
     check_index(sender.index)
 
@@ -373,15 +374,15 @@ def test_trimming_in_the_middle_of_a_run_shortens_it():
 def test_a_request_that_keeps_all_its_blocks_is_not_trimmed():
     sender = Sender("ab", "abc")
     for blocks in (2, 3, 99):
-        assert sender.index.trim(0, blocks) == Evicted(1, 0, ())
+        assert sender.trim(0, blocks) == Evicted(1, 0, ())
     assert shape(sender.index) == {"ab": [0], "ab.c": [1]}
 
 
 def test_a_request_of_which_nothing_is_left_is_forgotten():
     sender = Sender("ab", "abc", "d")
-    assert sender.index.trim(1, 0) == Evicted(1, 3, ())
+    assert sender.trim(1, 0) == Evicted(1, 3, ())
     assert shape(sender.index) == {"d": [2]}
-    assert sender.index.trim(1, 0) == Evicted(0, 0, (1,))
+    assert sender.trim(1, 0) == Evicted(0, 0, (1,))
     check_index(sender.index)
 
 
@@ -389,21 +390,46 @@ def test_of_a_later_turn_its_own_blocks_are_trimmed():
     sender = Sender("ab")
     second = sender.extend(sender.send("ab", 1).node, "cd", 2)
     sender.extend(second.node, "e", 3)
-    assert sender.index.trim(3, 1) == Evicted(1, 0, ())
-    assert sender.index.trim(2, 1) == Evicted(1, 1 + 1, ())
+    assert sender.trim(3, 1) == Evicted(1, 0, ())
+    assert sender.trim(2, 1) == Evicted(1, 1 + 1, ())
     assert shape(sender.index) == {"ab": [0, 1], "ab.|c": [2]}
-    assert sender.index.trim(2, 0) == Evicted(1, 1, ())
+    assert sender.trim(2, 0) == Evicted(1, 1, ())
     assert shape(sender.index) == {"ab": [0, 1]}
     check_index(sender.index)
 
 
 def test_trimmed_blocks_can_be_sent_again():
     sender = Sender("abc", "abd")
-    sender.index.trim(0, 1)
+    sender.trim(0, 1)
     assert sender.search("abc") == ("a", 1)
     assert sender.send("abc", 5).blocks_before == 1
     assert shape(sender.index) == {"a": [0, 1], "a.bc": [5]}
     check_index(sender.index)
+
+
+def test_requests_whose_ends_come_together_again_and_again_can_all_be_forgotten():
+    sender = Sender()
+    for number in range(40):
+        for length in range(1, 5):
+            sender.send("abcd"[:length], f"{number} {length}")
+        sender.trim(f"{number} 4", 3 - number % 3)
+    assert list(shape(sender.index)) == ["a", "a.b", "a.b.c"]
+    check_index(sender.index)
+    ids = [f"{number} {length}" for number in range(40) for length in range(1, 5)]
+    assert sender.evict(ids[::2]) == Evicted(80, 0, ())
+    check_index(sender.index)
+    assert sender.evict(ids[1::2]).requests == 80
+    assert list(sender.index.nodes()) == []
+
+
+def test_shortening_a_path_takes_the_same_work_however_many_requests_end_there():
+    def shortening(requests):
+        sender = Sender(*prefixes("abcdefghijklmnop"))
+        for number in range(requests):
+            sender.send("abcdefghijklmnop", f"later {number}")
+        return lambda: [sender.index.evict_oldest(1) for _ in range(15)]
+
+    assert steps(shortening(2_000)) == steps(shortening(2))
 
 
 # consistency
@@ -455,7 +481,7 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
             case "evict", request_ids:
                 known = [i for i in request_ids if i in index._by_request]
                 before = index.statistics().tokens
-                evicted = index.evict(request_ids)
+                evicted = sender.evict(request_ids)
                 assert evicted.requests == len(known)
                 assert evicted.tokens == before - index.statistics().tokens
                 assert evicted.unknown == tuple(i for i in request_ids if i not in known)
@@ -465,12 +491,12 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
             case "trim", request_id, blocks:
                 end, paths = index._by_request.get(request_id), held(index)
                 before = index.statistics().tokens
-                evicted = index.trim(request_id, blocks)
+                evicted = sender.trim(request_id, blocks)
                 assert evicted.tokens == before - index.statistics().tokens
                 assert evicted.unknown == (() if end is not None else (request_id,))
                 assert held(index) <= paths
                 if request_id in index:
-                    assert len(own_blocks(index._by_request[request_id])) <= blocks
+                    assert len(own_blocks(index._by_request[request_id].end())) <= blocks
             case "search", letters, system:
                 path, weight = sender.search(letters, system)
                 assert path in held(index) | {""}
@@ -482,7 +508,7 @@ def test_the_queue_of_leaves_does_not_grow_with_use():
     sender = Sender("a", "b")
     for number in range(5_000):
         sender.send("a", number)
-        sender.index.evict([number - 1])
+        sender.evict([number - 1])
         assert len(sender.index._leaves) <= 64 + 4 * 2
     check_index(sender.index)
 
@@ -494,7 +520,7 @@ def test_leaves_that_are_used_again_and_again_are_queued_once_and_found_in_short
         for number in range(500):
             sender.send(chr(0x4E00 + number), number)
     assert len(sender.index._leaves) == 501
-    sender.index.evict(["oldest"])
+    sender.evict(["oldest"])
     assert steps(sender.index.oldest_use) < 1_000  # to look at all 500 leaves would take 4,500
     used: list[int] = []
     while sender.index.node_count:
@@ -507,7 +533,7 @@ def test_the_queue_of_leaves_does_not_outgrow_the_most_nodes_ever_held():
     sender = Sender()
     for number in range(1_000):
         sender.send(chr(0x4E00 + number), number)
-    sender.index.evict(range(1_000))
+    sender.evict(range(1_000))
     assert len(sender.index._leaves) <= 64 + 4 * 1_000
     sender.send("a", 0)
     sender.send("b", 1)

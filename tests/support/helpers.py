@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.index.nodes import Node
 from ctxreuse.index.path_search import heaviest_path
-from ctxreuse.index.radix_tree import ContextIndex, Inserted, Node
+from ctxreuse.index.radix_tree import ContextIndex, Evicted, Inserted, Removal
 
 LETTERS = "abcde"
 words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)
@@ -76,18 +77,50 @@ class Sender:
         self.now += 1
         root = self.index.root(system)
         weights = weights_of(letters, self._weights)
-        return self.index.insert(root, keys(letters), weights, request_id, self.now)
+        inserted = self.index.insert(root, keys(letters), weights, request_id, self.now)
+        tidied(self.index)
+        return inserted
 
     def extend(self, node: Node, letters: str, request_id: str | int) -> Inserted:
         """Insert a later turn behind a node."""
         self.now += 1
         weights = weights_of(letters, self._weights)
-        return self.index.extend(node, keys(letters), weights, request_id, self.now)
+        inserted = self.index.extend(node, keys(letters), weights, request_id, self.now)
+        tidied(self.index)
+        return inserted
+
+    def evict(self, request_ids: Iterable[str | int]) -> Evicted:
+        """Evict requests, one after the other."""
+        removals = {one: tidied(self.index, self.index.evict(one)) for one in request_ids}
+        known = [removal for removal in removals.values() if removal is not None]
+        unknown = tuple(one for one, removal in removals.items() if removal is None)
+        return Evicted(len(known), sum(removal.tokens for removal in known), unknown)
+
+    def trim(self, request_id: str | int, blocks: int) -> Evicted:
+        """Keep the first blocks of a request only."""
+        removal = tidied(self.index, self.index.trim(request_id, blocks))
+        return Evicted(0, 0, (request_id,)) if removal is None else Evicted(1, removal.tokens, ())
 
     def search(self, letters: str, system: str | None = None) -> tuple[str, int]:
         root = self.index.root(system)
         match = heaviest_path(root, context(letters, self._weights))
         return word(match.path), match.weight
+
+
+def tidied(index: ContextIndex, removal: Removal | None = None) -> Removal | None:
+    """Return what an index takes out once it is out, and the index within its bounds."""
+    while index.is_removing or index.needs_tidying:
+        index.tidy()
+    assert removal is None or removal.is_done
+    return removal
+
+
+def ids_at(node: Node) -> list[str | int]:
+    """Return the ids of the requests that end at a node."""
+    groups = [] if node.requests is None else [node.requests]
+    for group in groups:  # grows
+        groups += group._joined or ()
+    return [request_id for group in groups for request_id in group.ids]
 
 
 def shape(index: ContextIndex) -> dict[str, list[str | int]]:
@@ -99,8 +132,9 @@ def shape(index: ContextIndex) -> dict[str, list[str | int]]:
         while above is not None and above.parent is not None:
             steps.append(("|" if isinstance(above.edge, tuple) else "") + word(above.run))
             above = above.parent
-        if steps or node.request_ids:
-            nodes[".".join(reversed(steps))] = list(node.request_ids)
+        ids = ids_at(node)
+        if steps or ids:
+            nodes[".".join(reversed(steps))] = sorted(ids, key=list(index._by_request).index)
     return nodes
 
 
@@ -129,21 +163,25 @@ def check_index(index: ContextIndex) -> None:
         assert node.edge == node.run[0] or isinstance(node.edge, tuple)
         assert node.uses >= 1
 
-    ends = [(request_id, node) for node in nodes for request_id in node.request_ids]
+    ends = [(request_id, node) for node in nodes for request_id in ids_at(node)]
     assert len(dict(ends)) == len(ends)
-    assert index._by_request == dict(ends)
+    assert {one: group.end() for one, group in index._by_request.items()} == dict(ends)
+    assert all(node.requests is None or ids_at(node) for node in nodes)
+    assert index.request_size == sum(map(id_size, index._by_request))
+    assert not index.is_removing
 
     size = index.statistics()
     assert size.nodes == len(inner) <= index.max_nodes
     assert size.requests == len(ends) <= 4 * index.max_nodes
     assert size.tokens == sum(sum(node.weights) for node in inner)
-    assert index.capacity_tokens is None or size.tokens <= index.capacity_tokens
+    assert size.tokens <= index._most_tokens
 
-    queued = {id(node): last_use for last_use, _, node in index._leaves}
-    assert len(queued) == len(index._leaves)
+    entries = [*index._leaves._entries, *index._leaves._former]
+    queued = {id(node): last_use for last_use, _, node in entries}
+    assert len(queued) == len(entries)
     leaves = [node for node in inner if not node.children]
     assert all(queued[id(leaf)] <= leaf.last_use for leaf in leaves)
     assert all(node.is_queued == (id(node) in queued) for node in inner)
-    for _ in index._leaves[::64]:  # each time a few entries are brought up to date
+    for _ in entries[::64]:  # each time a few entries are brought up to date
         index.oldest_use()
     assert index.oldest_use() == min((leaf.last_use for leaf in leaves), default=None)

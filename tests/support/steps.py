@@ -4,29 +4,40 @@ import sys
 import threading
 
 
+class StepCounter:
+    """Counts the lines of Python, and functions of libraries, that run in this thread.
+
+    Attributes:
+        count: How many have run so far.
+    """
+
+    def __init__(self):
+        self.count = 0
+
+    def _trace(self, frame, event, argument):
+        self.count += event == "line"
+        return self._trace
+
+    def _profile(self, frame, event, argument):
+        self.count += event == "c_call"
+
+    def __enter__(self):
+        self._before = sys.gettrace(), sys.getprofile()
+        assert threading.current_thread() is threading.main_thread()
+        sys.setprofile(self._profile)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self._before[0])
+        sys.setprofile(self._before[1])
+
+
 def steps(call):
-    """Return how many lines of Python, and functions of libraries, a call runs in this thread."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    def profile(frame, event, argument):
-        nonlocal count
-        count += event == "c_call"
-
-    before = sys.gettrace(), sys.getprofile()
-    assert threading.current_thread() is threading.main_thread()
-    sys.setprofile(profile)
-    sys.settrace(trace)
-    try:
+    """Return how many steps a call takes."""
+    with StepCounter() as counter:
         call()
-    finally:
-        sys.settrace(before[0])
-        sys.setprofile(before[1])
-    return count
+    return counter.count
 
 
 def growth(prepare, size):
