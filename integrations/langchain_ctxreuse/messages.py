@@ -64,9 +64,12 @@ def text_parts(message: BaseMessage) -> list[TextPart]:
     """Return the texts in a message's content."""
     if isinstance(message.content, str):
         return [TextPart(message.content, None)]
+    if not isinstance(message.content, list):  # set on the message, past its checks
+        return []
     texts = [
         (one if isinstance(one, str) else one.get("text"), number)
         for number, one in enumerate(message.content)
+        if isinstance(one, (str, dict))
     ]
     return [TextPart(text, number) for text, number in texts if isinstance(text, str)]
 
@@ -100,7 +103,7 @@ def with_renamed_calls(message: _Message, rename: Callable[[str], str]) -> _Mess
     if isinstance(message.content, list):
         content = [
             block
-            if isinstance(block, str) or block.get("type") == "text"
+            if not isinstance(block, dict) or block.get("type") == "text"
             else with_renamed_field(block, lambda value: renamed(value, rename))
             for block in message.content
         ]
@@ -116,7 +119,8 @@ def with_renamed_field(block: dict[str, Any], rename: Callable[[Any], Any]) -> d
         block: The block; it is not changed.
         rename: Returns the field that holds them, renamed.
     """
-    name = SPOKEN_FIELDS.get(block.get("type", ""))
+    kind = block.get("type")
+    name = SPOKEN_FIELDS.get(kind) if isinstance(kind, str) else None
     if name is None or name not in block:
         return block
     new = rename(block[name])
@@ -206,14 +210,14 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
             if isinstance(message, ChatMessage)
             else next((role for kind, role in _ROLES if isinstance(message, kind)), message.type)
         )
-        is_string = isinstance(message.content, str)
-        content: Sequence[Any] = [message.content] if is_string else message.content
+        is_list = isinstance(message.content, list)
+        content: Sequence[Any] = message.content if is_list else [message.content]
         for part, one in enumerate(content):
-            is_text_part = not isinstance(one, str) and one.get("type") == "text"
+            is_text_part = is_list and isinstance(one, dict) and one.get("type") == "text"
             text = one.get("text") if is_text_part else one
             if isinstance(text, str):
                 parts.append(PromptPart(role, text))
-                positions.append(_TextPosition(number, None if is_string else part))
+                positions.append(_TextPosition(number, part if is_list else None))
             else:
                 parts.append(PromptPart.of_value(role, one))
                 positions.append(None)

@@ -174,18 +174,22 @@ def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Mes
         messages: Messages, dicts or whatever LangChain takes for a message. Of one with content
             that OpenAI does not know, the texts are kept.
     """
-    converted = map(_as_openai, messages)
-    return [message for message in converted if message["role"] not in ("system", "developer")]
+    return [
+        converted
+        for message in messages
+        for converted in _as_openai(message)
+        if converted["role"] not in ("system", "developer")
+    ]
 
 
-def _as_openai(message: MessageLikeRepresentation) -> Message:
+def _as_openai(message: MessageLikeRepresentation) -> list[Message]:
+    """Return what OpenAI knows as a message; one with results of several tools is several."""
+    # each in a list of its own: a pair of role and text alone would be taken for two messages
     try:
-        converted = convert_to_openai_messages(message)
+        converted = convert_to_openai_messages([message])
     except (KeyError, TypeError, ValueError):
         # it has a part that OpenAI does not know, or that lacks something
         [plain] = convert_to_messages([message])
         text = "\n".join(text for text, _ in text_parts(plain))
-        converted = convert_to_openai_messages(plain.model_copy(update={"content": text}))
-    if not isinstance(converted, dict):
-        raise TypeError(f"one message became {type(converted).__name__}")
-    return converted
+        converted = convert_to_openai_messages([plain.model_copy(update={"content": text})])
+    return list(converted)

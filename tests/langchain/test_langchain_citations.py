@@ -203,6 +203,34 @@ class TestWholeAnswers:
         answer = model.invoke(prompt("cab"))
         assert answer.content == [thought, {"type": "text", "text": "It is so [Doc_2]."}]
 
+    @pytest.mark.parametrize("kind", [["text"], {"a": 1}, None, 5])
+    def test_a_part_of_a_kind_that_nobody_knows_stays_beside_the_others(self, kind: Any) -> None:
+        odd = {"type": kind, "text": "[Doc_1]"}
+
+        class Odd(CitingModel):
+            def _answer(self, messages: list[BaseMessage]) -> AIMessage:
+                return AIMessage([odd, {"type": "text", "text": self._text(messages)}])
+
+        model = ReuseChatModel(inner=Odd(), window_s=0)
+        model.invoke(prompt("abc"))
+        answer = model.invoke(prompt("cab"))
+        assert answer.content[1] == {"type": "text", "text": "It is so [Doc_2]."}
+        assert answer.content[0]["type"] == kind
+        assert model.faults == 0
+
+    def test_a_content_that_is_no_list_of_parts_stays(self) -> None:
+        odd = {"type": "text", "text": "[Doc_1]"}
+
+        class Odd(CitingModel):
+            def _answer(self, messages: list[BaseMessage]) -> AIMessage:
+                self._text(messages)
+                return AIMessage("").model_copy(update={"content": odd})
+
+        model = ReuseChatModel(inner=Odd(), window_s=0)
+        model.invoke(prompt("abc"))
+        assert model.invoke(prompt("cab")).content == odd
+        assert is_reordered(model)
+
     def test_structured_output_has_the_labels_given(self) -> None:
         class Cited(BaseModel):
             source: str
@@ -268,6 +296,21 @@ class TestStreams:
             whole += one
         assert whole.tool_calls[0]["args"] == {"sources": ["It is so [Doc_2]."], "n": 1}
         assert (whole.tool_calls[0]["name"], whole.tool_calls[0]["id"]) == ("note", "1")
+
+    def test_a_raw_tool_call_gets_no_arguments_that_the_server_did_not_send(self) -> None:
+        raw = {"index": 0, "id": "1", "function": {"name": "note"}}
+
+        class Raw(CitingModel):
+            def _chunks(self, messages: list[BaseMessage]) -> Iterator[ChatGenerationChunk]:
+                self._text(messages)
+                message = AIMessageChunk("", additional_kwargs={"tool_calls": [raw]})
+                yield ChatGenerationChunk(message=message)
+
+        model = ReuseChatModel(inner=Raw(), window_s=0)
+        list(model.stream(prompt("abc")))
+        first, *_ = model.stream(prompt("cab"))
+        assert first.additional_kwargs == {"tool_calls": [raw]}
+        assert is_reordered(model)
 
     @pytest.mark.parametrize("way", ["invoke", "stream"])
     def test_callbacks_hear_the_labels_given(self, way: str) -> None:

@@ -72,6 +72,22 @@ def test_a_history_has_no_system_message():
     )
 
 
+def test_a_history_may_be_pairs_and_texts_as_langchain_takes_them():
+    said = [("user", "Which?"), ("ai", "This."), "And why?", ["system", "Be brief."]]
+    history = (
+        {"role": "user", "content": "Which?"},
+        {"role": "assistant", "content": "This."},
+        {"role": "user", "content": "And why?"},
+    )
+    assert scope_from_config(config(history=said)).history == history
+
+
+def test_results_of_several_tools_in_one_message_all_count():
+    found = [{"type": "tool_result", "tool_use_id": one, "content": f"{one} is so"} for one in "ab"]
+    history = history_as_openai([HumanMessage([*found, {"type": "text", "text": "Which?"}])])
+    assert [one["content"] for one in history] == ["Which?", "a is so", "b is so"]
+
+
 def test_tool_calls_and_results_become_openai_messages():
     call = {"name": "search", "args": {"query": "x"}, "id": "c1", "type": "tool_call"}
     assert history_as_openai(

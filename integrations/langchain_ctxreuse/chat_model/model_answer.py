@@ -227,9 +227,9 @@ class _StreamedAnswer:
 
     def _raw_call(self, call: Any) -> Any:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
+        if not isinstance(function, dict) or "arguments" not in function:
             return call
-        arguments = self._fed("raw", call.get("index"), function.get("arguments"))
+        arguments = self._fed("raw", call.get("index"), function["arguments"])
         return {**call, "function": {**function, "arguments": arguments}}
 
     def rest(self) -> list[ChatGenerationChunk]:

@@ -1,0 +1,384 @@
+"""Calls of a wrapped LangChain chat model, compared with the same calls of the model inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import reduce
+from random import Random
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import ChatPromptValue
+from pydantic import PrivateAttr
+
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
+from fuzz_targets.wrapped import Comparison, Outcome, all_of, blocks, fresh, names, odd
+from langchain_ctxreuse import ReuseChatModel
+
+_FAILS = "fail now"
+_KINDS: dict[str, type[BaseMessage]] = {
+    "human": HumanMessage,
+    "ai": AIMessage,
+    "system": SystemMessage,
+    "tool": ToolMessage,
+    "function": FunctionMessage,
+    "chat": ChatMessage,
+}
+_NEEDED = {"tool": {"tool_call_id": "c"}, "function": {"name": "f"}, "chat": {"role": "user"}}
+_PARTS: list[Any] = [
+    {"type": "text", "text": "[Doc_1] says so"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "[Doc_2]"}},
+    {"type": "reasoning", "reasoning": "as [Doc_1] says", "signature": "x"},
+    "[Doc_2] and a text",
+]
+_CALL = {"name": "f", "args": {"of": "[Doc_1]", "more": ["[Doc_2]", 1]}, "id": "c"}
+_BROKEN_CALL = {"name": "f", "args": '{"of": "[Doc_1]', "id": "c", "error": "no JSON"}
+_BESIDE: dict[str, Any] = {
+    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": "[Doc_1]"}'}}],
+    "parsed": {"cited": ["[Doc_1]"]},
+    METADATA_KEY: {"labels": {"[Doc_1]": "a"}, "repeated": [], "part": None},
+}
+_SINGLE = ("invoke", "ainvoke", "stream", "astream")
+_TOGETHER = ("batch", "abatch", "batch_as_completed", "abatch_as_completed", "generate")
+
+
+class _Answering(BaseChatModel):
+    """Answers with the same message each time, and records what it is called with."""
+
+    answer: Any
+    _received: list[Any] = PrivateAttr(default_factory=list)
+
+    @property
+    def received(self) -> list[Any]:
+        """The messages and arguments of each call."""
+        return self._received
+
+    @property
+    def _llm_type(self) -> str:
+        return "answering"
+
+    def _taken(self, messages: list[BaseMessage], arguments: dict[str, Any]) -> AIMessage:
+        self._received.append((list(messages), arguments))
+        if any(isinstance(one.content, str) and _FAILS in one.content for one in messages):
+            raise UsersError("failed")
+        return _message("ai", self.answer)  # type: ignore[return-value]
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        message = self._taken(messages, {"stop": stop, **kwargs})
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        return self._generate(*args, **kwargs)
+
+
+class _Streaming(_Answering):
+    """Streams its answer, a text letter by letter."""
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        message = self._taken(messages, {"stop": stop, **kwargs})
+        pieces = [message.content] if isinstance(message.content, list) else message.content
+        for piece in pieces:
+            yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
+        calls = [
+            {"name": "f", "args": part, "id": "c", "index": 0}
+            for call in message.invalid_tool_calls
+            for part in (call.get("args") or "")
+        ]
+        for call in calls:
+            yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[call]))
+        last = {"additional_kwargs": message.additional_kwargs, "tool_calls": message.tool_calls}
+        yield ChatGenerationChunk(message=AIMessageChunk(content="", **last))
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        for chunk in self._stream(*args, **kwargs):
+            yield chunk
+
+
+def _message(kind: str, fields: Mapping[str, Any]) -> BaseMessage:
+    """Return a message; fields that its class refuses are set on it, as anybody may do."""
+    given = fresh(dict(fields))
+    try:
+        return _KINDS[kind](**given)
+    except Exception:  # pydantic's, or one of a hostile object in the fields
+        message = _KINDS[kind](content="", **_NEEDED.get(kind, {}))
+        known = given.keys() & message.__class__.model_fields
+        return message.model_copy(update={name: given[name] for name in known})
+
+
+def _fields(source: Random, kind: str, content: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {"content": content, **_NEEDED.get(kind, {})}
+    if kind == "ai" and source.random() < 0.5:
+        fields["tool_calls"] = mutated([_CALL], source, 2)
+        fields["invalid_tool_calls"] = mutated([_BROKEN_CALL], source, 1)
+    if source.random() < 0.4:
+        fields["additional_kwargs"] = mutated(_BESIDE, source)
+    if source.random() < 0.1:
+        fields["response_metadata"] = {METADATA_KEY: json_value(source)}
+    if kind == "tool" and source.random() < 0.4:
+        fields["artifact"] = odd(source)
+    if source.random() < 0.1:
+        fields["id"] = source.choice((None, "m", text(source, 2)))
+    if source.random() < 0.05:
+        fields[source.choice(("content", "name", "additional_kwargs", "tool_calls"))] = odd(source)
+    return fields
+
+
+def _content(source: Random, contexts: list[str]) -> Any:
+    pieces = [text(source, 3)]
+    for _ in range(source.choice((0, 0, 1, 1, 2))):
+        pieces += [source.choice(contexts), text(source, 3)]
+    content = "".join(pieces)
+    if source.random() < 0.03:
+        content += _FAILS
+    if source.random() < 0.7:
+        return content
+    parts = mutated([source.choice(_PARTS) for _ in range(source.randrange(4))], source, 2)
+    return [{"type": "text", "text": content}, *(parts if isinstance(parts, list) else [parts])]
+
+
+def _prompt(source: Random, contexts: list[str]) -> Any:
+    """Return a prompt: a text, or the kinds and fields of messages."""
+    if source.random() < 0.2:
+        return "".join((text(source, 3), source.choice(contexts), text(source, 3)))
+    if source.random() < 0.03:
+        return odd(source)
+    kinds = [source.choice(sorted(_KINDS)) for _ in range(source.randrange(5))] + ["human"]
+    return [(kind, _fields(source, kind, _content(source, contexts))) for kind in kinds]
+
+
+def _config(source: Random, tenant: str) -> dict[str, Any]:
+    configurable: dict[str, Any] = {"tenant": tenant} if tenant else {}
+    if source.random() < 0.4:
+        configurable["thread_id"] = source.choice(("t", 1, True, 10**400, text(source, 2)))
+    if source.random() < 0.3:
+        configurable["history"] = mutated(
+            [{"role": "user", "content": text(source)}, ("ai", "Yes."), "And?"], source
+        )
+    if source.random() < 0.1:
+        name = source.choice(("tenant", "thread_id", "history", "x"))
+        configurable[name] = odd(source)
+    config: dict[str, Any] = {"configurable": configurable}
+    if source.random() < 0.2:
+        config["metadata"] = {"langgraph_node": source.choice(("agent", 1, None))}
+    if source.random() < 0.1:
+        config["tags"] = [text(source, 2)]
+    if source.random() < 0.1:
+        config["max_concurrency"] = source.choice((1, 2, None))
+    return config
+
+
+def _arguments(source: Random) -> dict[str, Any]:
+    """Return keyword arguments of a call."""
+    arguments: dict[str, Any] = {}
+    for name, values in _ARGUMENTS.items():
+        if source.random() < 0.15:
+            arguments[name] = source.choice((*values, odd(source)))
+    return arguments
+
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "stop": (["\n"], None),
+    "tools": ([{"type": "function", "function": {"name": "f"}}],),
+    "model": ("other",),
+    "functions": ([{"name": "f"}],),
+    "extra_body": ({"cache_salt": "mine"}, {"a": {"b": 1}}, None),
+    "extra_headers": ({"X-Session-ID": "mine"}, {"a": "b"}),
+    "temperature": (0.5,),
+}
+
+
+def _calls(source: Random) -> dict[str, Any]:
+    tenant = source.choice(("", "", "A"))
+    registry_contexts = [names(source) for _ in range(3)]
+    rendered = _rendered(ContextRegistry(), registry_contexts, tenant)
+    contexts = rendered if source.random() < 0.7 else [text(source)]
+    calls = []
+    for _ in range(source.randrange(1, 4)):
+        method = source.choice((*_SINGLE, *_TOGETHER))
+        count = 1 if method in _SINGLE else source.randrange(4)
+        prompts = [_prompt(source, contexts) for _ in range(count)]
+        calls.append((method, prompts, _config(source, tenant), _arguments(source)))
+    return {
+        "contexts": registry_contexts,
+        "tenant": tenant,
+        "answer": _fields(source, "ai", _content(source, [text(source)])),
+        "streams": source.random() < 0.5,
+        "return_exceptions": source.random() < 0.5,
+        "options": {
+            "window_s": source.choice((0, 0, 0, 0.001)),
+            "send_cache_salt": source.random() < 0.3,
+            "send_session_id": source.random() < 0.3,
+        },
+        "calls": calls,
+    }
+
+
+def _rendered(registry: ContextRegistry, contexts: list[list[str]], tenant: str) -> list[str]:
+    return [registry.render(blocks(one), tenant=tenant) for one in contexts]
+
+
+def _as_prompt(given: Any) -> Any:
+    """Return a prompt as a model takes it, of new objects."""
+    if not isinstance(given, list) or not all(
+        isinstance(one, tuple) and one[0] in _KINDS and isinstance(one[1], dict) for one in given
+    ):
+        return given
+    messages = [_message(kind, fields) for kind, fields in given]
+    return messages if len(messages) % 2 else ChatPromptValue(messages=messages)
+
+
+def _call_both(given: dict[str, Any]) -> None:
+    """Make the same calls on a model and on one that is wrapped."""
+    registry = ContextRegistry()
+    kind = _Streaming if given["streams"] else _Answering
+    plain, inner = kind(answer=given["answer"]), kind(answer=given["answer"])
+    comparison = Comparison(_rendered(registry, given["contexts"], given["tenant"]))
+    wrapper = ReuseChatModel(inner=inner, registry=registry, **given["options"])
+    for method, prompts, config, arguments in given["calls"]:
+        called = []
+        for model in (plain, wrapper):
+            asked = [_as_prompt(prompt) for prompt in prompts]
+            if method in _TOGETHER and method != "generate":
+                arguments = {**arguments, "return_exceptions": given["return_exceptions"]}
+            called.append(_outcome(model, method, asked, fresh(config), fresh(arguments)))
+        # of several inputs that fail another one may fail first
+        both = called[1].check_as_fine_as(called[0], same_error=len(prompts) < 2)
+        _check_received(comparison, plain.received, inner.received, is_whole=both)
+        if both:
+            comparison.check(called[0].value, called[1].value, renames=True, where=method)
+
+
+def _outcome(
+    model: BaseChatModel,
+    method: str,
+    prompts: list[Any],
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+) -> Outcome:
+    if method in ("batch", "generate"):
+        return Outcome.of(lambda: _together(model, method, prompts, config, arguments))
+    if method == "abatch":
+        return asyncio.run(Outcome.awaited(lambda: _abatch(model, prompts, config, arguments)))
+    if method == "batch_as_completed":
+        return Outcome.of(lambda: _in_order(model.batch_as_completed(prompts, config, **arguments)))
+    if method == "abatch_as_completed":
+        asked = model.abatch_as_completed(prompts, config, **arguments)
+        return asyncio.run(Outcome.awaited(lambda: _collected(asked, _in_order)))
+    [prompt] = prompts
+    if method == "invoke":
+        return Outcome.of(lambda: model.invoke(prompt, config, **arguments))
+    if method == "ainvoke":
+        return asyncio.run(Outcome.awaited(lambda: model.ainvoke(prompt, config, **arguments)))
+    if method == "stream":
+        return Outcome.of(lambda: _added(model.stream(prompt, config, **arguments)))
+    chunks = model.astream(prompt, config, **arguments)
+    return asyncio.run(Outcome.awaited(lambda: _collected(chunks, _added)))
+
+
+def _together(
+    model: BaseChatModel,
+    method: str,
+    prompts: list[Any],
+    config: dict[str, Any],
+    arguments: dict[str, Any],
+) -> Any:
+    if method == "batch":
+        return all_of(model.batch(prompts, config, **arguments))
+    messages = [model._convert_input(prompt).to_messages() for prompt in prompts]
+    stop = arguments.pop("stop", None)
+    found = model.generate(messages, stop, **arguments).generations
+    return [one.message for answers in found for one in answers]  # type: ignore[union-attr]
+
+
+async def _abatch(
+    model: BaseChatModel, prompts: list[Any], config: dict[str, Any], arguments: dict[str, Any]
+) -> Any:
+    return all_of(await model.abatch(prompts, config, **arguments))
+
+
+def _in_order(answers: Any) -> Any:
+    return all_of([answer for _, answer in sorted(answers, key=lambda one: one[0])])
+
+
+async def _collected(values: AsyncIterator[Any], together: Callable[[Any], Any]) -> Any:
+    return together([one async for one in values])
+
+
+def _added(chunks: Any) -> Any:
+    return reduce(lambda one, other: one + other, chunks)
+
+
+def _check_received(
+    comparison: Comparison, plain: list[Any], inner: list[Any], *, is_whole: bool
+) -> None:
+    """Check what both models were called with; calls of a batch are made in another order."""
+    if is_whole:
+        assert len(plain) == len(inner), f"{len(plain)} calls became {len(inner)}"
+    left = list(inner)
+    for messages, arguments in plain if is_whole else ():
+        wrong: AssertionError | None = None
+        for one in left:
+            try:
+                _check_call(comparison, messages, arguments, *one)
+                left.remove(one)
+                break
+            except AssertionError as error:
+                wrong = wrong or error
+        else:
+            raise wrong or AssertionError("a call is missing")
+    plain.clear()
+    inner.clear()
+
+
+def _check_call(
+    comparison: Comparison,
+    messages: list[BaseMessage],
+    arguments: dict[str, Any],
+    sent: list[BaseMessage],
+    sent_with: dict[str, Any],
+) -> None:
+    assert len(messages) == len(sent), "another number of messages"
+    for number, (message, other) in enumerate(zip(messages, sent, strict=True)):
+        speaks = isinstance(message, (HumanMessage, AIMessage))
+        speaks = speaks or getattr(message, "role", "") in ("user", "assistant")
+        comparison.check(message, other, renames=speaks, where=f"message {number}")
+    for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
+        one = sent_with.get(name)
+        if isinstance(one, dict) and added not in (arguments.get(name) or {}):
+            rest = {key: value for key, value in one.items() if key != added}
+            sent_with = {**sent_with, name: rest or arguments.get(name)}
+            if name not in arguments and not rest:
+                del sent_with[name]
+    for name, value in arguments.items():
+        comparison.check(value, sent_with[name], renames=False, where=name)
+    assert sent_with.keys() == arguments.keys(), f"added: {sent_with.keys() - arguments.keys()}"
+
+
+TARGETS = {"langchain models": Target(_calls, _call_both)}

@@ -1,0 +1,225 @@
+"""What a wrapper's calls are held to: nothing is lost, doubled or altered but what is documented.
+
+The same call is made on the object inside and on the wrapper around it. What is fine there is fine
+here; what the inner object gets and what comes back are compared, field by field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+from pydantic import BaseModel
+
+from ctxreuse import ContextBlock
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from fuzz_targets.mutation import hostile, json_value, junk, text
+
+_LABEL = r"\[Doc_[1-9][0-9]{0,17}\]"
+_ORDER = (
+    rf"Please read the context in the following priority order: {_LABEL}(?: > {_LABEL})* and "
+    r"answer the question\."
+)
+_PLACE = rf"Please refer to {_LABEL} in the previous conversation\."
+_NAMED = r"Doc_[1-9][0-9]{0,17}"  # "[Doc_1, Doc_2]" names two
+DOCUMENTS = "abcdef"
+
+
+@cache
+def document(name: str) -> str:
+    """Return a hostile text that is long enough to be worth moving, another one for each name."""
+    source = Random(name)
+    return f"<{name}>{text(source)}{name * 400}{text(source)}</{name}>"
+
+
+def blocks(names: Iterable[str]) -> list[ContextBlock]:
+    """Return the documents of these names."""
+    return [ContextBlock(id=name, text=document(name)) for name in names]
+
+
+def names(source: Random) -> list[str]:
+    """Return some names of documents, mostly at least two, in any order."""
+    return source.sample(DOCUMENTS, source.choice((1, 2, 3, 3, 4, 6)))
+
+
+def odd(source: Random) -> Any:
+    """Return a value of any kind that two calls can be given: no iterator, which is read once."""
+    value = source.choice((hostile, junk, json_value))(source)
+    return None if isinstance(value, Iterator) else value
+
+
+class Comparison:
+    """Compares what an object gets or returns inside of a wrapper with what it does without.
+
+    Args:
+        contexts: The contexts in the prompts as they were rendered; each shows `DOCUMENTS`.
+    """
+
+    def __init__(self, contexts: Iterable[str] = ()) -> None:
+        self._contexts = sorted({one for one in contexts if one}, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, self._contexts))
+        self._pattern = re.compile(f"({pattern})") if pattern else None
+
+    @property
+    def has_contexts(self) -> bool:
+        """Whether any label may be renamed."""
+        return bool(self._contexts)
+
+    def check(self, given: Any, got: Any, *, renames: bool, where: str = "") -> None:
+        """Check that a value is the same as another one, but for what is documented.
+
+        Args:
+            given: The value as it was given.
+            got: What it became.
+            renames: Whether labels in it may be others; never without a context.
+            where: Where it stands, for the message.
+        """
+        waiting = [(given, got, where)]
+        renames = renames and self.has_contexts
+        compared: set[tuple[int, int]] = set()  # a value may hold itself
+        while waiting:
+            one, other, where = waiting.pop()
+            if one is other or (id(one), id(other)) in compared:
+                continue
+            if isinstance(one, str) and isinstance(other, str):
+                assert self._is_same_text(one, other, renames), f"{where}: {one!r} -> {other!r}"
+                continue
+            parts, others = _parts(one), _parts(other)
+            if parts is None or others is None:
+                assert _is_same(one, other), f"{where}: {one!r} -> {other!r}"
+                continue
+            compared.add((id(one), id(other)))
+            assert type(one) is type(other), f"{where}: {type(one)} -> {type(other)}"
+            assert len(parts) == len(others), f"{where}: {list(parts)} -> {list(others)}"
+            for (key, held), (new_key, now) in zip(parts.items(), others.items(), strict=True):
+                waiting += [(key, new_key, f"{where}: key"), (held, now, f"{where}.{key}")]
+
+    def _is_same_text(self, given: str, got: str, renames: bool) -> bool:
+        if str.__eq__(given, got):
+            return True
+        pieces = [given] if self._pattern is None else self._pattern.split(given)
+        expected = [
+            self._context_pattern(piece)
+            if number % 2
+            else _with_any_labels(piece)
+            if renames
+            else re.escape(piece)
+            for number, piece in enumerate(pieces)
+        ]
+        return re.fullmatch("".join(expected), got, re.DOTALL) is not None and all(
+            _shows_the_same(piece, got) for piece in pieces[1::2]
+        )
+
+    def _context_pattern(self, context: str) -> str:
+        shown = "|".join(re.escape(document(name)) for name in _shown(context))
+        count = len(_shown(context))
+        item = rf"(?:{_LABEL} (?:{shown})|{_PLACE})"
+        return rf"{item}(?:\n\n{item}){{{count - 1}}}(?:\n\n{_ORDER})?"
+
+
+def _shown(context: str) -> list[str]:
+    return [name for name in DOCUMENTS if document(name) in context]
+
+
+def _shows_the_same(context: str, got: str) -> bool:
+    """Return whether a text shows each document of a context, or refers to it, and none twice."""
+    counts = [got.count(document(name)) for name in _shown(context)]
+    return counts.count(0) <= len(re.findall(_PLACE, got))
+
+
+def _with_any_labels(words: str) -> str:
+    return _NAMED.join(map(re.escape, re.split(_NAMED, words)))
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """Return what a value holds, by key, without what a plan adds; None if it holds nothing."""
+    if isinstance(value, BaseModel):
+        held = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+        return {name: one for name, one in held.items() if name not in ("id", "id_")}
+    if type(value) is dict:
+        return {key: one for key, one in value.items() if key != METADATA_KEY}
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other) or repr(one) == repr(other)
+    except Exception:  # of an object that cannot be compared; then it has to be itself
+        return False
+
+
+def fresh(value: Any) -> Any:
+    """Return a copy that shares no list or dict with a value; other objects are the same."""
+    copies: dict[int, Any] = {}
+    waiting = [value] if type(value) in (list, dict) else []
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in copies:
+            copies[id(one)] = one.copy()
+            held = one.values() if isinstance(one, dict) else one
+            waiting += [part for part in held if type(part) in (list, dict)]
+    for copy in copies.values():
+        for key, part in copy.items() if isinstance(copy, dict) else enumerate(copy):
+            copy[key] = copies.get(id(part), part)
+    return copies.get(id(value), value)
+
+
+class Outcome:
+    """What a call returned or raised.
+
+    Attributes:
+        value: What it returned.
+        error: What it raised; None if it returned.
+    """
+
+    def __init__(self, value: Any = None, error: Exception | None = None) -> None:
+        self.value = value
+        self.error = error
+
+    @classmethod
+    def of(cls, call: Callable[[], Any]) -> Outcome:
+        """Return what became of a call."""
+        try:
+            return cls(call())
+        except Exception as error:
+            return cls(error=error)
+
+    @classmethod
+    async def awaited(cls, call: Callable[[], Awaitable[Any]]) -> Outcome:
+        """Return what became of a call that is awaited."""
+        try:
+            return cls(await call())
+        except Exception as error:
+            return cls(error=error)
+
+    def check_as_fine_as(self, plain: Outcome, *, same_error: bool = True) -> bool:
+        """Check that this call did not fail where the same one on the inner object did not.
+
+        Args:
+            plain: What became of that one.
+            same_error: Whether both have to raise the same kind of error.
+
+        Returns:
+            Whether both returned something.
+
+        Raises:
+            Exception: what this call raised.
+        """
+        if plain.error is None:
+            if self.error is not None:
+                raise self.error
+            return True
+        assert self.error is not None, f"the inner object's {type(plain.error)} is hidden"
+        kinds = type(self.error), type(plain.error)
+        assert not same_error or kinds[0] is kinds[1], f"{kinds[1]} became {kinds[0]}: {self.error}"
+        return False
+
+
+def all_of(values: Sequence[Any] | Mapping[Any, Any]) -> Any:
+    """Return a list of values, exceptions among them as their types."""
+    return [type(one) if isinstance(one, Exception) else one for one in values]
