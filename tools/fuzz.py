@@ -37,7 +37,15 @@ from typing import Any
 from fuzz_targets.mutation import Target
 
 ROOT = Path(__file__).resolve().parent.parent
-AREAS = ("public", "core", "engines", "files", "applications", "langchain_models")
+AREAS = (
+    "public",
+    "core",
+    "engines",
+    "files",
+    "applications",
+    "langchain_models",
+    "langchain_documents",
+)
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5
 

@@ -7,7 +7,7 @@ fail open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -223,8 +223,9 @@ class MetadataPlanner(Generic[_Item]):
         Returns:
             The items of each query, in the order given, the annotation behind them if any.
         """
+        given = [replace(one, items=_read(one.items)) for one in batch]
         return self._fail_open.attempt(
-            lambda: self._planned_batch(batch), lambda: [_as_they_came(one.items) for one in batch]
+            lambda: self._planned_batch(given), lambda: [_as_they_came(one.items) for one in given]
         )
 
     def _planned_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
@@ -286,9 +287,17 @@ def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
     return " ".join(said) or None
 
 
+def _read(items: Any) -> Any:
+    """Return what a retriever returned; of what can be read only once, a list.
+
+    Its errors are the retriever's.
+    """
+    return list(items) if isinstance(items, Iterator) else items
+
+
 def _as_they_came(items: Any) -> Any:
     """Return what a retriever returned: a copy of a list, anything else itself."""
-    return list(items) if isinstance(items, (list, tuple)) else items
+    return list(items) if type(items) in (list, tuple) else items
 
 
 def _ranks_of(items: Sequence[_Item], blocks: Sequence[ContextBlock]) -> dict[BlockKey, list[int]]:

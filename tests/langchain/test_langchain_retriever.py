@@ -340,6 +340,26 @@ def second_turn(retriever: ReuseRetriever, query: str) -> list[Document]:
     return retriever.invoke(query, config)
 
 
+def test_documents_that_can_be_read_only_once_are_planned_and_all_come_back():
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: map(document, query)))
+    retriever.invoke("abc")
+    planned = retriever.invoke("cab")
+    assert letters_of(planned[:3]) == "abc"
+    assert [len(found) for found in retriever.batch(["ab", "cd"])] == [2, 2]
+    assert retriever.faults == 0
+
+
+def test_a_list_that_cannot_be_copied_comes_back_as_it_is():
+    class Strict(list[Document]):
+        def __iter__(self) -> Any:
+            raise PermissionError("only by position")
+
+    found = Strict([document("a"), document("b")])
+    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
+    assert retriever.invoke("ab") is found
+    assert retriever.faults == 1
+
+
 def test_what_the_history_shows_is_left_out_and_the_last_document_says_where_it_stands():
     found = second_turn(reuse_retriever(), "cb")
     assert [one.page_content for one in found] == [

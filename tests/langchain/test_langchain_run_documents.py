@@ -195,6 +195,17 @@ def test_a_threads_runs_are_different_runs() -> None:
     assert letters_in(inner.calls[-1].text) == "cab", "another run has retrieved it"
 
 
+def test_documents_that_can_be_read_only_once_are_left_to_the_application() -> None:
+    class Lazy(LetterRetriever):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
+            return iter(super()._get_relevant_documents(query, run_manager=run_manager))
+
+    for retriever in (Lazy(), ReuseRetriever(retriever=Lazy(), annotation="off")):
+        inner = RecordingModel()
+        with_lcel(wrapped(inner), retriever).invoke("ab")
+        assert letters_in(inner.calls[0].text) == "ab"
+
+
 def test_what_another_tenant_retrieved_is_not_known() -> None:
     inner = RecordingModel()
     model = wrapped(inner)

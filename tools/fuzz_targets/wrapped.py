@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from random import Random
+from reprlib import repr as short
 from typing import Any
 
 from pydantic import BaseModel
@@ -85,15 +86,19 @@ class Comparison:
             if one is other or (id(one), id(other)) in compared:
                 continue
             if isinstance(one, str) and isinstance(other, str):
-                assert self._is_same_text(one, other, renames), f"{where}: {one!r} -> {other!r}"
+                assert self._is_same_text(one, other, renames), (
+                    f"{where}: {short(one)} -> {short(other)}"
+                )
                 continue
             parts, others = _parts(one), _parts(other)
             if parts is None or others is None:
-                assert _is_same(one, other), f"{where}: {one!r} -> {other!r}"
+                assert _is_same(one, other), f"{where}: {short(one)} -> {short(other)}"
                 continue
             compared.add((id(one), id(other)))
             assert type(one) is type(other), f"{where}: {type(one)} -> {type(other)}"
-            assert len(parts) == len(others), f"{where}: {list(parts)} -> {list(others)}"
+            assert len(parts) == len(others), (
+                f"{where}: {short(list(parts))} -> {short(list(others))}"
+            )
             for (key, held), (new_key, now) in zip(parts.items(), others.items(), strict=True):
                 waiting += [(key, new_key, f"{where}: key"), (held, now, f"{where}.{key}")]
 

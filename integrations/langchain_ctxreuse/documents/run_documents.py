@@ -242,7 +242,9 @@ class RunDocuments(BaseCallbackHandler):
             run = self._runs.get(run_id)
         if run is None or run.root == run_id or run.is_nested or run.is_planned:
             return
-        if not documents or any(METADATA_KEY in one.metadata for one in documents):
+        if not documents or not isinstance(documents, (list, tuple)):
+            return  # what can be read only once is for the application to read
+        if any(METADATA_KEY in one.metadata for one in documents):
             return
         retrieved = tuple(map(document_block, documents))
         tenant = tenant_from_config() or ""
