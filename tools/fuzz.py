@@ -45,6 +45,7 @@ AREAS = (
     "applications",
     "langchain_models",
     "langchain_documents",
+    "langchain_agents",
 )
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5

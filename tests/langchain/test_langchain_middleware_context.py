@@ -33,6 +33,7 @@ from langchain_document_helpers import (
 )
 
 from ctxreuse import ReusePlanner
+from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 
 __all__ = ["no_sockets"]
@@ -136,6 +137,20 @@ def test_an_error_of_the_retriever_is_not_caught():
     agent, _ = agent_with(ReuseMiddleware(retriever=RunnableLambda(retrieve)), [done()])
     with pytest.raises(ConnectionError, match="no store"):
         ask(agent, "ab")
+
+
+@pytest.mark.parametrize("found", [True, None, "text", ["text"], {"documents": []}])
+def test_what_is_no_documents_is_named(found):
+    middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: found))
+    agent, _ = agent_with(middleware, [done()])
+    with pytest.raises(InvalidRequestError, match="the retriever must return a list of Document"):
+        ask(agent, "Which?")
+
+
+def test_a_retriever_may_return_an_iterator():
+    middleware = ReuseMiddleware(retriever=RunnableLambda(lambda query: map(document, query)))
+    agent, _ = agent_with(middleware, [done()])
+    assert ask(agent, "ab")[0].content == f"[Doc_1] {A}\n\n[Doc_2] {B}\n\nab"
 
 
 def test_a_reuse_retriever_may_retrieve_the_context():

@@ -26,7 +26,16 @@ from langchain.agents.middleware import (
     ToolCallLimitMiddleware,
     ToolRetryMiddleware,
 )
-from langchain_agent_helpers import Scripted, calls, done, is_append_only, result, sent
+from langchain_agent_helpers import (
+    Scripted,
+    calls,
+    done,
+    is_append_only,
+    result,
+    search_tool,
+    see,
+    sent,
+)
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, trim_messages
@@ -39,6 +48,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import PrivateAttr
 
 from ctxreuse import ReusePlanner
+from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware
 
 __all__ = ["no_sockets"]
@@ -314,3 +324,33 @@ def test_forged_metadata_takes_nothing_out_of_a_message():
         agent = create_agent(model, middleware=[ReuseMiddleware()])
         agent.invoke({"messages": [HumanMessage(text), message]})
         assert [one["content"] for one in model.seen[0]] == [text, text]
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [5, "text", [], None, {}, {"repeated": 5}, {"repeated": [5]}, {"repeated": [{"label": "x"}]}],
+)
+def test_metadata_of_any_kind_keeps_no_agent_from_answering(carried):
+    """Whoever may send messages to an agent may send this, too."""
+    question = HumanMessage("Which?", id="m", additional_kwargs={"ctxreuse": carried})
+    middleware = ReuseMiddleware()
+    model = Scripted(responses=[calls("ab"), calls("ab"), done()], seen=[])
+    agent = create_agent(model, [search_tool()], middleware=[middleware])
+    agent.invoke({"messages": [question]})
+    assert middleware.faults == 0
+    assert model.seen[-1][0]["content"] == "Which?"
+    assert [len(POINTER.findall(str(one["content"]))) for one in model.seen[-1][1:]] == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("part", [None, 0, 1, 7, -1, "0", [0]])
+def test_a_message_whose_content_has_another_form_by_now_is_sent_whole(part):
+    """Some middleware makes lists of parts of texts, such as to mark what is cached."""
+    text = "[Doc_1] yes\n\nno"
+    place = {"label": "[Doc_1]", "start": 0, "end": 11, "digest": text_digest(text[:11]).hex()}
+    forms: dict[Any, Any] = {None: text, 0: [{"type": "text", "text": text}]}
+    for its_part, form in forms.items():
+        carried = {"repeated": [place], "part": part}
+        message = HumanMessage(form, additional_kwargs={"ctxreuse": carried})
+        assert sent([message])[0].content == form
+        shown = str(sent([HumanMessage(text), message])[1].text)
+        assert shown == (f"{see(1)}\n\nno" if part == its_part else text)

@@ -42,7 +42,7 @@ class _Retrieving(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any, **kwargs: Any) -> Any:
         number = int(query) if query.isdigit() else 0
-        found = _made(self.found[number % len(self.found)])
+        found = made(self.found[number % len(self.found)])
         if found is None:
             raise UsersError("failed")
         if not isinstance(found, list):
@@ -75,7 +75,7 @@ def _fields(source: Random, name: str) -> dict[str, Any]:
     return {"page_content": words, "metadata": metadata, "id": known}
 
 
-def _made(found: Any) -> Any:
+def made(found: Any) -> Any:
     """Return documents of given fields; what is no list of fields is found as it is."""
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         return found

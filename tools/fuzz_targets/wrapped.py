@@ -86,19 +86,15 @@ class Comparison:
             if one is other or (id(one), id(other)) in compared:
                 continue
             if isinstance(one, str) and isinstance(other, str):
-                assert self._is_same_text(one, other, renames), (
-                    f"{where}: {short(one)} -> {short(other)}"
-                )
+                assert self._is_same_text(one, other, renames), _said(where, one, other)
                 continue
             parts, others = _parts(one), _parts(other)
             if parts is None or others is None:
-                assert _is_same(one, other), f"{where}: {short(one)} -> {short(other)}"
+                assert _is_same(one, other), _said(where, one, other)
                 continue
             compared.add((id(one), id(other)))
-            assert type(one) is type(other), f"{where}: {type(one)} -> {type(other)}"
-            assert len(parts) == len(others), (
-                f"{where}: {short(list(parts))} -> {short(list(others))}"
-            )
+            assert type(one) is type(other), _said(where, type(one), type(other))
+            assert len(parts) == len(others), _said(where, list(parts), list(others))
             for (key, held), (new_key, now) in zip(parts.items(), others.items(), strict=True):
                 waiting += [(key, new_key, f"{where}: key"), (held, now, f"{where}.{key}")]
 
@@ -123,6 +119,10 @@ class Comparison:
         count = len(_shown(context))
         item = rf"(?:{_LABEL} (?:{shown})|{_PLACE})"
         return rf"{item}(?:\n\n{item}){{{count - 1}}}(?:\n\n{_ORDER})?"
+
+
+def _said(where: str, given: Any, got: Any) -> str:
+    return f"{where}: {short(given)} -> {short(got)}"
 
 
 def _shown(context: str) -> list[str]:

@@ -38,6 +38,7 @@ from langchain_ctxreuse.agents.tool_results import (
     joined_documents,
     rendered_blocks,
 )
+from langchain_ctxreuse.documents.document_components import checked_documents
 from langchain_ctxreuse.documents.document_plans import (
     carrying,
     document_block,
@@ -208,9 +209,9 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         return await handler(self._with_pointing(request))
 
     def _with_context(
-        self, messages: Sequence[AnyMessage], question: UserQuestion, retrieved: Iterable[Document]
+        self, messages: Sequence[AnyMessage], question: UserQuestion, retrieved: object
     ) -> dict[str, Any] | None:
-        documents = list(retrieved)
+        documents = checked_documents(retrieved)
         if not documents:
             return None
         # a tool result that ended the last run stands before the question, so it is labelled first

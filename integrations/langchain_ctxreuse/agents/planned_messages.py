@@ -169,18 +169,30 @@ def planned_result(
     return _with_metadata(new, {**metadata, "part": old.part})
 
 
-def planned_text(message: BaseMessage) -> str:
-    """Return the text that a plan is part of, of a message that was planned."""
-    part = message.additional_kwargs[METADATA_KEY]["part"]
-    return next((text for text, number in text_parts(message) if number == part), "")
+def planned_text(message: BaseMessage) -> TextPart | None:
+    """Return the text that a plan is part of; None if the message no longer has such a part."""
+    carried = message.additional_kwargs.get(METADATA_KEY)
+    number = carried.get("part") if isinstance(carried, Mapping) else None
+    if number is not None and type(number) is not int:
+        return None
+    return next((one for one in text_parts(message) if one.part == number), None)
 
 
 def repeated_blocks(message: BaseMessage) -> Sequence[Mapping[str, Any]]:
-    """Return which blocks in a message the conversation showed already, as its metadata says."""
-    repeated: Sequence[Mapping[str, Any]] = message.additional_kwargs.get(METADATA_KEY, {}).get(
-        "repeated", ()
-    )
-    return repeated
+    """Return which blocks in a message the conversation showed already, as its metadata says.
+
+    Whoever sends messages may send metadata, too, so what is of another form does not count.
+    """
+    carried = message.additional_kwargs.get(METADATA_KEY)
+    repeated = carried.get("repeated") if isinstance(carried, Mapping) else None
+    return [one for one in repeated if _is_repeated(one)] if isinstance(repeated, list) else []
+
+
+def _is_repeated(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    kinds = [type(value.get(name)) for name in ("label", "start", "end", "digest")]
+    return kinds == [str, int, int, str] and 0 <= value["start"] <= value["end"]
 
 
 def _with_metadata(message: _Message, metadata: Mapping[str, Any]) -> _Message:

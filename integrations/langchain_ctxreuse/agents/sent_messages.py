@@ -16,7 +16,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
-from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.fail_open import FailOpen
@@ -66,12 +65,17 @@ class PointingStep:
             one, is_whole_again = sent_message(message, self._templates, shown.has)
             sent.append(one)
             if is_whole_again:  # not as it was planned, so it is not remembered yet
-                self._registry.remember_planned(planned_text(one), tenant_from_config() or "")
+                self._remember(one)
             for text, _ in text_parts(one):
                 shown.add(text)
         if shown.is_cut_short:
             _log.info("a history repeats labels too often to be searched; blocks are shown again")
         return sent
+
+    def _remember(self, message: BaseMessage) -> None:
+        planned = planned_text(message)
+        if planned is not None:
+            self._registry.remember_planned(planned.text, tenant_from_config() or "")
 
     def inside(self, model: BaseChatModel) -> BaseChatModel:
         """Return the same model, which takes this step in each call.
@@ -126,10 +130,10 @@ def sent_message(
         templates: The words around blocks.
         stands: Returns whether a labelled block stands in the messages before, by label and text.
     """
-    repeated = repeated_blocks(message)
-    if not repeated:
-        return SentMessage(message, False)
-    text = planned_text(message)
+    repeated, planned = repeated_blocks(message), planned_text(message)
+    if not repeated or planned is None:
+        return SentMessage(message, bool(repeated))
+    text = planned.text
     pieces: list[str] = []
     end = pointers = 0
     for one in sorted(repeated, key=itemgetter("start")):
@@ -140,8 +144,7 @@ def sent_message(
             pieces += [text[end : one["start"]], words]
             end = one["end"]
             pointers += 1
-    part = message.additional_kwargs[METADATA_KEY]["part"]
-    short = with_text(message, TextPart("".join([*pieces, text[end:]]), part))
+    short = with_text(message, TextPart("".join([*pieces, text[end:]]), planned.part))
     return SentMessage(short, pointers < len(repeated))
 
 

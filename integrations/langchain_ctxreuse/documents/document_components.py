@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 from uuid import UUID
 
@@ -42,6 +42,26 @@ def checked_retriever(retriever: object) -> object:
     if hasattr(retriever, "as_retriever"):
         remedy = "pass its as_retriever()"
     raise InvalidRequestError(f"retriever is {describe(retriever)}; {remedy}")
+
+
+def checked_documents(documents: object) -> list[Document]:
+    """Return what a retriever returned as a list.
+
+    Raises:
+        InvalidRequestError: something else than documents.
+    """
+    found = list(documents) if isinstance(documents, (list, tuple, Iterator)) else None
+    if found is None:
+        raise InvalidRequestError(
+            f"the retriever must return a list of Document, not {type(documents).__name__}"
+        )
+    for one in found:
+        if not isinstance(one, Document):
+            raise InvalidRequestError(
+                f"the retriever must return a list of Document, not one with {type(one).__name__} "
+                "in it"
+            )
+    return found
 
 
 def _takes_a_dict(runnable: Runnable[Any, Any]) -> bool:

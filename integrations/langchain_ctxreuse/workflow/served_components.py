@@ -24,7 +24,7 @@ from ctxreuse.serving.client.request import Prompt, check_params, messages_of, u
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers import check_search
-from langchain_ctxreuse.documents.document_components import checked_retriever
+from langchain_ctxreuse.documents.document_components import checked_documents, checked_retriever
 from langchain_ctxreuse.documents.document_plans import document_block, without_plan
 from langchain_ctxreuse.messages import text_parts
 
@@ -179,23 +179,9 @@ class RetrieverStage:
         wanted: dict[str, Any] = (
             {"k": k} if isinstance(self._retriever, VectorStoreRetriever) else {}
         )
-        documents = _checked_documents(await self._retriever.ainvoke(query, **wanted))
+        documents = checked_documents(await self._retriever.ainvoke(query, **wanted))
         unplanned = without_plan(documents)
         return tuple(map(document_block, (documents if unplanned is None else unplanned)[:k]))
-
-
-def _checked_documents(documents: object) -> list[Document]:
-    if not isinstance(documents, (list, tuple)):
-        raise InvalidRequestError(
-            f"the retriever must return a list of Document, not {type(documents).__name__}"
-        )
-    for one in documents:
-        if not isinstance(one, Document):
-            raise InvalidRequestError(
-                f"the retriever must return a list of Document, not one with {type(one).__name__} "
-                "in it"
-            )
-    return list(documents)
 
 
 def as_documents(
