@@ -151,7 +151,7 @@ def _source_position(
         return None
     positions = at[source["id"]]
     rank = source.get("rank")
-    return rank if rank in positions else positions[0]
+    return next((one for one in positions if one == rank), positions[0])
 
 
 def _positions_by_label(

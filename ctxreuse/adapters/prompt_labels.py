@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ctxreuse.adapters.plan_metadata import plain_id
+from ctxreuse.adapters.plan_metadata import METADATA_KEY, plain_id
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
@@ -199,6 +199,21 @@ def labels_metadata(labels: PromptLabels, contexts: Sequence[ContextLabels]) -> 
                 source["rank"] = numbers[at] - 1
             sources[shown[at]] = source
     return sources
+
+
+def answer_sources(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what an answer's metadata says of its labels, as far as `labels_metadata` wrote it.
+
+    Args:
+        metadata: The answer's; of any form, because a store may have changed it.
+    """
+    carried = metadata.get(METADATA_KEY)
+    labels = carried.get("labels") if isinstance(carried, Mapping) else None
+    return {
+        label: source
+        for label, source in (labels.items() if isinstance(labels, Mapping) else ())
+        if isinstance(source, Mapping) and isinstance(source.get("id"), (str, int))
+    }
 
 
 def labels_in(text: str, templates: Templates) -> list[str]:

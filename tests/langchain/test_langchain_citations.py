@@ -490,3 +490,21 @@ def test_a_fault_of_ours_lets_an_answer_through(monkeypatch: pytest.MonkeyPatch)
     assert model.invoke(prompt("cab")).content == "It is so [Doc_1]."
     assert "".join(one.text for one in model.stream(prompt("cab"))) == "It is so [Doc_1]."
     assert model.faults > 1
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [5, "text", [], {"labels": 5}, {"labels": ["[Doc_1]"]}, {"labels": {"[Doc_2]": 5}}]
+    + [{"labels": {"[Doc_2]": {"id": one}}} for one in ([], {}, None)],
+)
+def test_metadata_of_another_form_says_nothing_of_labels(carried: Any) -> None:
+    answer = AIMessage("It is so [Doc_2].", response_metadata={"ctxreuse": carried})
+    assert cited_documents(answer, documents("ab")) == documents("b")
+
+
+@pytest.mark.parametrize("rank", [1.0, True, None, [], "1"])
+def test_a_rank_of_another_form_is_a_position_or_none(rank: Any) -> None:
+    twice = [Document("first", id="x"), Document("second", id="x")]
+    labels = {"[Doc_1]": {"id": "x", "rank": rank}}
+    answer = AIMessage("It is so [Doc_1].", response_metadata={"ctxreuse": {"labels": labels}})
+    assert cited_documents(answer, twice) == [twice[rank == 1]]

@@ -236,3 +236,14 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(InvalidRequestError, match="not 7"):
         cited_nodes(7, letter_nodes("a"))  # type: ignore[arg-type]
     assert cited_nodes("[Doc_2]", letter_nodes("a"), metadata_mode=MetadataMode.NONE) == []
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [5, "text", [], {"labels": 5}, {"labels": ["[Doc_1]"]}, {"labels": {"[Doc_2]": 5}}]
+    + [{"labels": {"[Doc_2]": {"id": one}}} for one in ([], {}, None)],
+)
+def test_metadata_of_another_form_says_nothing_of_labels(carried: Any) -> None:
+    answer = CompletionResponse(text="See [Doc_2].", additional_kwargs={"ctxreuse": carried})
+    found = letter_nodes("ab")
+    assert cited_nodes(answer, found) == found[1:]

@@ -104,10 +104,8 @@ def _result(source: Random) -> tuple[str, Any]:
 
 def _state(source: Random) -> list[tuple[str, dict[str, Any]]]:
     """Return the kinds and fields of the messages that an agent begins with."""
-    messages = []
-    for kind in [source.choice(("human", "ai", "tool")) for _ in range(source.randrange(4))]:
-        messages.append((kind, _fields(source, kind)))
-    return [*messages, ("human", _fields(source, "human"))]
+    kinds = [source.choice(sorted(_MESSAGES)) for _ in range(source.randrange(4))] + ["human"]
+    return [(kind, _fields(source, kind)) for kind in kinds]
 
 
 def _fields(source: Random, kind: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from ctxreuse.adapters.plan_metadata import (
     retrievers_order,
     unmarked,
 )
+from ctxreuse.adapters.prompt_labels import answer_sources
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
@@ -170,7 +171,7 @@ def cited_documents(
     given = _checked_documents(documents, "cited_documents")
     sources = None
     if isinstance(answer, BaseMessage):
-        sources = (answer.response_metadata.get(METADATA_KEY) or {}).get("labels")
+        sources = answer_sources(answer.response_metadata)
         answer = str(answer.text)
     return [documents[n] for n in cited_positions(answer, given, templates, sources)]
 

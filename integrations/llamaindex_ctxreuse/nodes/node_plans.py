@@ -25,6 +25,7 @@ from ctxreuse.adapters.plan_metadata import (
     retrievers_order,
     unmarked,
 )
+from ctxreuse.adapters.prompt_labels import answer_sources
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_kind
@@ -109,7 +110,7 @@ def cited_nodes(
     documents = planned_documents(given, checked_metadata_mode(metadata_mode))
     sources: Mapping[str, Any] = {}
     if isinstance(answer, (CompletionResponse, ChatResponse)):
-        sources = (answer.additional_kwargs.get(METADATA_KEY) or {}).get("labels") or {}
+        sources = answer_sources(answer.additional_kwargs)
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
     return [given[n] for n in cited_positions(answer, documents, templates, sources)]
