@@ -38,14 +38,13 @@ class TestFaults:
         assert "Which" not in caplog.text
 
     def test_a_message_that_cannot_be_read_is_sent_as_it_is(self) -> None:
-        class Odd(HumanMessage):
-            @property
-            def type_is_odd(self) -> bool:
-                return True
+        class Unreadable(dict[str, Any]):
+            def get(self, *_: Any) -> Any:
+                raise AttributeError
 
         inner = RecordingModel()
         wrapper = model(inner)
-        odd = Odd("x").model_copy(update={"content": [3]})
+        odd = HumanMessage("x").model_copy(update={"content": [Unreadable()]})
         with pytest.raises(AttributeError):
             prompt_texts([odd], {})
         inner._record = lambda messages, arguments: "fine"  # type: ignore[method-assign]
