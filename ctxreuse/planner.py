@@ -31,6 +31,7 @@ from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.shadow_mode import Savings, ShadowPlanner
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+from ctxreuse.sharing.exchange import Exchange, SharedLog, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
@@ -62,6 +63,10 @@ class ReusePlanner:
         annotate: Whether a changed order is told to the model, by an order annotation.
         trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
             of a block before it, as splitters with an overlap make them. Blocks stay whole.
+        shared_log: Where this planner and those of other processes that use the same engine tell
+            each other what they have sent, so that their orders do not contradict each other. None
+            plans alone. Reading and writing it happens in a thread of its own; planning never waits
+            for it, nor fails because of it.
         mode: "active", or "shadow": everything is sent as it was retrieved, and `savings` says what
             planning would have saved.
 
@@ -86,6 +91,7 @@ class ReusePlanner:
         annotate: bool = True,
         trim_overlaps: bool = False,
         mode: Mode = "active",
+        shared_log: SharedLog | None = None,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         self._mode: Mode = mode
@@ -99,9 +105,24 @@ class ReusePlanner:
             annotate=annotate,
             trim_overlaps=trim_overlaps,
         )
-        self._planning: TenantPlanner | ShadowPlanner = (
-            ShadowPlanner(self._settings) if mode == "shadow" else TenantPlanner(self._settings)
-        )
+        self._shared_log = shared_log
+        self._exchange: Exchange | None = None
+        self._planning: TenantPlanner | ShadowPlanner
+        if mode == "shadow":
+            if shared_log is not None:
+                raise InvalidRequestError(
+                    "a planner in shadow mode sends everything as retrieved, so it has nothing to "
+                    "share; leave shared_log out"
+                )
+            self._planning = ShadowPlanner(self._settings)
+        elif shared_log is None:
+            self._planning = TenantPlanner(self._settings)
+        else:
+            wanted = "a ctxreuse.sharing.SQLiteLog or RedisLog, or an object with their methods"
+            log = checked_kind("shared_log", shared_log, SharedLog, wanted)
+            self._exchange = Exchange(log)
+            self._planning = TenantPlanner(self._settings, self._exchange)
+            self._exchange.hand_over_to(self._planning.take_in)
 
     @property
     def savings(self) -> Savings:
@@ -301,7 +322,25 @@ class ReusePlanner:
             annotate=settings.annotate,
             trim_overlaps=settings.trim_overlaps,
             mode=self._mode,
+            shared_log=self._shared_log,
         )
+
+    @property
+    def sharing(self) -> SharingStatistics:
+        """What has become of what this planner and others tell each other; zeros if it is alone."""
+        return SharingStatistics() if self._exchange is None else self._exchange.statistics()
+
+    def catch_up(self, timeout_s: float = 10.0) -> bool:
+        """Wait until all that the shared log holds is taken in; for the start of a process.
+
+        Args:
+            timeout_s: How long to wait at most, in seconds.
+
+        Returns:
+            Whether it is; True without a log.
+        """
+        checked_number("timeout_s", timeout_s)
+        return True if self._exchange is None else self._exchange.catch_up(timeout_s)
 
     def conversation(
         self, conversation_id: str | int, tenant: str = "", system: str | None = None

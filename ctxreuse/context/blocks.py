@@ -24,9 +24,9 @@ _DIGEST_BYTES = 16
 _ID_CHARACTERS = 64
 
 
-def id_size(name: BlockId) -> int:
+def id_size(name: BlockId | bytes) -> int:
     """Return what remembering an id counts: 1, and 1 more for every 64 characters of a long one."""
-    if isinstance(name, str):
+    if isinstance(name, (str, bytes)):
         return 1 + len(name) // _ID_CHARACTERS
     return 1 + int(name).bit_length() // (8 * _ID_CHARACTERS)
 

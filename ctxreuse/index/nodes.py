@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from itertools import chain
+from typing import TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
+
+RequestId: TypeAlias = str | int | bytes
+"""What names a request; bytes are a request of another planner."""
 
 
 class Node:
@@ -81,7 +85,7 @@ class RequestGroup:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.ids: dict[str | int, None] = {}
+        self.ids: dict[RequestId, None] = {}
         self._into: RequestGroup | None = None
         self._joined: OrderedDict[RequestGroup, None] | None = None  # none of them is empty
         self._rank = 0
@@ -93,12 +97,12 @@ class RequestGroup:
             group = group._into
         return group.node
 
-    def discard(self, request_id: str | int) -> None:
+    def discard(self, request_id: RequestId) -> None:
         """Take an id out, and with the last one the group from its node."""
         del self.ids[request_id]
         self._leave_if_empty()
 
-    def pop(self) -> str | int:
+    def pop(self) -> RequestId:
         """Take out any of the ids, of a group that stands at a node, and return it."""
         group = self
         while not group.ids:

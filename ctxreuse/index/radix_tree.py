@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.leaf_queue import LeafQueue, is_leaf
-from ctxreuse.index.nodes import Node, RequestGroup, move_requests, opens_turn
+from ctxreuse.index.nodes import Node, RequestGroup, RequestId, move_requests, opens_turn
 
 _REQUESTS_A_NODE = 4
 _STEPS = 128
@@ -47,7 +47,7 @@ class Evicted:
 
     requests: int = 0
     tokens: int = 0
-    unknown: tuple[str | int, ...] = ()
+    unknown: tuple[RequestId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self._most_tokens = math.inf if capacity_tokens is None else capacity_tokens
         self._roots: dict[Hashable, Node] = {}
-        self._by_request: OrderedDict[str | int, RequestGroup] = OrderedDict()
+        self._by_request: OrderedDict[RequestId, RequestGroup] = OrderedDict()
         self.tokens = 0
         self.node_count = 0
         self.block_count = 0
@@ -192,7 +192,7 @@ class ContextIndex:
         root: Node,
         path: Sequence[BlockKey],
         weights: Sequence[int],
-        request_id: str | int,
+        request_id: RequestId,
         now: int,
     ) -> Inserted:
         """Record that a block sequence was sent.
@@ -233,7 +233,7 @@ class ContextIndex:
         node: Node,
         path: Sequence[BlockKey],
         weights: Sequence[int],
-        request_id: str | int,
+        request_id: RequestId,
         now: int,
     ) -> Inserted:
         """Record a later turn of a conversation: blocks behind everything that `node` ends.
@@ -281,7 +281,7 @@ class ContextIndex:
                 self.evict_oldest(self.tokens - self._most_tokens)
         return self.needs_tidying
 
-    def evict(self, request_id: str | int) -> Removal | None:
+    def evict(self, request_id: RequestId) -> Removal | None:
         """Begin to forget a request that the engine dropped (ContextPilot section 4.1).
 
         A node goes when neither a request ends in it nor another path leads through it; parents
@@ -293,7 +293,7 @@ class ContextIndex:
         node = self._forget_request(request_id)
         return None if node is None else self._begin(Removal(node, {}, goes_up=True))
 
-    def trim(self, request_id: str | int, blocks: int) -> Removal | None:
+    def trim(self, request_id: RequestId, blocks: int) -> Removal | None:
         """Keep only the first blocks that a request sent; change nothing if it sent no more.
 
         What other requests sent from the first lost block on goes, too: the same blocks under the
@@ -477,7 +477,7 @@ class ContextIndex:
         self.node_count += 1
         return upper
 
-    def _end_request(self, node: Node, request_id: str | int) -> None:
+    def _end_request(self, node: Node, request_id: RequestId) -> None:
         earlier = self._forget_request(request_id) if request_id in self._by_request else None
         group = node.requests
         if group is None:
@@ -492,7 +492,7 @@ class ContextIndex:
         self._note_leaf(node)
         self.tidy()
 
-    def _forget_request(self, request_id: str | int) -> Node | None:
+    def _forget_request(self, request_id: RequestId) -> Node | None:
         """Forget a request id; return the node where the request ended, if it was known."""
         group = self._by_request.pop(request_id, None)
         if group is None:

@@ -13,6 +13,7 @@ from ctxreuse.context.blocks import (
     ContextBlock,
     ContextRequest,
     Message,
+    encoded,
     text_digest,
 )
 from ctxreuse.context.fork_safety import process_name
@@ -26,6 +27,7 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
+from ctxreuse.index.nodes import RequestId
 from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import (
@@ -39,6 +41,7 @@ from ctxreuse.ordering.batch import BatchContext, arrange
 from ctxreuse.ordering.online import LONG_CONTEXT, LongContext
 from ctxreuse.ordering.paper import paper_order
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+from ctxreuse.planning.sharing import Entry, LostEntry, SentEntry, Sharing
 from ctxreuse.planning.tenants import Tenants, TenantState
 
 
@@ -95,12 +98,15 @@ class TenantPlanner:
 
     Args:
         settings: How it plans.
+        sharing: Where it tells other planners what it has sent. The index then holds keyed digests,
+            which are the same in all of them; None plans alone.
     """
 
-    def __init__(self, settings: PlannerSettings) -> None:
+    def __init__(self, settings: PlannerSettings, sharing: Sharing | None = None) -> None:
         self._settings = settings
         self._tenants = Tenants(settings.capacity_tokens)
         self._clock = count(1)
+        self._sharing = sharing
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
@@ -110,14 +116,14 @@ class TenantPlanner:
         turn = self._open_turn(request, tokens, deduplicate)
         if _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
-            order = long.order()
-            with self._tenants.holding(request.tenant) as state:
+            order = self._unkeyed(long.order(), turn.weights)
+            with self._tenants.holding(self._name(request.tenant)) as state:
                 state.online.learn_from(long)
-                recorded = self._record(turn, state, order)
+                recorded = self._record(turn, state, order, learns=True)
         else:
-            with self._tenants.holding(request.tenant) as state:
+            with self._tenants.holding(self._name(request.tenant)) as state:
                 order = self._order(turn, state, strategy)
-                recorded = self._record(turn, state, order)
+                recorded = self._record(turn, state, order, learns=strategy == "reuse")
         return self._plan(turn, order, recorded)
 
     def preview(
@@ -127,9 +133,9 @@ class TenantPlanner:
         tokens = self._tokens(request.blocks, request.tenant)
         turn = self._open_turn(request, tokens, deduplicate)
         if _is_long(turn, strategy):
-            order = self._look_up(turn, learns=False).order()
+            order = self._unkeyed(self._look_up(turn, learns=False).order(), turn.weights)
         else:
-            with self._tenants.holding(request.tenant) as state:
+            with self._tenants.holding(self._name(request.tenant)) as state:
                 order = self._order(turn, state, strategy, preview=True)
         return self._plan(turn, order, None)
 
@@ -155,14 +161,14 @@ class TenantPlanner:
         plans = []
         for position in execution:
             turn = self._open_turn(requests[position], tokens[position], deduplicate)
-            with self._tenants.holding(turn.request.tenant) as state:
+            with self._tenants.holding(self._name(turn.request.tenant)) as state:
                 recorded = self._record(turn, state, orders[position])
             plans.append(self._plan(turn, orders[position], recorded))
         return BatchPlan(tuple(plans), tuple(execution))
 
     def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
         """Forget requests; see `ReusePlanner.evict`."""
-        return self._tenants.evict(request_ids, tenant)
+        return self._tenants.evict(request_ids, self._known_name(tenant), self._tell_lost)
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Forget the least recently used tokens; see `ReusePlanner.evict_tokens`."""
@@ -170,7 +176,7 @@ class TenantPlanner:
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Forget the end of a request; see `ReusePlanner.trim`."""
-        return self._tenants.trim(request_id, blocks, tenant)
+        return self._tenants.trim(request_id, blocks, self._known_name(tenant), self._tell_lost)
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens."""
@@ -199,25 +205,25 @@ class TenantPlanner:
         tenant: str,
     ) -> list[dict[str, Any]]:
         """Return messages without some blocks' texts; see `ReusePlanner.without_blocks`."""
-        with self._tenants.holding(tenant) as state:
+        with self._tenants.holding(self._name(tenant)) as state:
             recorded = state.conversations.recorded(conversation_id)
         return without_blocks(messages, recorded, list(block_ids), self._settings.templates)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache; see `ReusePlanner.cached_tokens`."""
-        if self._tenants.known(request.tenant) is None:
+        if self._tenants.known(self._name(request.tenant)) is None:
             return 0
         weights = _weights(self._tokens(request.blocks, request.tenant))
-        system = _system_digest(request.system)
-        with self._tenants.holding(request.tenant) as state:
+        system = self._system(request.system)
+        with self._tenants.holding(self._name(request.tenant)) as state:
             if not in_order:
                 return self._cached_path(state, system, weights).weight
-            sent = sent_prefix(state.index.root(system), list(weights))
+            sent = sent_prefix(state.index.root(system), list(self._keyed(weights)))
         return sum(list(weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
-        return self._tenants.forget_conversation(conversation_id, tenant)
+        return self._tenants.forget_conversation(conversation_id, self._name(tenant))
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index and of all else that is remembered."""
@@ -239,7 +245,7 @@ class TenantPlanner:
             tokens[key] = number if number < MOST_BLOCK_TOKENS else MOST_BLOCK_TOKENS
         if not uncounted:
             return tokens
-        known = self._tenants.state(tenant).token_counts
+        known = self._tenants.state(self._name(tenant)).token_counts
         counted: dict[BlockKey, int] = {}
         for key, text in uncounted.items():
             number = known.get(key)  # one step, which needs no lock
@@ -247,7 +253,7 @@ class TenantPlanner:
                 number = counted[key] = min(self._settings.count_tokens(text), MOST_BLOCK_TOKENS)
             tokens[key] = number
         if counted:
-            with self._tenants.holding(tenant) as state:
+            with self._tenants.holding(self._name(tenant)) as state:
                 state.token_counts.update(counted)
         return tokens
 
@@ -256,8 +262,8 @@ class TenantPlanner:
         weights = _weights(tokens)
         cached: tuple[BlockKey, ...] = ()
         if not request.history:
-            system = _system_digest(request.system)
-            with self._tenants.holding(request.tenant) as state:
+            system = self._system(request.system)
+            with self._tenants.holding(self._name(request.tenant)) as state:
                 match = self._cached_path(state, system, weights)
             if match.weight >= ENGINE_BLOCK_TOKENS:
                 cached = match.path
@@ -267,7 +273,7 @@ class TenantPlanner:
         """Return what the messages before a turn show of the blocks that were sent there."""
         if not request.history:
             return EMPTY_HISTORY
-        with self._tenants.holding(request.tenant) as state:
+        with self._tenants.holding(self._name(request.tenant)) as state:
             recorded = state.conversations.recorded(request.conversation_id)
         return shown_in(request.history, recorded, self._settings.templates)
 
@@ -289,7 +295,7 @@ class TenantPlanner:
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
         return _PreparedRequest(
             request=request,
-            system=_system_digest(request.system),
+            system=self._system(request.system),
             blocks=request.unique_blocks,
             tokens=tokens,
             weights=_weights(tokens),
@@ -310,39 +316,45 @@ class TenantPlanner:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return list(turn.weights)
-        root = state.index.root(turn.system)
+        root, weights = state.index.root(turn.system), self._keyed(turn.weights)
         if strategy == "paper":
-            papers = paper_order(turn.weights, root, self._settings.alpha)
+            papers = paper_order(weights, root, self._settings.alpha)
             if papers.is_cut_short:
                 self._tenants.note_limit("paper_orders")
-            return papers.order
+            return self._unkeyed(papers.order, turn.weights)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        order = state.online.order(turn.weights, root)
+        order = state.online.order(weights, root)
         if not preview:
-            state.online.learn(turn.weights, turn.system)
-        return order
+            state.online.learn(weights, turn.system)
+        return self._unkeyed(order, turn.weights)
 
     def _cached_path(
         self, state: TenantState, system: bytes | None, weights: Mapping[BlockKey, int]
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
-        match = heaviest_path(state.index.root(system), weights)
+        match = heaviest_path(state.index.root(system), self._keyed(weights))
         match.note_limits(self._tenants.note_limit)
-        return match
+        return match._replace(path=tuple(self._unkeyed(match.path, weights)))
 
     def _look_up(self, turn: _PreparedRequest, *, learns: bool) -> LongContext:
-        with self._tenants.holding(turn.request.tenant) as state:
+        with self._tenants.holding(self._name(turn.request.tenant)) as state:
             root = state.index.root(turn.system)
-            return state.online.look_up(turn.weights, root, turn.system, learns=learns)
+            weights = self._keyed(turn.weights)
+            return state.online.look_up(weights, root, turn.system, learns=learns)
 
     def _record(
-        self, turn: _PreparedRequest, state: TenantState, order: Sequence[BlockKey]
+        self,
+        turn: _PreparedRequest,
+        state: TenantState,
+        order: Sequence[BlockKey],
+        *,
+        learns: bool = False,
     ) -> _Recorded:
         """Record that a turn sends its blocks in an order."""
         request, index, conversations = turn.request, state.index, state.conversations
         now = next(self._clock)
         sent = turn.sent(order)
-        weights = [turn.weights[key] for key in sent]
+        keys, weights = self._index_keys(sent), [turn.weights[key] for key in sent]
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{next(state.request_numbers)}"
@@ -350,11 +362,12 @@ class TenantPlanner:
             end = conversations.end_of(request.conversation_id, turn.system)
             if end is None or not index.holds(end):
                 end = index.root(turn.system)
-            inserted = index.extend(end, sent, weights, request_id, now)
+            inserted = index.extend(end, keys, weights, request_id, now)
         else:
             root = index.root(turn.system)
-            inserted = index.insert(root, sent, weights, request_id, now)
-            state.online.recent.add(sent)
+            inserted = index.insert(root, keys, weights, request_id, now)
+            state.online.recent.add(keys)
+            self._tell_sent(turn, request_id, keys, weights, sent, learns)
         blocks = [turn.blocks[key] for key in sent]
         if request.conversation_id is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
@@ -363,7 +376,7 @@ class TenantPlanner:
         tokens = tuple([turn.tokens[key] for key in sent])
         prompt = SentPrompt(
             request_id=request_id,
-            tenant=state.name,
+            tenant=request.tenant,
             system=turn.system,
             is_later_turn=bool(request.history),
             after=None,
@@ -423,6 +436,90 @@ class TenantPlanner:
             logged=None if recorded is None else recorded.logged,
         )
 
+    # Sharing: names and digests that are the same in all planners that tell each other.
+
+    def take_in(self, entry: Entry) -> None:
+        """Learn of what another planner has sent, or of what its engine has lost."""
+        name = entry.tenant.hex()
+        if isinstance(entry, LostEntry):
+            if entry.blocks is None:
+                self._tenants.evict([entry.uid], name)
+            else:
+                self._tenants.trim(entry.uid, entry.blocks, name)
+            return
+        context = entry.as_retrieved()
+        with self._tenants.holding(name) as state:
+            if entry.is_learnt:
+                state.online.learn(context, entry.system)
+            root = state.index.root(entry.system)
+            state.index.insert(root, entry.keys, entry.weights, entry.uid, next(self._clock))
+            state.online.recent.add(entry.keys)
+
+    def _name(self, tenant: str) -> str:
+        """Return under which name a tenant's state is kept."""
+        if self._sharing is None:
+            return tenant
+        return self._sharing.keyed(b"tenant" + encoded(tenant)).hex()
+
+    def _known_name(self, tenant: str | None) -> str | None:
+        return None if tenant is None else self._name(tenant)
+
+    def _system(self, system: str | None) -> bytes | None:
+        """Return what stands for a system text: the index keeps its roots for long."""
+        if system is None:
+            return None
+        digest = text_digest(system)
+        return digest if self._sharing is None else self._sharing.keyed(b"system" + digest)
+
+    def _keyed(self, weights: Mapping[BlockKey, int]) -> Mapping[BlockKey, int]:
+        """Return weights by the keys that the index has for blocks."""
+        if self._sharing is None:
+            return weights
+        keyed = self._sharing.keyed
+        return {BlockKey(keyed(key)): weight for key, weight in weights.items()}
+
+    def _index_keys(self, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        if self._sharing is None:
+            return keys
+        keyed = self._sharing.keyed
+        return [BlockKey(keyed(key)) for key in keys]
+
+    def _unkeyed(
+        self, order: Sequence[BlockKey], weights: Mapping[BlockKey, int]
+    ) -> list[BlockKey]:
+        """Return an order of keys of the index as one of the blocks' own keys."""
+        if self._sharing is None:
+            return list(order)
+        own = dict(zip(self._keyed(weights), weights, strict=True))
+        return [own[key] for key in order]
+
+    def _tell_sent(
+        self,
+        turn: _PreparedRequest,
+        request_id: str | int,
+        keys: Sequence[BlockKey],
+        weights: Sequence[int],
+        sent: Sequence[BlockKey],
+        learns: bool,
+    ) -> None:
+        if self._sharing is None:
+            return
+        name = self._name(turn.request.tenant)
+        rank = {key: position for position, key in enumerate(turn.weights)}
+        ranks = tuple([rank[key] for key in sent])
+        uid = self._uid(name, request_id)
+        told = bytes.fromhex(name), turn.system, tuple(keys), tuple(weights), ranks, learns
+        self._sharing.tell(SentEntry(uid, *told))
+
+    def _tell_lost(self, name: str, request_id: RequestId, blocks: int | None) -> None:
+        if self._sharing is not None and not isinstance(request_id, bytes):
+            uid = self._uid(name, request_id)
+            self._sharing.tell(LostEntry(uid, bytes.fromhex(name), blocks))
+
+    def _uid(self, name: str, request_id: str | int) -> bytes:
+        assert self._sharing is not None
+        return self._sharing.own(f"{name} {type(request_id).__name__} {request_id}".encode())
+
 
 def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:
     """Return whether the order of a turn is worked out while its tenant's state is free."""
@@ -433,8 +530,3 @@ def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:
 def _weights(tokens: Mapping[BlockKey, int]) -> dict[BlockKey, int]:
     """Return each block's weight: its tokens, but at least 1 for its label."""
     return {key: number or 1 for key, number in tokens.items()}
-
-
-def _system_digest(system: str | None) -> bytes | None:
-    """Return what stands for a system text: roots of the index are kept as long as they hold."""
-    return None if system is None else text_digest(system)

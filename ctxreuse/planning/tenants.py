@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from operator import add, gt, sub
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
 from ctxreuse.index.explain import PromptLog
+from ctxreuse.index.nodes import RequestId
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics, Removal
 from ctxreuse.index.shown_blocks import Conversations
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
@@ -158,7 +159,14 @@ _LIMITS = (
 _STEPS_A_HOLD = 64
 
 
-def _holder(request_id: str | int, states: Iterable[TenantState]) -> TenantState | None:
+_NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
+
+
+def _say_nothing(*_: object) -> None:
+    pass
+
+
+def _holder(request_id: RequestId, states: Iterable[TenantState]) -> TenantState | None:
     """Return the only one of some tenants whose index holds a request; None if there is none.
 
     An index is asked without its tenant's lock: that is one look-up in a dictionary.
@@ -366,11 +374,22 @@ class Tenants:
                 return
             _DROP_OLDEST[_PARTS[part]](state)
 
-    def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
-        """Forget a tenant's requests; see `ReusePlanner.evict`."""
+    def evict(
+        self,
+        request_ids: Iterable[RequestId],
+        tenant: str | None = None,
+        note: _NoteLost = _say_nothing,
+    ) -> Evicted:
+        """Forget a tenant's requests; see `ReusePlanner.evict`.
+
+        Args:
+            request_ids: Their ids.
+            tenant: Whose they are; None is whoever has one, alone.
+            note: Called with the tenant and the id of each that was known, and None.
+        """
         asked = tuple(dict.fromkeys(request_ids))
         requests = tokens = 0
-        unknown: list[str | int] = []
+        unknown: list[RequestId] = []
         states = self._asked(tenant)
         for request_id in asked:
             holder = _holder(request_id, states)
@@ -381,6 +400,7 @@ class Tenants:
             if removal is None:
                 unknown.append(request_id)
             else:
+                note(holder.name, request_id, None)
                 requests += 1
                 tokens += removal.tokens
         return Evicted(requests, tokens, tuple(unknown))
@@ -473,8 +493,21 @@ class Tenants:
                 heapq.heappush(heap, (oldest, number, state))
         return _EvictedOldest(gone, None, is_empty=not heap)
 
-    def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
-        """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`."""
+    def trim(
+        self,
+        request_id: RequestId,
+        blocks: int,
+        tenant: str | None = None,
+        note: _NoteLost = _say_nothing,
+    ) -> Evicted:
+        """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`.
+
+        Args:
+            request_id: The request.
+            blocks: How many of its blocks stay.
+            tenant: As in `evict`.
+            note: As in `evict`; called with the number of blocks.
+        """
         holder = _holder(request_id, self._asked(tenant))
         if holder is None:
             return Evicted(0, 0, (request_id,))
@@ -483,6 +516,7 @@ class Tenants:
         )
         if removal is None:
             return Evicted(0, 0, (request_id,))
+        note(holder.name, request_id, blocks)
         return Evicted(1, removal.tokens, ())
 
     def forget_conversation(self, conversation_id: str | int, tenant: str) -> bool:

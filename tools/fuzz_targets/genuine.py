@@ -46,6 +46,7 @@ from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.client.request import EngineCall
+from ctxreuse.sharing import SQLiteLog
 from ctxreuse.workflow import (
     END,
     START,
@@ -278,6 +279,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     ReuseMemory: lambda: ReuseMemory(_Memories()),
     ReusePlanner: _planner,
     RunResult: lambda: replace(_run_result(), request_ids=("r", "s"), first_token_s=(0.1, 0.2)),
+    SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
     SentenceTransformerEmbedder: lambda: SentenceTransformerEmbedder(_Encoder()),
     State: lambda: _started(one_shot().compile()),
     Templates: Templates,
@@ -321,6 +323,8 @@ VALID: dict[str, Callable[[], Any]] = {
     "ChainPrompts.notes": lambda: [(1, "It flows west.")],
     "ChainPrompts.note": lambda: "It flows west.",
     "ChainPrompts.worker": lambda: 1,
+    "SQLiteLog.entries": lambda: [b"one", b"two"],
+    "SQLiteLog.position": lambda: "1",
     "Templates.ordinal": lambda: 1,
     "Templates.ordinals": lambda: [1, 2],
     "Templates.label": lambda: "[Doc_1]",

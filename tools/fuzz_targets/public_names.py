@@ -22,6 +22,7 @@ PACKAGES = (
     "ctxreuse.cache",
     "ctxreuse.distance",
     "ctxreuse.serving",
+    "ctxreuse.sharing",
     "ctxreuse.workflow",
     "langchain_ctxreuse",
     "llamaindex_ctxreuse",

@@ -1,0 +1,159 @@
+"""A shared log in a file, for the processes of one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
+from ctxreuse.context.fork_safety import renew_after_fork
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.sharing.exchange import LogRead
+
+_BUSY_S = 5.0
+_SECRET_BYTES = 32
+_APPENDS_A_CHECK = 64
+_DELETED_AT_ONCE = 2_000
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY AUTOINCREMENT, entry BLOB NOT NULL);
+"""
+
+
+class SQLiteLog:
+    """A log in an SQLite file with a write-ahead log: many processes read and write it at a time.
+
+    Files are made with mode 0600. The log holds keyed digests; the key stands in a file beside it,
+    with `.key` behind its name: whoever has both can tell whether a text that he guesses was sent.
+    All processes have to be on one machine; a network file system will not do.
+
+    Args:
+        path: The file; its folder exists.
+        max_entries: How many entries are kept, the latest ones, each about 250 bytes; at times some
+            thousands more.
+
+    Attributes:
+        secret: The key.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range, or the key can be neither read nor written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], max_entries: int = 200_000) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidRequestError(
+                f"path is {describe(path)}; give the path of a file, such as 'sent.sqlite'"
+            )
+        self._path = Path(path)
+        self._max_entries = checked_integer("max_entries", max_entries, 1)
+        self.secret = _secret(self._path.with_name(f"{self._path.name}.key"))
+        self._forget_connections()
+        renew_after_fork(self._forget_connections)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SQLiteLog, (self._path, self._max_entries)
+
+    def _forget_connections(self) -> None:
+        self._of_thread = threading.local()
+        self._appends = 0
+
+    def append(self, entries: Sequence[bytes]) -> None:
+        """Append entries, in order, all or none.
+
+        Args:
+            entries: The entries.
+
+        Raises:
+            InvalidRequestError: wrong type.
+            sqlite3.Error: the file cannot be written.
+        """
+        for one in checked_list("entries", entries, "a list of bytes"):
+            checked_kind("an entry", one, bytes, "bytes")
+        connection = self._connection()
+        with connection:
+            connection.executemany(
+                "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in entries]
+            )
+        self._appends += 1
+        if self._appends % _APPENDS_A_CHECK == 0:
+            self._drop_oldest(connection)
+
+    def read(self, position: str, most: int) -> LogRead:
+        """Return what stands behind a position; see `SharedLog.read`.
+
+        Args:
+            position: What an earlier read returned; "" is the beginning.
+            most: How many entries at most, from 1.
+
+        Raises:
+            InvalidRequestError: wrong type, or no position.
+            sqlite3.Error: the file cannot be read.
+        """
+        checked_kind("position", position, str, "a string that an earlier read returned, or ''")
+        checked_integer("most", most, 1)
+        if position and not (position.isascii() and position.isdigit() and len(position) < 19):
+            raise InvalidRequestError(
+                f"position is {describe(position)}; pass what an earlier read returned, or ''"
+            )
+        after = int(position or 0)
+        rows = self._connection().execute(
+            "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
+            (after, min(most, 2**62)),
+        )
+        found = rows.fetchall()
+        return LogRead(str(found[-1][0] if found else after), [entry for _, entry in found])
+
+    def _drop_oldest(self, connection: sqlite3.Connection) -> None:
+        [first, last] = connection.execute(
+            "SELECT min(number), max(number) FROM entries"
+        ).fetchone()
+        excess = 0 if first is None else last - first + 1 - self._max_entries
+        if excess > 0:
+            with connection:
+                connection.execute(
+                    "DELETE FROM entries WHERE number < ?", (first + min(excess, _DELETED_AT_ONCE),)
+                )
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._of_thread, "connection", None)
+        if connection is None:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            connection = sqlite3.connect(self._path, timeout=_BUSY_S)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_SCHEMA)
+            self._of_thread.connection = connection
+        return connection
+
+
+def _secret(path: Path) -> bytes:
+    """Return the key that the first process has put into a file."""
+    try:
+        if not path.exists():
+            written = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+            with os.fdopen(
+                os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb"
+            ) as one:
+                one.write(secrets.token_bytes(_SECRET_BYTES))
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.link(written, path)  # whole, or not at all
+            finally:
+                written.unlink()
+        secret = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(
+            f"the key of the shared log, {describe(str(path))}, cannot be read or written: "
+            f"{error.strerror}; give a path in a folder that exists and may be written"
+        ) from error
+    if len(secret) != _SECRET_BYTES:
+        raise InvalidRequestError(
+            f"{describe(str(path))} holds {len(secret)} bytes and no key; delete it, and start all "
+            "processes that share the log again"
+        )
+    return secret

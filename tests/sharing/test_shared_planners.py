@@ -1,0 +1,379 @@
+"""Planners that share a log order alike, and plan alone where the log does not answer."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import in_children
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planning_helpers import assert_keeps_the_promises
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planning.plan import Plan
+from ctxreuse.sharing import SharedLog, SharingStatistics, SQLiteLog
+from ctxreuse.sharing.exchange import LogRead
+
+WAIT_S = 20
+
+
+def asked(letters: str, **fields: Any) -> ContextRequest:
+    """Return a request for blocks of about 50 tokens."""
+    return ContextRequest([f"{letter} says: {letter * 200}" for letter in letters], **fields)
+
+
+def order(plan: Plan) -> str:
+    return "".join(block.text[0] for block in plan.blocks)
+
+
+def sharing(log: SharedLog, number: int = 2, **settings: Any) -> list[ReusePlanner]:
+    return [ReusePlanner(shared_log=log, **settings) for _ in range(number)]
+
+
+def caught_up(*planners: ReusePlanner) -> None:
+    for _ in range(2):  # one may tell while another one reads
+        assert all(planner.catch_up(WAIT_S) for planner in planners)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SQLiteLog:
+    return SQLiteLog(tmp_path / "sent.sqlite")
+
+
+class Memory:
+    """A log in memory, which can be made to fail."""
+
+    def __init__(self) -> None:
+        self.entries: list[bytes] = []
+        self.error: Exception | None = None
+        self.secret = b"a secret"
+
+    def append(self, entries: Sequence[bytes]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.entries += entries
+
+    def read(self, position: str, most: int) -> LogRead:
+        if self.error is not None:
+            raise self.error
+        start = int(position or 0)
+        found = self.entries[start : start + most]
+        return LogRead(str(start + len(found)), found)
+
+
+def test_a_planner_orders_by_what_another_one_has_sent(log: SQLiteLog) -> None:
+    one, other = sharing(log)
+    one.plan(asked("abc"))
+    caught_up(one, other)
+    assert other.cached_tokens(asked("cba")) > 0
+    assert order(other.plan(asked("cxab"))) == order(one.plan(asked("cxab"))) == "abcx"
+    caught_up(one, other)
+    assert one.sharing == SharingStatistics(told=2, taken_in=1)
+
+
+def test_prompts_are_those_of_one_planner_for_all(log: SQLiteLog) -> None:
+    requests = [asked("".join(letters)) for letters in ("abc", "cab", "bxa", "axb", "cxb", "abc")]
+    alone, planners = ReusePlanner(), sharing(log, 3)
+    for number, request in enumerate(requests):
+        plan = planners[number % 3].plan(request)
+        caught_up(*planners)
+        assert plan.messages() == alone.plan(request).messages()
+
+
+def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
+    log: SQLiteLog,
+) -> None:
+    [before] = sharing(log, 1)
+    for letters in ("abc", "cab", "bca", "xyz", "zab"):
+        before.plan(asked(letters, system="Be brief."))
+    before.plan_batch([asked(letters) for letters in ("abd", "dba", "bcd")])
+    caught_up(before)
+    [after] = sharing(log, 1)
+    caught_up(after)
+    for letters in ("cbax", "yzx", "dcba", "abc"):
+        for fields in ({}, {"system": "Be brief."}):
+            ours, theirs = (one.plan(asked(letters, **fields)) for one in (after, before))
+            assert ours.messages() == theirs.messages()
+
+
+def test_tenants_stay_apart(log: SQLiteLog) -> None:
+    one, other = sharing(log)
+    one.plan(asked("abc", tenant="A"))
+    caught_up(one, other)
+    assert other.cached_tokens(asked("abc", tenant="B")) == 0
+    assert order(other.plan(asked("cba", tenant="B"))) == "cba"
+    assert order(other.plan(asked("cba", tenant="A"))) == "abc"
+
+
+def test_conversations_are_not_shared(log: SQLiteLog) -> None:
+    one, other = sharing(log)
+    chat = one.conversation("c")
+    chat.plan(asked("ab").blocks, "Which?")
+    chat.record("So.")
+    caught_up(one, other)
+    elsewhere = other.conversation("c")
+    assert not elsewhere.plan(asked("ab").blocks, "Which?").references
+    assert one.sharing.told == 1
+    chat.plan(asked("bc").blocks, "And?")
+    caught_up(one)
+    assert one.sharing.told == 1
+
+
+@pytest.mark.parametrize("how", ["evicted", "trimmed"])
+def test_what_the_engine_has_lost_is_told(log: SQLiteLog, how: str) -> None:
+    one, other = sharing(log)
+    plan = one.plan(asked("abc"))
+    caught_up(one, other)
+    whole = other.cached_tokens(asked("abc"))
+    if how == "evicted":
+        one.evict([plan.request_id])
+    else:
+        one.trim(plan.request_id, 1)
+    caught_up(one, other)
+    left = other.cached_tokens(asked("abc"))
+    assert left == (0 if how == "evicted" else other.cached_tokens(asked("a"))) < whole
+
+
+def test_ids_of_requests_are_each_planners_own(log: SQLiteLog) -> None:
+    one, other = sharing(log)
+    for planner, letters in ((one, "abc"), (other, "xyz")):
+        planner.plan(asked(letters, request_id="request-0"))
+    caught_up(one, other)
+    one.evict(["request-0"])
+    caught_up(one, other)
+    assert other.cached_tokens(asked("xyz")) > 0
+    assert other.cached_tokens(asked("abc")) == 0
+
+
+def test_the_file_is_for_its_owner_and_shows_no_text(log: SQLiteLog, tmp_path: Path) -> None:
+    [one] = sharing(log, 1)
+    one.plan(asked("abc", tenant="a tenant", system="a system text"))
+    caught_up(one)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        content = path.read_bytes()
+        for text in (b"says", b"a tenant", b"a system text", b"aaaa", b"request-0"):
+            assert text not in content
+        assert asked("a").blocks[0].key not in content, "digests are keyed"
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+    log = SQLiteLog(tmp_path / "log", max_entries=10)
+    for _ in range(400):
+        log.append([b"x"] * 2)
+    read = log.read("", 1_000)
+    assert len(read.entries) < 10 + 2 * 64
+    assert log.read(read.position, 10).entries == []
+
+
+@pytest.mark.parametrize("kind", ["fails", "garbage", "a folder"])
+def test_a_log_that_cannot_be_used_costs_no_plan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    log: Any = Memory()
+    if kind == "fails":
+        log.error = OSError("the disk is full")
+    else:
+        path = tmp_path / "log"
+        if kind == "garbage":
+            path.write_bytes(b"no database" * 500)
+        else:
+            path.mkdir()
+        log = SQLiteLog(path)
+    planner, alone = ReusePlanner(shared_log=log), ReusePlanner()
+    for letters in ("abc", "cab", "bca"):
+        plan = planner.plan(asked(letters))
+        assert_keeps_the_promises(plan)
+        assert order(plan) == order(alone.plan(asked(letters)))
+    until(lambda: planner.sharing.faults > 1)
+    assert not planner.catch_up(0.01)
+    [said] = [one for one in caplog.records if "shared log" in one.message]
+    assert "says" not in said.message
+
+
+def test_a_log_that_comes_back_is_caught_up_with() -> None:
+    log = Memory()
+    one, other = sharing(log)
+    log.error = TimeoutError()
+    one.plan(asked("abc"))
+    until(lambda: one.sharing.faults > 0)
+    log.error = None
+    caught_up(one, other)
+    assert order(other.plan(asked("cab"))) == "abc"
+    assert one.sharing.untold == one.sharing.lost == 0
+
+
+def test_damaged_and_newer_entries_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    log = Memory()
+    one, other = sharing(log)
+    one.plan(asked("abc"))
+    caught_up(one)
+    log.entries += [b"", b"\x02" * 100, log.entries[0][:-1], bytes(60)]
+    one.plan(asked("xyz"))
+    caught_up(one, other)
+    assert other.sharing.unreadable == 4
+    assert other.sharing.taken_in == 2
+
+
+def test_too_much_to_tell_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctxreuse.sharing import exchange
+
+    monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
+    log = Memory()
+    log.error = OSError()
+    planner = ReusePlanner(shared_log=log)
+    for letters in "abcdefg":
+        planner.plan(asked(letters))
+    assert planner.sharing.untold == 3
+    assert planner.sharing.lost == 4
+
+
+def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
+    log, go_on = Memory(), threading.Event()
+    append = log.append
+
+    def slowly(entries: Sequence[bytes]) -> None:
+        assert go_on.wait(WAIT_S)
+        append(entries)
+
+    log.append = slowly  # type: ignore[method-assign]
+    planner = ReusePlanner(shared_log=log)
+    for letters in ("abc", "bca"):
+        planner.plan(asked(letters))
+    assert planner.sharing.told == 0
+    go_on.set()
+    caught_up(planner)
+    assert planner.sharing.told == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_children_that_are_forked_tell_and_learn_for_themselves(log: SQLiteLog) -> None:
+    [planner] = sharing(log, 1)
+    planner.plan(asked("abc"))
+    caught_up(planner)
+
+    def child(number: int) -> tuple[str, int]:
+        plan = planner.plan(asked("cab" + "xyz"[number]))
+        assert planner.catch_up(WAIT_S)
+        return order(plan), planner.sharing.told
+
+    assert in_children(3, child) == [("abcx", 1), ("abcy", 1), ("abcz", 1)]
+    caught_up(planner)
+    assert planner.sharing.taken_in == 3
+
+
+def _spawned(path: Path, letters: str) -> None:
+    [planner] = sharing(SQLiteLog(path), 1)
+    planner.plan(asked(letters))
+    caught_up(planner)
+
+
+def test_processes_that_are_spawned_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    context = get_context("spawn")
+    children = [context.Process(target=_spawned, args=(path, one)) for one in ("abc", "xyz")]
+    for one in children:
+        one.start()
+    for one in children:
+        one.join(60)
+        assert one.exitcode == 0
+    [planner] = sharing(SQLiteLog(path), 1)
+    caught_up(planner)
+    assert order(planner.plan(asked("cba"))) == "abc"
+    assert order(planner.plan(asked("zyx"))) == "xyz"
+
+
+def test_the_thread_ends_with_the_planner() -> None:
+    log = Memory()
+    planners = sharing(log, 3)
+    for planner in planners:
+        planner.plan(asked("abc"))
+    threads = [one._exchange._thread for one in planners if one._exchange is not None]
+    assert all(one is not None and one.is_alive() for one in threads)
+    del planners, planner
+    gc.collect()
+    until(lambda: not any(one is not None and one.is_alive() for one in threads))
+
+
+def test_copies_and_pickles_share_the_log(log: SQLiteLog) -> None:
+    [one] = sharing(log, 1)
+    one.plan(asked("abc"))
+    caught_up(one)
+    for other in (copy.copy(one), pickle.loads(pickle.dumps(one)), one.sibling()):
+        caught_up(other)
+        assert order(other.plan(asked("cba"))) == "abc"
+
+
+def test_a_planner_without_a_log_shares_nothing() -> None:
+    planner = ReusePlanner()
+    planner.plan(asked("abc"))
+    assert planner.catch_up()
+    assert planner.sharing.told == 0
+
+
+@pytest.mark.parametrize("log", [3, "a path", object()])
+def test_what_is_no_log_is_refused(log: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="shared_log"):
+        ReusePlanner(shared_log=log)
+    with pytest.raises(InvalidRequestError, match="shadow"):
+        ReusePlanner(shared_log=Memory(), mode="shadow")
+    with pytest.raises(InvalidRequestError, match="path"):
+        SQLiteLog(3)  # type: ignore[arg-type]
+
+
+def test_a_key_that_cannot_be_kept_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="a folder that exists"):
+        SQLiteLog(tmp_path / "nowhere" / "log")
+    (tmp_path / "log.key").write_bytes(b"short")
+    with pytest.raises(InvalidRequestError, match="5 bytes and no key"):
+        SQLiteLog(tmp_path / "log")
+
+
+def test_a_file_that_another_program_locks_is_waited_for(log: SQLiteLog, tmp_path: Path) -> None:
+    [planner] = sharing(log, 1)
+    planner.plan(asked("abc"))
+    caught_up(planner)
+    with sqlite3.connect(tmp_path / "sent.sqlite", isolation_level=None) as locked:
+        locked.execute("BEGIN IMMEDIATE")
+        planner.plan(asked("bca"))
+        assert not planner.catch_up(0.2)
+        locked.execute("ROLLBACK")
+    caught_up(planner)
+    assert planner.sharing.told == 2
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.text("abcd", max_size=4), st.sampled_from(["", "A"])),
+        max_size=12,
+    )
+)
+def test_whoever_plans_nothing_is_lost_or_doubled(asked_of: list[tuple[int, str, str]]) -> None:
+    log = Memory()
+    planners = sharing(log, 3)
+    for number, letters, tenant in asked_of:
+        assert_keeps_the_promises(planners[number].plan(asked(letters, tenant=tenant)))
+    caught_up(*planners)
+    tokens = {planner.statistics().tokens for planner in planners}
+    assert len(tokens) <= 1 or len({letters for _, letters, _ in asked_of}) > 1
+    assert {one.sharing.told + one.sharing.taken_in for one in planners} <= {len(asked_of), 0}
