@@ -12,6 +12,7 @@ import argparse
 import itertools
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -477,6 +478,33 @@ def growing_cache_chain(size: int) -> Prepared:
     return Prepared(lambda: [blocks.stored([n + 1], n, [n], 1) for n in range(size)])
 
 
+def followed_prompt(size: int) -> Prepared:
+    """Follow `size` requests of one prompt of 64 cache blocks through 20 turns and its eviction."""
+    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests, SentRequest
+    from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored
+
+    planner, tokens = ReusePlanner(), array("q", range(64 * 16))
+    blocks, names = [_block(f"b{number}", tokens=256) for number in range(4)], list(range(64))
+    requests = HeldRequests(planner, EngineBlocks(), max(10_000, size), settle_s=1.0)
+    requests.apply(BlocksStored(tuple(names[:32]), None, tuple(tokens[: 32 * 16]), 16))
+    ends = [256 * number for number in range(1, 5)]
+    for number in range(size):
+        planner.plan(ContextRequest(blocks, request_id=number), "none")
+        requests.add(SentRequest(number, "", tokens, ends, None, None, 0.0))
+
+    def follow() -> None:
+        for number in range(20):
+            requests.apply(BlocksStored((-1 - number,), None, (number,) * 16, 16))
+            requests.settle(0.0)
+        requests.apply(BlocksStored(tuple(names[32:]), 31, tuple(tokens[32 * 16 :]), 16))
+        for name in reversed(names):
+            requests.settle(0.0)
+            requests.apply(BlocksRemoved((name,)))
+        requests.settle(0.0)
+
+    return Prepared(follow, planner)
+
+
 def full_cache_mirror(size: int) -> Prepared:
     """Follow an engine that stores `size` cache blocks more than the `size` that are remembered."""
     from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
@@ -583,6 +611,7 @@ CASES: dict[str, tuple[Case, int]] = {
     "recorded_prompts": (recorded_prompts, 100),
     "dropped_cache_blocks": (dropped_cache_blocks, 200),
     "growing_cache_chain": (growing_cache_chain, 500),
+    "followed_prompt": (followed_prompt, 50),
     "full_cache_mirror": (full_cache_mirror, 1_000),
     "cache_blocks_of_all_sizes": (cache_blocks_of_all_sizes, 50),
     "explained_prompts": (explained_prompts, 60),

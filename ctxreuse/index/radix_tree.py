@@ -318,7 +318,9 @@ class ContextIndex:
             if blocks < len(node.run):
                 return self._begin(self._cut(node, blocks))
             blocks -= len(node.run)
-        return self._begin(Removal(turn[0], {}))
+        nothing = Removal(turn[0], {})
+        nothing.is_done = True
+        return nothing
 
     def oldest_use(self) -> int | None:
         """Return when the least recently used leaf was used; None for an empty index.

@@ -422,6 +422,92 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
             known[name] = tokens
 
 
+def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new():
+    blocks = EngineBlocks()
+    stored(blocks, "xyz", None, "aabbcc")
+    assert follow(blocks, "p", "aabbccdd") == 6
+    removed(blocks, "z")
+    stored(blocks, "zw", "y", "ccdd")
+    assert follow(blocks, "p", "aabbccdd", goes_on=True) == 8
+    assert blocks.take_lowered() == {}
+    removed(blocks, "z")
+    assert blocks.take_lowered() == {"p": 4}
+
+
+def test_news_may_be_asked_for_only_below_a_number_of_tokens():
+    blocks = EngineBlocks()
+    stored(blocks, "xyzw", None, "aabbccdd")
+    follow(blocks, "p", "aabbccdd")
+    blocks.tell_below("p", 3)
+    removed(blocks, "wz")
+    assert blocks.take_lowered() == {}
+    removed(blocks, "y")
+    assert blocks.take_lowered() == {"p": 2}
+    blocks.tell_below("nobody", 1)
+    with pytest.raises(InvalidRequestError, match="tokens must be"):
+        blocks.tell_below("p", 0)
+
+
+ROUTE = ((b"a", 0), (b"b", 1), (b"c", 1), (b"d", 0))
+"""The blocks of a prompt, one token each."""
+ROUTE_ENDS = ([1, 0], [0, 1])
+"""Two tokens behind the first two of these, and the first two, in one block."""
+PROMPTS = ((0, 1, 1, 0), (0, 1, 0, 1))
+calls = st.lists(
+    st.sampled_from(
+        [
+            *[("store", first, end, False) for first in range(4) for end in (first + 1, 4)],
+            *[("store", 0, end, True) for end in (1, 2, 4)],
+            *[("store large", True), ("store large", False)],
+            *[("remove", bytes((key,))) for key in b"abcdebcdbcdd"],
+            *[("follow", name, is_salted) for name in (0, 1) for is_salted in (False, True)],
+            *[("go on", 0), ("go on", 1)] * 3,
+            *[("tell below", name, tokens) for name in (0, 1) for tokens in (1, 2, 3)] * 2,
+        ]
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+@settings(max_examples=500)
+@given(calls, st.sampled_from((3, 100)))
+def test_who_goes_on_or_asks_for_less_news_is_told_the_same(calls, max_blocks):
+    blocks, plain = both = [EngineBlocks(max_blocks) for _ in range(2)]
+    salts, below = {}, {}
+    for step, *arguments in [("store", 0, 3, False), ("follow", 0, True), *calls]:
+        match step, *arguments:
+            case "store", first, end, is_salted:
+                run = ROUTE[first:end]
+                parent = ROUTE[first - 1][0] if first else None
+                extra = [("s",), *[None] * 3][: len(run)] if is_salted and not first else None
+                keys = [key.upper() if extra else key for key, _ in run]
+                for one in both:
+                    one.stored(keys, parent, [bit for _, bit in run], 1, extra)
+            case "store large", is_first:
+                for one in both:
+                    one.stored([b"e"], None if is_first else b"b", ROUTE_ENDS[is_first], 2)
+            case "remove", key:
+                for one in both:
+                    one.removed([key])
+            case "follow", name, is_salted:
+                salts[name], below[name] = "s" if is_salted else None, 9
+                held = [one.follow(name, PROMPTS[name], cache_salt=salts[name]) for one in both]
+                assert held[0] == held[1]
+            case "go on", name if name in salts:
+                salt, below[name] = salts[name], 9
+                held = blocks.follow(name, PROMPTS[name], cache_salt=salt, goes_on=True)
+                assert held == plain.follow(name, PROMPTS[name], cache_salt=salt)
+            case "tell below", name, tokens if name in salts:
+                blocks.tell_below(name, tokens)
+                below[name] = min(below[name], tokens)
+        check(blocks)
+        lowered = plain.take_lowered().items()
+        expected = {name: tokens for name, tokens in lowered if tokens < below[name]}
+        assert blocks.take_lowered() == expected
+        below |= dict.fromkeys(expected, 9)
+
+
 documents = st.lists(st.integers(0, 4), max_size=4)
 
 

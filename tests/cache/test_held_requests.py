@@ -1,5 +1,7 @@
 from array import array
 
+from steps import steps
+
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import EngineBlocks
 from ctxreuse.cache.kv_events import engine_blocks
@@ -108,6 +110,37 @@ def test_the_engines_last_block_in_a_block_holds_what_follows_and_is_not_asked_f
     followed.remove(10, 11, 12, 13, 20, 21)
     followed.requests.settle(0.0)
     assert followed.planner.statistics().tokens == 4
+
+
+def test_a_turn_takes_the_same_work_however_long_the_prompts_are_that_wait_to_be_judged():
+    def turn(blocks):
+        followed = Followed(max_requests=100)
+        for _ in range(50):
+            followed.answer(followed.plan(*range(blocks)), told=False)
+        followed.store([number // 4 * 10 + number % 4 for number in range(4 * blocks - 2)])
+        followed.requests.settle(0.0)
+        followed.store([1_000, 1_001])
+        return lambda: followed.requests.settle(0.0)
+
+    assert steps(turn(100)) == steps(turn(2))
+
+
+def test_what_is_lost_within_a_block_takes_the_same_work_however_many_follow_the_prompt():
+    def loss(requests):
+        followed = Followed(max_requests=1_000)
+        for _ in range(requests):
+            followed.answer(followed.plan(1, 2), ends=[2, 4])
+        followed.requests.settle(0.0)
+        assert followed.requests.followed == requests
+
+        def lose():
+            followed.remove(10, 11, 12, 13, 20, 21, 22, 23)
+            followed.remove(10, 11, 12, 13, 20, 21)
+            followed.requests.settle(0.0)
+
+        return lose
+
+    assert steps(loss(500)) == steps(loss(5))
 
 
 def test_a_cleared_cache_empties_the_index_and_nothing_is_followed():

@@ -45,6 +45,7 @@ SIZES = {
     "recorded_prompts": 200,
     "dropped_cache_blocks": 200,
     "growing_cache_chain": 200,
+    "followed_prompt": 20,
     "cache_blocks_of_all_sizes": 100,
     "explained_prompts": 150,
     "simulated_conversations": 200,

@@ -181,18 +181,49 @@ class BlockTree:
         """Return how many leading tokens of a prompt are here."""
         return self._end_of(self._walk(prompt, _ROOT, 0))
 
-    def attach(self, name: Name, prompt: PromptBlocks) -> int:
-        """Follow a prompt under a name; return how many of its leading tokens are here."""
-        self.detach(name)
-        path = self._walk(prompt, _ROOT, 0)
-        if self._unknown_parents and self._imply(prompt, path):
+    def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> int:
+        """Follow a prompt under a name; return how many of its leading tokens are here.
+
+        Args:
+            name: Its name.
+            prompt: The prompt.
+            goes_on: Whether this prompt is followed under the name already. Then what is known to
+                be here is not looked up again, since that would be done with each event.
+        """
+        key = self._ends.get(name) if goes_on and not self._unknown_parents else _ROOT
+        if key is not _ROOT and len(self.sizes) == 1:
+            self.lowered.pop(name, None)
+            block = self._blocks[key]
+            assert block.start is not None  # a name is attached to what was reached
+            path = [_PathStep(key, block.start)]
+            path += self._walk(prompt, key, block.start + block.size)
+        else:
+            self.detach(name)
             path = self._walk(prompt, _ROOT, 0)
+            if self._unknown_parents and self._imply(prompt, path):
+                path = self._walk(prompt, _ROOT, 0)
         for key, start in path:
             self._blocks[key].start = start
-        self._ends[name] = path[-1].key if path else _ROOT
-        if path:
-            self._blocks[path[-1].key].names.add(name)
+        self._move(name, path[-1].key if path else _ROOT)
         return self._end_of(path)
+
+    def tell_below(self, name: Name, tokens: int) -> None:
+        """Note a followed name in `lowered` only when fewer leading tokens are here.
+
+        Many prompts may have the same blocks, so each is attached as high as possible.
+
+        Args:
+            name: Its name.
+            tokens: A number of tokens, from 1.
+        """
+        key = self._ends.get(name)
+        while key is not None:
+            block = self._blocks[key]
+            assert block.start is not None  # as in `attach`
+            if block.start < tokens:
+                self._move(name, key)
+                return
+            key = block.parent
 
     def detach(self, name: Name) -> None:
         """Stop following a name."""
@@ -202,7 +233,10 @@ class BlockTree:
         self.lowered.pop(name, None)
 
     def held_by(self, name: Name) -> int | None:
-        """Return how many leading tokens of a followed prompt are here; None if it is not."""
+        """Return how many leading tokens of a followed prompt are here; None if it is not.
+
+        Behind what `tell_below` asks for there may be more.
+        """
         if name not in self._ends:
             return None
         end = self._ends[name]
@@ -211,6 +245,15 @@ class BlockTree:
         block = self._blocks[end]
         assert block.start is not None  # a name is attached to what was reached
         return block.start + block.size
+
+    def _move(self, name: Name, end: _Key | None) -> None:
+        """Attach a name to a block, or to none, instead of where it was."""
+        before = self._ends.get(name)
+        if before is not None:
+            self._blocks[before].names.discard(name)
+        self._ends[name] = end
+        if end is not None:
+            self._blocks[end].names.add(name)
 
     def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[_PathStep]:
         """Return the blocks that a prompt goes through behind a block that ends at `end`."""

@@ -68,6 +68,7 @@ class EngineBlocks:
         self._trees: dict[int, BlockTree] = {}
         self._partial: set[int] = set()
         self._knows_salts = False
+        self._looked_up: set[Name] = set()  # followed, and looked up as they would be now
 
     def __len__(self) -> int:
         return sum(len(tree) for tree in self._trees.values())
@@ -135,7 +136,9 @@ class EngineBlocks:
             block_link(tokens[number * block_size : (number + 1) * block_size], extra)
             for number, extra in enumerate(extras)
         ]
-        self._knows_salts = self._knows_salts or any(extras)
+        if any(extras) and not self._knows_salts:
+            self._knows_salts = True
+            self._looked_up.clear()
         self._trees[group].stored(block_hashes, parent_hash, links, block_size)
         return True
 
@@ -183,6 +186,7 @@ class EngineBlocks:
         *,
         cache_salt: str | None = None,
         lora: str | None = None,
+        goes_on: bool = False,
     ) -> int:
         """Follow a prompt under a name: `take_lowered` tells when less of it is held.
 
@@ -193,6 +197,8 @@ class EngineBlocks:
             token_ids: The prompt.
             cache_salt: As in `held_tokens`.
             lora: As in `held_tokens`.
+            goes_on: Whether a prompt that is followed under this name is the same one, of which
+                more may be held by now; only what comes behind is looked up.
 
         Returns:
             How many leading tokens the engine holds.
@@ -201,10 +207,30 @@ class EngineBlocks:
             InvalidRequestError: the tokens are not integers.
         """
         prompt = self._prompt(token_ids, cache_salt, lora)
-        return min((tree.attach(name, prompt) for tree in self._whole_trees()), default=0)
+        goes_on = goes_on and name in self._looked_up
+        self._looked_up.add(name)
+        return min(
+            (tree.attach(name, prompt, goes_on=goes_on) for tree in self._whole_trees()), default=0
+        )
+
+    def tell_below(self, name: Name, tokens: int) -> None:
+        """Let `take_lowered` tell of a followed prompt only when less than this is held of it.
+
+        Args:
+            name: The prompt's name.
+            tokens: A number of its tokens, from 1.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        checked_integer("tokens", tokens, 1)
+        self._looked_up.discard(name)
+        for tree in self._trees.values():
+            tree.tell_below(name, tokens)
 
     def unfollow(self, name: Name) -> None:
         """Stop following a prompt."""
+        self._looked_up.discard(name)
         for tree in self._trees.values():
             tree.detach(name)
 
@@ -430,7 +456,11 @@ class HeldRequests:
                 self._trim(held, held.within(tokens))
         for prompt in list(self._new.values()):
             tokens = self._blocks.follow(
-                prompt.name, prompt.token_ids, cache_salt=prompt.cache_salt, lora=prompt.lora
+                prompt.name,
+                prompt.token_ids,
+                cache_salt=prompt.cache_salt,
+                lora=prompt.lora,
+                goes_on=True,
             )
             size = self._blocks.block_size
             is_whole = tokens > 0 and len(prompt.token_ids) - tokens < size
@@ -445,12 +475,14 @@ class HeldRequests:
                     self._planner.evict([request_id], tenant)
 
     def _trim(self, held: _Held, blocks: int) -> None:
-        if blocks >= held.blocks:
-            return
-        held.blocks = blocks
-        tenant, request_id = held.name
-        self._planner.trim(request_id, blocks, tenant)
-        if not blocks:
+        """Trim a request to the blocks that are held, and ask for the loss of the last of them."""
+        if blocks < held.blocks:
+            held.blocks = blocks
+            tenant, request_id = held.name
+            self._planner.trim(request_id, blocks, tenant)
+        if held.blocks:
+            self._blocks.tell_below(held.name, max(1, held.shared_ends[held.blocks - 1]))
+        else:
             self._forget(held.name)
 
     def _forget(self, name: _RequestName) -> None:
