@@ -404,6 +404,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "TfidfEmbedder.load.path": lambda: _stored_embedder(),
     "Results.read.path": lambda: _stored_results(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
+    "EngineBlocks.tell_below.tokens": lambda: 1,
     "ReusePlanner.trim.blocks": lambda: 1,
     "ReusePlanner.block_tokens.blocks": lambda: _blocks(2),
     "record_client.client": lambda: openai.OpenAI(api_key="x", base_url="http://engine/v1"),
