@@ -46,6 +46,7 @@ AREAS = (
     "langchain_models",
     "langchain_documents",
     "langchain_agents",
+    "llamaindex_models",
 )
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5

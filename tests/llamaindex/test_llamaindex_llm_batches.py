@@ -161,6 +161,17 @@ class TestBatches:
                 await llm.achat_batch(batch, workers=3)
         assert planner.statistics().requests == 0
 
+    @pytest.mark.parametrize("chat", [5, None, object()])
+    async def test_what_is_no_chat_fails_alone(self, chat: Any) -> None:
+        inner = RecordingLLM()
+        llm = ReuseLLM(inner=inner, window_s=0)
+        batch = [question("abc"), chat, question("cba")]
+        first, error, last = await llm.achat_batch(batch, return_exceptions=True)
+        assert isinstance(error, TypeError)
+        assert {one.message.content for one in (first, last)} == {"answer 1", "answer 2"}
+        with pytest.raises(TypeError, match="not iterable"):
+            await llm.achat(chat)
+
     async def test_errors_can_take_their_answers_place(self) -> None:
         inner = RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None)
         answers = await ReuseLLM(inner=inner).achat_batch(

@@ -370,10 +370,12 @@ def _check_call(
         speaks = speaks or getattr(message, "role", "") in ("user", "assistant")
         comparison.check(message, other, renames=speaks, where=f"message {number}")
     for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
-        one = sent_with.get(name)
-        if isinstance(one, dict) and added not in (arguments.get(name) or {}):
-            rest = {key: value for key, value in one.items() if key != added}
-            sent_with = {**sent_with, name: rest or arguments.get(name)}
+        value, given = sent_with.get(name), arguments.get(name)
+        if type(value) is dict and (type(given) is dict or not given):
+            rest = {
+                key: one for key, one in value.items() if key != added or added in (given or ())
+            }
+            sent_with = {**sent_with, name: rest or given}
             if name not in arguments and not rest:
                 del sent_with[name]
     for name, value in arguments.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
 from llama_index.core.base.llms.types import (
@@ -336,7 +337,10 @@ class ReuseLLM(DelegatingLLM):
         messages: Sequence[ChatMessage],
         arguments: dict[str, Any],
     ) -> _ModelCall[_Answer]:
-        given = list(messages)
+        try:
+            given = list(messages)
+        except Exception as error:  # in a batch the other chats are sent all the same
+            return _ModelCall(ScopedPrompt(()), partial(_raise, error))
         options = self._options(arguments)
 
         def send(planned: PlannedPrompt) -> _Answer:
@@ -463,6 +467,10 @@ class ReuseLLM(DelegatingLLM):
 
             await all_in_order(slots, ask)
         return [answers[position] for position in range(len(calls))]
+
+
+def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
+    raise error
 
 
 def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:

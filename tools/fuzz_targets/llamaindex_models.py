@@ -1,0 +1,350 @@
+"""Calls of a wrapped LlamaIndex model, compared with the same calls of the model inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    ImageBlock,
+    LLMMetadata,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.llms.llm import LLM
+
+from ctxreuse import request_context
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
+from fuzz_targets.wrapped import Comparison, Outcome, all_of, blocks, fresh, names, odd
+from llamaindex_ctxreuse import ReuseLLM
+
+_FAILS = "fail now"
+_ROLES = ("user", "assistant", "system", "tool", "function", "developer", "chatbot", "model")
+_CHATS = ("chat", "achat", "stream_chat", "astream_chat")
+_COMPLETIONS = ("complete", "acomplete", "stream_complete", "astream_complete")
+_BATCHES = ("achat_batch", "acomplete_batch", "chat_batch", "complete_batch")
+_BESIDE: dict[str, Any] = {
+    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": "[Doc_1]"}'}}],
+    METADATA_KEY: {"labels": {"[Doc_1]": {"id": "a"}}},
+}
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "tools": ([{"type": "function", "function": {"name": "f"}}],),
+    "extra_body": ({"cache_salt": "mine"}, {"a": {"b": 1}}, None),
+    "extra_headers": ({"X-Session-ID": "mine"}, {"a": "b"}),
+    "temperature": (0.5,),
+}
+
+
+class _Answering(LLM):
+    """Answers with the same message each time, and records what it is called with."""
+
+    answer: Any
+    additional_kwargs: Any = None
+    _received: list[Any] = PrivateAttr(default_factory=list)
+
+    @property
+    def received(self) -> list[Any]:
+        """The prompt and the arguments of each call."""
+        return self._received
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(context_window=100_000)
+
+    def _taken(self, prompt: Any, arguments: Mapping[str, Any]) -> None:
+        always = self.additional_kwargs if isinstance(self.additional_kwargs, dict) else {}
+        self._received.append((prompt, {**arguments, **always}))  # as LlamaIndex's OpenAI does
+        texts = [prompt] if isinstance(prompt, str) else [one.content for one in prompt]
+        if any(isinstance(one, str) and _FAILS in one for one in texts):
+            raise UsersError("failed")
+
+    def _chatted(self, messages: Any, arguments: Mapping[str, Any]) -> ChatResponse:
+        self._taken(list(messages), arguments)
+        return ChatResponse(message=message(self.answer))
+
+    def _completed(self, prompt: str, arguments: Mapping[str, Any]) -> CompletionResponse:
+        self._taken(prompt, arguments)
+        words = message(self.answer).content or ""
+        kwargs = self.answer.get("additional_kwargs")
+        return CompletionResponse(
+            text=words, additional_kwargs=dict(kwargs) if type(kwargs) is dict else {}
+        )
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return self._chatted(messages, kwargs)
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return self._chatted(messages, kwargs)
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        return _pieces(self._chatted(messages, kwargs))
+
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        return _apieces(self._chatted(messages, kwargs))
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return self._completed(prompt, {"formatted": formatted, **kwargs})
+
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        return self._completed(prompt, {"formatted": formatted, **kwargs})
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        return _pieces(self._completed(prompt, {"formatted": formatted, **kwargs}))
+
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        return _apieces(self._completed(prompt, {"formatted": formatted, **kwargs}))
+
+
+def _pieces(response: Any) -> Generator[Any, None, None]:
+    """Yield a response letter by letter, each piece with all that has come."""
+    if isinstance(response, CompletionResponse):
+        for end, letter in enumerate(response.text, start=1):
+            yield response.model_copy(update={"text": response.text[:end], "delta": letter})
+        return
+    words = response.message.content
+    for end, letter in enumerate(words if isinstance(words, str) else "", start=1):
+        so_far = ChatMessage(role="assistant", content=words[:end])
+        yield ChatResponse(message=so_far, delta=letter)
+    yield response.model_copy(update={"delta": None})
+
+
+async def _apieces(response: Any) -> AsyncGenerator[Any, None]:
+    for piece in _pieces(response):
+        yield piece
+
+
+def message(fields: Mapping[str, Any]) -> ChatMessage:
+    """Return a message; what its class refuses is set on it, as anybody may do."""
+    given = fresh(dict(fields))
+    parts = [_BLOCKS[kind](**values) for kind, values in given.pop("blocks")]
+    try:
+        return ChatMessage(blocks=parts, **given)
+    except Exception:  # pydantic's, or one of a hostile object in the fields
+        made = ChatMessage(role="user", blocks=parts)
+        return made.model_copy(update={name: given[name] for name in given if name != "role"})
+
+
+_BLOCKS: dict[str, Any] = {
+    "text": TextBlock,
+    "image": ImageBlock,
+    "call": ToolCallBlock,
+    "thought": ThinkingBlock,
+}
+
+
+def fields_of(source: Random, role: str, words: str) -> dict[str, Any]:
+    """Return the fields of a message that says something."""
+    parts: list[tuple[str, dict[str, Any]]] = [("text", {"text": words})]
+    for _ in range(source.choice((0, 0, 0, 1, 2))):
+        arguments = source.choice(({"of": "[Doc_1]"}, '{"of": "[Doc_1]"}', json_value(source)))
+        arguments = arguments if isinstance(arguments, (dict, str)) else {"of": arguments}
+        part = source.choice(
+            (
+                ("text", {"text": text(source)}),
+                ("image", {"url": "http://x/y.png"}),
+                ("call", {"tool_name": "f", "tool_kwargs": arguments, "tool_call_id": "c"}),
+                ("thought", {"content": "as [Doc_1] says"}),
+            )
+        )
+        parts.insert(source.randrange(len(parts) + 1), part)
+    fields: dict[str, Any] = {"role": role, "blocks": parts if source.random() < 0.95 else []}
+    if source.random() < 0.3:
+        fields["additional_kwargs"] = mutated(_BESIDE, source)
+    if source.random() < 0.03:
+        fields[source.choice(("additional_kwargs", "content"))] = odd(source)
+    return fields
+
+
+def _words(source: Random, contexts: list[str]) -> str:
+    pieces = [text(source, 3)]
+    for _ in range(source.choice((0, 1, 1, 2))):
+        pieces += [source.choice(contexts), text(source, 3)]
+    if source.random() < 0.03:
+        pieces.append(_FAILS)
+    return "".join(pieces)
+
+
+def _chat(source: Random, contexts: list[str]) -> Any:
+    if source.random() < 0.02:
+        return odd(source)
+    roles = [source.choice(_ROLES) for _ in range(source.randrange(5))] + ["user"]
+    return [fields_of(source, role, _words(source, contexts)) for role in roles]
+
+
+def _calls(source: Random) -> dict[str, Any]:
+    shown = [names(source) for _ in range(3)]
+    tenant = source.choice((None, None, "A"))
+    contexts = _rendered(ContextRegistry(), shown, tenant)
+    contexts = contexts if source.random() < 0.7 else [text(source)]
+    calls = []
+    for _ in range(source.randrange(1, 4)):
+        method = source.choice((*_CHATS, *_CHATS, *_COMPLETIONS, *_BATCHES))
+        count = source.randrange(4) if method in _BATCHES else 1
+        make = _chat if "chat" in method else _words
+        prompts = [make(source, contexts) for _ in range(count)]
+        arguments = {
+            name: source.choice((*values, odd(source)))
+            for name, values in _ARGUMENTS.items()
+            if source.random() < 0.15
+        }
+        calls.append((method, prompts, arguments))
+    return {
+        "contexts": shown,
+        "tenant": tenant,
+        "conversation": source.choice((None, "c", 1, text(source, 2))),
+        "answer": fields_of(source, "assistant", text(source)),
+        "return_exceptions": source.random() < 0.5,
+        "options": {
+            "window_s": source.choice((0, 0, 0, 0.001)),
+            "send_cache_salt": source.random() < 0.3,
+            "send_session_id": source.random() < 0.3,
+        },
+        "always": source.choice((None, {}, {"extra_body": {"a": 1}, "x": 2}, odd(source))),
+        "calls": calls,
+    }
+
+
+def _rendered(registry: ContextRegistry, shown: list[list[str]], tenant: str | None) -> list[str]:
+    return [registry.render(blocks(one), tenant=tenant or "") for one in shown]
+
+
+def _call_both(given: dict[str, Any]) -> None:
+    """Make the same calls on a model and on one that is wrapped."""
+    registry = ContextRegistry()
+    comparison = Comparison(_rendered(registry, given["contexts"], given["tenant"]))
+    plain, inner = (
+        _Answering(answer=given["answer"], additional_kwargs=fresh(given["always"]))
+        for _ in range(2)
+    )
+    wrapper = ReuseLLM(inner=inner, registry=registry, **given["options"])
+    # a copy of the model without the engine's options is called then
+    inner = wrapper._model  # type: ignore[assignment]
+    for method, prompts, arguments in given["calls"]:
+        outcomes = []
+        for model in (plain, wrapper):
+            asked = [_as_prompt(prompt) for prompt in prompts]
+            options = fresh(arguments)
+            if method in _BATCHES:
+                options["return_exceptions"] = given["return_exceptions"]
+            with request_context(given["tenant"], given["conversation"]):
+                outcomes.append(_outcome(model, method, asked, options))
+        both = outcomes[1].check_as_fine_as(outcomes[0], same_error=len(prompts) < 2)
+        _check_received(comparison, plain.received, inner.received, both)
+        if both:
+            comparison.check(outcomes[0].value, outcomes[1].value, renames=True, where=method)
+
+
+def _as_prompt(given: Any) -> Any:
+    if not isinstance(given, list) or not all(
+        isinstance(one, dict) and "blocks" in one for one in given
+    ):
+        return given
+    return [message(fields) for fields in given]
+
+
+def _outcome(model: LLM, method: str, prompts: list[Any], options: dict[str, Any]) -> Outcome:
+    if method in _BATCHES and not isinstance(model, ReuseLLM):
+        return Outcome.of(lambda: _each(model, method, prompts, options))
+    call = getattr(model, method)
+    if method in _BATCHES:
+        if method.startswith("a"):
+            return asyncio.run(Outcome.awaited(lambda: _abatch(call, prompts, options)))
+        return Outcome.of(lambda: all_of(call(prompts, **options)))
+    [prompt] = prompts
+    if method.startswith("a"):
+        return asyncio.run(Outcome.awaited(lambda: _awaited(call, prompt, options)))
+    return Outcome.of(lambda: _whole(call(prompt, **options)))
+
+
+def _each(model: LLM, method: str, prompts: list[Any], options: dict[str, Any]) -> list[Any]:
+    """Return what a batch returns, from a model that need not have any."""
+    options = dict(options)
+    returns = options.pop("return_exceptions")
+    call = model.chat if "chat" in method else model.complete
+    found = [Outcome.of(lambda prompt=prompt: call(prompt, **options)) for prompt in prompts]  # type: ignore[misc]
+    for one in found:
+        if one.error is not None and not returns:
+            raise one.error
+    return [one.value if one.error is None else type(one.error) for one in found]
+
+
+async def _abatch(call: Any, prompts: list[Any], options: dict[str, Any]) -> Any:
+    return all_of(await call(prompts, **options))
+
+
+async def _awaited(call: Any, prompt: Any, options: dict[str, Any]) -> Any:
+    found = await call(prompt, **options)
+    if hasattr(found, "__aiter__"):
+        return _added([piece async for piece in found])
+    return found
+
+
+def _whole(found: Any) -> Any:
+    return _added(list(found)) if isinstance(found, Generator) else found
+
+
+def _added(pieces: list[Any]) -> Any:
+    """Return what a stream has said in all: its deltas together, and its last piece."""
+    if not pieces:
+        return pieces
+    deltas = "".join(piece.delta or "" for piece in pieces)
+    return deltas, pieces[-1].model_copy(update={"delta": None})
+
+
+def _check_received(
+    comparison: Comparison, plain: list[Any], inner: list[Any], is_whole: bool
+) -> None:
+    """Check what both models were called with; calls of a batch are made in another order."""
+    assert not is_whole or len(plain) == len(inner), f"{len(plain)} calls became {len(inner)}"
+    left = list(inner)
+    for prompt, arguments in plain if is_whole else ():
+        wrong: AssertionError | None = None
+        for one in left:
+            try:
+                _check_call(comparison, prompt, arguments, *one)
+                left.remove(one)
+                break
+            except AssertionError as error:
+                wrong = wrong or error
+        else:
+            raise wrong or AssertionError("a call is missing")
+    plain.clear()
+    inner.clear()
+
+
+def _check_call(
+    comparison: Comparison, prompt: Any, arguments: Mapping[str, Any], sent: Any, sent_with: Any
+) -> None:
+    if isinstance(prompt, str):
+        comparison.check(prompt, sent, renames=True, where="prompt")
+    else:
+        assert len(prompt) == len(sent), "another number of messages"
+        for number, (one, other) in enumerate(zip(prompt, sent, strict=True)):
+            speaks = getattr(one, "role", "") in ("user", "assistant", "chatbot", "model")
+            comparison.check(one, other, renames=speaks, where=f"message {number}")
+    for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
+        value, given = sent_with.get(name), arguments.get(name)
+        if type(value) is dict and (type(given) is dict or not given):
+            rest = {
+                key: one for key, one in value.items() if key != added or added in (given or ())
+            }
+            sent_with = {**sent_with, name: rest or given}
+            if name not in arguments and not rest:
+                del sent_with[name]
+    for name, value in arguments.items():
+        comparison.check(value, sent_with[name], renames=False, where=name)
+    assert sent_with.keys() == arguments.keys(), f"added: {sent_with.keys() - arguments.keys()}"
+
+
+TARGETS = {"llamaindex models": Target(_calls, _call_both)}
