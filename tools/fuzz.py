@@ -47,6 +47,7 @@ AREAS = (
     "langchain_documents",
     "langchain_agents",
     "llamaindex_models",
+    "llamaindex_nodes",
 )
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5

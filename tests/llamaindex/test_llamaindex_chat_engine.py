@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -231,6 +232,21 @@ class TestHistory:
             message.blocks.clear()
         chat.chat("cd two?")
         assert grow(inner.prompts)
+
+    def test_what_a_message_carries_may_be_nested_deeply(self) -> None:
+        carried = json.loads('{"a": ' * 900 + "1" + "}" * 900)
+        earlier = ChatMessage(role="user", content="hi", additional_kwargs={"metadata": carried})
+        chat = engine(MockLLM(), chat_history=[earlier, _said("hello")])
+        chat.chat("a one?")
+        assert [one.content for one in chat.said] == [
+            "hi",
+            "hello",
+            "a one?",
+            chat.said[-1].content,
+        ]
+        assert chat.chat_history[0].additional_kwargs["metadata"] is carried
+        chat.chat_history[0].additional_kwargs.clear()
+        assert chat.chat_history[0].additional_kwargs
 
     def test_resetting_forgets_it(self) -> None:
         inner = RecordingLLM()

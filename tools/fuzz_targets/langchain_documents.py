@@ -25,7 +25,7 @@ from langchain_ctxreuse import (
 )
 
 _METHODS = ("invoke", "ainvoke", "batch", "abatch", "stream", "compress", "acompress")
-_PLANNED = {
+PLANNED = {
     "rank": 0,
     "label": "[Doc_1]",
     "plan_id": "00" * 16,
@@ -67,7 +67,7 @@ def _fields(source: Random, name: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"source": name}
     if source.random() < 0.3:
         metadata[METADATA_KEY] = source.choice(
-            (mutated(_PLANNED, source), json_value(source), odd(source))
+            (mutated(PLANNED, source), json_value(source), odd(source))
         )
     if source.random() < 0.1:
         metadata[source.choice(("source", "title", text(source, 2)))] = odd(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import reduce
+from functools import partial, reduce
 from random import Random
 from typing import Any
 
@@ -26,7 +26,17 @@ from pydantic import PrivateAttr
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import Comparison, Outcome, all_of, blocks, fresh, names, odd
+from fuzz_targets.wrapped import (
+    Comparison,
+    Outcome,
+    all_of,
+    blocks,
+    check_arguments,
+    check_each,
+    fresh,
+    names,
+    odd,
+)
 from langchain_ctxreuse import ReuseChatModel
 
 _FAILS = "fail now"
@@ -270,7 +280,8 @@ def _call_both(given: dict[str, Any]) -> None:
             called.append(_outcome(model, method, asked, fresh(config), fresh(arguments)))
         # of several inputs that fail another one may fail first
         both = called[1].check_as_fine_as(called[0], same_error=len(prompts) < 2)
-        _check_received(comparison, plain.received, inner.received, is_whole=both)
+        check = partial(_check_call, comparison)
+        check_each(plain.received, inner.received, check, is_whole=both)
         if both:
             comparison.check(called[0].value, called[1].value, renames=True, where=method)
 
@@ -335,52 +346,14 @@ def _added(chunks: Any) -> Any:
     return reduce(lambda one, other: one + other, chunks)
 
 
-def _check_received(
-    comparison: Comparison, plain: list[Any], inner: list[Any], *, is_whole: bool
-) -> None:
-    """Check what both models were called with; calls of a batch are made in another order."""
-    if is_whole:
-        assert len(plain) == len(inner), f"{len(plain)} calls became {len(inner)}"
-    left = list(inner)
-    for messages, arguments in plain if is_whole else ():
-        wrong: AssertionError | None = None
-        for one in left:
-            try:
-                _check_call(comparison, messages, arguments, *one)
-                left.remove(one)
-                break
-            except AssertionError as error:
-                wrong = wrong or error
-        else:
-            raise wrong or AssertionError("a call is missing")
-    plain.clear()
-    inner.clear()
-
-
-def _check_call(
-    comparison: Comparison,
-    messages: list[BaseMessage],
-    arguments: dict[str, Any],
-    sent: list[BaseMessage],
-    sent_with: dict[str, Any],
-) -> None:
+def _check_call(comparison: Comparison, given: Any, got: Any) -> None:
+    (messages, arguments), (sent, sent_with) = given, got
     assert len(messages) == len(sent), "another number of messages"
     for number, (message, other) in enumerate(zip(messages, sent, strict=True)):
         speaks = isinstance(message, (HumanMessage, AIMessage))
         speaks = speaks or getattr(message, "role", "") in ("user", "assistant")
         comparison.check(message, other, renames=speaks, where=f"message {number}")
-    for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
-        value, given = sent_with.get(name), arguments.get(name)
-        if type(value) is dict and (type(given) is dict or not given):
-            rest = {
-                key: one for key, one in value.items() if key != added or added in (given or ())
-            }
-            sent_with = {**sent_with, name: rest or given}
-            if name not in arguments and not rest:
-                del sent_with[name]
-    for name, value in arguments.items():
-        comparison.check(value, sent_with[name], renames=False, where=name)
-    assert sent_with.keys() == arguments.keys(), f"added: {sent_with.keys() - arguments.keys()}"
+    check_arguments(arguments, sent_with)
 
 
 TARGETS = {"langchain models": Target(_calls, _call_both)}

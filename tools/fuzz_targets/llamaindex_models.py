@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -24,7 +25,17 @@ from ctxreuse import request_context
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
-from fuzz_targets.wrapped import Comparison, Outcome, all_of, blocks, fresh, names, odd
+from fuzz_targets.wrapped import (
+    Comparison,
+    Outcome,
+    all_of,
+    blocks,
+    check_arguments,
+    check_each,
+    fresh,
+    names,
+    odd,
+)
 from llamaindex_ctxreuse import ReuseLLM
 
 _FAILS = "fail now"
@@ -44,11 +55,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Answering(LLM):
+class Answering(LLM):
     """Answers with the same message each time, and records what it is called with."""
 
     answer: Any
     additional_kwargs: Any = None
+    window: int = 100_000
     _received: list[Any] = PrivateAttr(default_factory=list)
 
     @property
@@ -58,7 +70,7 @@ class _Answering(LLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        return LLMMetadata(context_window=100_000)
+        return LLMMetadata(context_window=self.window)
 
     def _taken(self, prompt: Any, arguments: Mapping[str, Any]) -> None:
         always = self.additional_kwargs if isinstance(self.additional_kwargs, dict) else {}
@@ -224,7 +236,7 @@ def _call_both(given: dict[str, Any]) -> None:
     registry = ContextRegistry()
     comparison = Comparison(_rendered(registry, given["contexts"], given["tenant"]))
     plain, inner = (
-        _Answering(answer=given["answer"], additional_kwargs=fresh(given["always"]))
+        Answering(answer=given["answer"], additional_kwargs=fresh(given["always"]))
         for _ in range(2)
     )
     wrapper = ReuseLLM(inner=inner, registry=registry, **given["options"])
@@ -240,7 +252,8 @@ def _call_both(given: dict[str, Any]) -> None:
             with request_context(given["tenant"], given["conversation"]):
                 outcomes.append(_outcome(model, method, asked, options))
         both = outcomes[1].check_as_fine_as(outcomes[0], same_error=len(prompts) < 2)
-        _check_received(comparison, plain.received, inner.received, both)
+        check = partial(_check_call, comparison)
+        check_each(plain.received, inner.received, check, is_whole=both)
         if both:
             comparison.check(outcomes[0].value, outcomes[1].value, renames=True, where=method)
 
@@ -302,30 +315,8 @@ def _added(pieces: list[Any]) -> Any:
     return deltas, pieces[-1].model_copy(update={"delta": None})
 
 
-def _check_received(
-    comparison: Comparison, plain: list[Any], inner: list[Any], is_whole: bool
-) -> None:
-    """Check what both models were called with; calls of a batch are made in another order."""
-    assert not is_whole or len(plain) == len(inner), f"{len(plain)} calls became {len(inner)}"
-    left = list(inner)
-    for prompt, arguments in plain if is_whole else ():
-        wrong: AssertionError | None = None
-        for one in left:
-            try:
-                _check_call(comparison, prompt, arguments, *one)
-                left.remove(one)
-                break
-            except AssertionError as error:
-                wrong = wrong or error
-        else:
-            raise wrong or AssertionError("a call is missing")
-    plain.clear()
-    inner.clear()
-
-
-def _check_call(
-    comparison: Comparison, prompt: Any, arguments: Mapping[str, Any], sent: Any, sent_with: Any
-) -> None:
+def _check_call(comparison: Comparison, given: Any, got: Any) -> None:
+    (prompt, arguments), (sent, sent_with) = given, got
     if isinstance(prompt, str):
         comparison.check(prompt, sent, renames=True, where="prompt")
     else:
@@ -333,18 +324,7 @@ def _check_call(
         for number, (one, other) in enumerate(zip(prompt, sent, strict=True)):
             speaks = getattr(one, "role", "") in ("user", "assistant", "chatbot", "model")
             comparison.check(one, other, renames=speaks, where=f"message {number}")
-    for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
-        value, given = sent_with.get(name), arguments.get(name)
-        if type(value) is dict and (type(given) is dict or not given):
-            rest = {
-                key: one for key, one in value.items() if key != added or added in (given or ())
-            }
-            sent_with = {**sent_with, name: rest or given}
-            if name not in arguments and not rest:
-                del sent_with[name]
-    for name, value in arguments.items():
-        comparison.check(value, sent_with[name], renames=False, where=name)
-    assert sent_with.keys() == arguments.keys(), f"added: {sent_with.keys() - arguments.keys()}"
+    check_arguments(arguments, sent_with)
 
 
 TARGETS = {"llamaindex models": Target(_calls, _call_both)}

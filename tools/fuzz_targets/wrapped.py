@@ -146,7 +146,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
         return {name: one for name, one in held.items() if name not in ("id", "id_")}
     if type(value) is dict:
         return {key: one for key, one in value.items() if key != METADATA_KEY}
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         return dict(enumerate(value))
     return None
 
@@ -223,6 +223,49 @@ class Outcome:
         kinds = type(self.error), type(plain.error)
         assert not same_error or kinds[0] is kinds[1], f"{kinds[1]} became {kinds[0]}: {self.error}"
         return False
+
+
+def check_each(
+    given: list[Any], got: list[Any], check: Callable[[Any, Any], None], *, is_whole: bool
+) -> None:
+    """Check that two models got the same calls, in any order, and forget these.
+
+    Args:
+        given: The calls of the model alone.
+        got: Those of the one inside of a wrapper.
+        check: Checks one of them against another.
+        is_whole: False where a call has failed, after which others may be left out.
+    """
+    assert not is_whole or len(given) == len(got), f"{len(given)} calls became {len(got)}"
+    left = list(got)
+    for call in given if is_whole else ():
+        wrong: AssertionError | None = None
+        for number, other in enumerate(left):
+            try:
+                check(call, other)
+            except AssertionError as error:
+                wrong = wrong or error
+            else:
+                del left[number]
+                break
+        else:
+            raise wrong or AssertionError("a call is missing")
+    given.clear()
+    got.clear()
+
+
+def check_arguments(given: Mapping[str, Any], got: Mapping[str, Any]) -> None:
+    """Check the keyword arguments of a call, but for salt and session that a wrapper may add."""
+    sent = dict(got)
+    for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
+        value, before = got.get(name), given.get(name)
+        if type(value) is dict and (type(before) is dict or not before):
+            rest = {key: one for key, one in value.items() if key != added or key in (before or ())}
+            sent[name] = rest or before
+            if name not in given and not rest:
+                del sent[name]
+    Comparison().check(dict(given), {name: sent.get(name) for name in given}, renames=False)
+    assert sent.keys() == given.keys(), f"added: {sent.keys() - given.keys()}"
 
 
 def all_of(values: Sequence[Any] | Mapping[Any, Any]) -> Any:

@@ -20,7 +20,7 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai
+from llamaindex_ctxreuse.llm.planned_prompts import copied_message, message_as_openai
 from llamaindex_ctxreuse.nodes.node_plans import (
     checked_metadata_mode,
     node_block,
@@ -59,11 +59,11 @@ class Transcript:
 
     def sent(self) -> list[ChatMessage]:
         """Return copies of the messages as they were sent."""
-        return [one.sent.model_copy(deep=True) for one in self.utterances]
+        return [copied_message(one.sent) for one in self.utterances]
 
     def said(self) -> list[ChatMessage]:
         """Return copies of the messages as they were said."""
-        return [one.said.model_copy(deep=True) for one in self.utterances]
+        return [copied_message(one.said) for one in self.utterances]
 
     def as_openai(self) -> list[Message]:
         """Return the messages as they were sent, for the planner, without system messages."""
@@ -124,7 +124,7 @@ class Transcript:
             both = () if known is None else (known.said, known.sent)
             same = [one.role == message.role and one.blocks == message.blocks for one in both]
             if known is None or not any(same):
-                copies = [one.model_copy(deep=True) for one in messages[number:]]
+                copies = [copied_message(one) for one in messages[number:]]
                 utterances += [Utterance(one, one) for one in copies]
                 break
             utterances.append(known)

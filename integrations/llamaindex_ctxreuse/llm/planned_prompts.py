@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
@@ -31,6 +32,19 @@ def openai_role(role: MessageRole) -> str:
 def message_text(message: ChatMessage) -> str:
     """Return the texts of a message as one."""
     return message.content or ""
+
+
+def copied_message(message: ChatMessage) -> ChatMessage:
+    """Return a copy that shares nothing that is written into."""
+    options = {"blocks": copied_blocks(message.blocks)}
+    return message.model_copy(
+        update={**options, "additional_kwargs": copy(message.additional_kwargs)}
+    )
+
+
+def copied_blocks(blocks: Iterable[ContentBlock]) -> list[ContentBlock]:
+    """Return copies, because agents write into the messages that they get."""
+    return [block.model_copy() for block in blocks]
 
 
 def message_as_openai(message: ChatMessage) -> Message:

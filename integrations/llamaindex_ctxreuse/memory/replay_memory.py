@@ -14,7 +14,12 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
-from llamaindex_ctxreuse.llm.planned_prompts import message_as_openai, message_text
+from llamaindex_ctxreuse.llm.planned_prompts import (
+    copied_blocks,
+    copied_message,
+    message_as_openai,
+    message_text,
+)
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
 
@@ -35,12 +40,12 @@ class _Inserted(NamedTuple):
 
     def shown_before(self) -> list[ChatMessage]:
         """Return the messages that stand before the user's."""
-        return [_copy(message) for message in self.messages]
+        return [copied_message(message) for message in self.messages]
 
     def _user_message(self) -> list[ChatMessage]:
         if not self.content:
             return []
-        return [ChatMessage(role=MessageRole.USER, blocks=_copies(self.content))]
+        return [ChatMessage(role=MessageRole.USER, blocks=copied_blocks(self.content))]
 
 
 _Insertions: TypeAlias = Mapping[bytes, _Inserted]
@@ -286,7 +291,7 @@ class _Turns:
             if number < self._stored:
                 within = known.get(self._place_within(number), nothing)
                 sent += within.shown_before()
-                blocks = _copies([*within.content, *message.blocks])
+                blocks = copied_blocks([*within.content, *message.blocks])
                 sent.append(message.model_copy(update={"blocks": blocks}))
             sent += known.get(self._place_behind(number + 1), nothing).shown_alone()
         return sent
@@ -330,19 +335,6 @@ def _as_shown(content: Any) -> list[ChatMessage]:
     if all(isinstance(one, ChatMessage) for one in content):
         return list(content)
     return [ChatMessage(blocks=content)]
-
-
-def _copy(message: ChatMessage) -> ChatMessage:
-    """Return a copy that shares nothing that is written into."""
-    options = {"blocks": _copies(message.blocks)}
-    return message.model_copy(
-        update={**options, "additional_kwargs": dict(message.additional_kwargs)}
-    )
-
-
-def _copies(blocks: Iterable[ContentBlock]) -> list[ContentBlock]:
-    """Return copies, because agents write into the messages that they get."""
-    return [block.model_copy() for block in blocks]
 
 
 def _digest(before: bytes, message: ChatMessage) -> bytes:

@@ -1,0 +1,280 @@
+"""Retrieved LlamaIndex nodes with hostile texts and metadata, and chats about them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.schema import (
+    ImageNode,
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    RelatedNodeInfo,
+    TextNode,
+)
+
+from ctxreuse import request_context
+from ctxreuse.adapters.plan_metadata import METADATA_KEY
+from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.errors import InvalidRequestError
+from fuzz_targets.langchain_documents import PLANNED
+from fuzz_targets.llamaindex_models import Answering, fields_of, message
+from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
+from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
+from fuzz_targets.wrapped import document as text_of
+from llamaindex_ctxreuse import (
+    ReuseChatEngine,
+    ReusePostprocessor,
+    ReuseRetriever,
+    by_rank,
+    cited_nodes,
+    format_context,
+)
+
+_METHODS = ("retrieve", "aretrieve", "postprocess", "apostprocess")
+_SHOWN = "\n\n".join(f"[Doc_{n}] {text_of(name)}" for n, name in enumerate("ab", start=1))
+_HISTORY = [{"role": "user", "content": _SHOWN}, {"role": "assistant", "content": "Yes."}]
+
+
+class _Nodes(BaseRetriever):
+    """Returns what it was made with; raises where that is None."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+        super().__init__()
+
+    def _retrieve(self, query_bundle: Any) -> Any:
+        if self._found is None:
+            raise UsersError("failed")
+        return nodes(self._found)
+
+
+def found_nodes(source: Random) -> Any:
+    """Return what a retriever finds: the fields of nodes; None raises."""
+    if source.random() < 0.03:
+        return source.choice((None, odd(source)))
+    found = [_fields(source, name) for name in names(source)]
+    if source.random() < 0.3:
+        found.append(fresh(source.choice(found)))
+    return [] if source.random() < 0.05 else found
+
+
+def _fields(source: Random, name: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"source": name}
+    if source.random() < 0.3:
+        metadata[METADATA_KEY] = source.choice(
+            (mutated(PLANNED, source), json_value(source), odd(source))
+        )
+    if source.random() < 0.1:
+        metadata[source.choice(("source", "title", text(source, 2)))] = odd(source)
+    fields: dict[str, Any] = {
+        "text": text_of(name) if source.random() < 0.9 else text(source),
+        "metadata": metadata,
+        "id_": source.choice((name, name, text(source, 2))),
+    }
+    if source.random() < 0.1:
+        fields["text_template"] = source.choice(("{content}", "{metadata_str}: {content}", "x"))
+    if source.random() < 0.1:
+        other = RelatedNodeInfo(node_id=source.choice(DOCUMENTS))
+        fields["relationships"] = {NodeRelationship.NEXT: other}
+    if source.random() < 0.05:
+        fields["excluded_llm_metadata_keys"] = source.choice((["source"], [text(source, 2)]))
+    score = source.choice((None, None, 0.5, 0.9, 0, -1e308, math.inf, math.nan))
+    return {"fields": fields, "score": score, "is_image": source.random() < 0.1}
+
+
+def nodes(found: Any) -> Any:
+    """Return nodes of given fields; what is no list of them is found as it is."""
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        return found
+    if not all("fields" in one for one in found):
+        return found
+    made = []
+    for one in found:
+        node = (ImageNode if one["is_image"] else TextNode)(id_=one["fields"]["id_"])
+        for name, value in fresh(one["fields"]).items():
+            setattr(node, name, value)
+        made.append(NodeWithScore(node=node, score=one["score"]))
+    return made
+
+
+def _retrieval(source: Random) -> dict[str, Any]:
+    return {
+        "calls": [(source.choice(_METHODS), found_nodes(source)) for _ in range(3)],
+        "query": text(source),
+        "annotation": source.choice(("append", "metadata", "off")),
+        "mode": source.choice((MetadataMode.LLM, MetadataMode.NONE, MetadataMode.EMBED)),
+        "scope": {
+            "tenant": source.choice((None, "A", text(source, 2))),
+            "conversation_id": source.choice((None, "c", 1)),
+            "history": source.choice((None, None, _HISTORY, [])),
+        },
+    }
+
+
+def _retrieve(given: Mapping[str, Any]) -> None:
+    """Retrieve with and without a wrapper; nothing is lost, doubled or altered."""
+    options = {"annotation": given["annotation"], "metadata_mode": given["mode"]}
+    postprocessor = ReusePostprocessor(**options)
+    for method, found in given["calls"]:
+        plain = _outcome(_Nodes(found), method.replace("postprocess", "retrieve"), given["query"])
+        with request_context(**given["scope"]):
+            if method.endswith("retrieve"):
+                wrapper = ReuseRetriever(_Nodes(found), planner=postprocessor.planner, **options)
+                planned = _outcome(wrapper, method, given["query"])
+            elif not isinstance(plain.value, list):
+                continue
+            else:
+                planned = _postprocessed(postprocessor, method, plain.value, given["query"])
+        if planned.check_as_fine_as(plain):
+            left_out = bool(given["scope"]["history"]) and given["annotation"] != "off"
+            _check_nodes(plain.value, planned.value, given["mode"], may_leave_out=left_out)
+
+
+def _outcome(retriever: BaseRetriever, method: str, query: str) -> Outcome:
+    if method == "retrieve":
+        return Outcome.of(lambda: retriever.retrieve(query))
+    return asyncio.run(Outcome.awaited(lambda: retriever.aretrieve(query)))
+
+
+def _postprocessed(
+    postprocessor: ReusePostprocessor, method: str, found: list[NodeWithScore], query: str
+) -> Outcome:
+    if method == "postprocess":
+        return Outcome.of(lambda: postprocessor.postprocess_nodes(found, query_str=query))
+    return asyncio.run(
+        Outcome.awaited(lambda: postprocessor.apostprocess_nodes(found, query_str=query))
+    )
+
+
+def _check_nodes(given: Any, got: Any, mode: MetadataMode, *, may_leave_out: bool) -> None:
+    if not isinstance(given, list) or not all(isinstance(one, NodeWithScore) for one in given):
+        Comparison().check(given, got, renames=False, where="found")
+        return
+    rest = [one for one in got if type(one.node).__name__ != "AnnotationNode"]
+    for node in given:
+        assert may_leave_out or any(_is_same(node, one) for one in rest), f"lost: {node!r}"
+    for node in rest:
+        assert any(_is_same(one, node) for one in given), f"altered: {node!r}"
+    assert len(rest) <= len(given), "a node is doubled"
+    rendered = Outcome.of(lambda: [one.node.get_content(mode) for one in rest])
+    if rendered.error is not None:
+        return
+    shown = format_context(got, mode, registry=ContextRegistry())
+    for words in rendered.value:
+        assert shown.count(words) >= 1, "a node is not shown"
+        assert shown.count(words) == 1 or not any(text_of(name) in words for name in DOCUMENTS)
+    cited_nodes("It is so [Doc_1], [Doc_2].", got, mode)
+    assert len(by_rank(got)) == len(got)
+
+
+def _is_same(one: NodeWithScore, other: NodeWithScore) -> bool:
+    """Return whether a node is a copy of another one, but for what a plan says in its metadata."""
+    given, got = one.node, other.node
+    try:
+        Comparison().check(given.metadata, got.metadata, renames=False)
+        Comparison().check(one.score, other.score, renames=False)
+        Comparison().check(given.relationships, got.relationships, renames=False)
+    except AssertionError:
+        return False
+    return given.node_id == got.node_id and _text(given) == _text(got)
+
+
+def _text(node: Any) -> Any:
+    return node.text if isinstance(node.text, str) else repr(node.text)
+
+
+def _chat(source: Random) -> dict[str, Any]:
+    questions = ["Which?", text(source), text(source), odd(source)]
+    return {
+        "found": [found_nodes(source) for _ in range(3)],
+        "turns": [
+            (
+                source.choice(("chat", "achat", "stream_chat", "astream_chat")),
+                source.choice(questions[:3] if source.random() < 0.95 else questions),
+            )
+            for _ in range(source.randrange(1, 4))
+        ],
+        "answer": {"role": "assistant", "blocks": [("text", {"text": text(source)})]},
+        "history": [
+            fields_of(source, source.choice(("user", "assistant", "system")), text(source))
+            for _ in range(source.choice((0, 0, 2)))
+        ],
+        "system": source.choice((None, text(source))),
+        "skip_condense": source.random() < 0.7,
+        "window": source.choice((100_000, 3_900, 100)),
+        "mode": source.choice((MetadataMode.LLM, MetadataMode.NONE)),
+    }
+
+
+def _lead_chat(given: Mapping[str, Any]) -> None:
+    """Lead a chat; each prompt shows what was found, and begins with what was sent before."""
+    retriever = _Nodes([])
+    model = Answering(answer=given["answer"], window=given["window"])
+    engine = ReuseChatEngine(
+        retriever,
+        model,
+        system_prompt=given["system"],
+        chat_history=[message(one) for one in given["history"]],
+        skip_condense=given["skip_condense"],
+        metadata_mode=given["mode"],
+    )
+    refused: Exception | None = None
+    prompts: list[list[str | None]] = []
+    for number, (method, question) in enumerate(given["turns"]):
+        retriever._found = given["found"][number]
+        plain = Outcome.of(lambda: retriever.retrieve("x"))
+        renders = Outcome.of(lambda: [one.node.get_content(given["mode"]) for one in plain.value])
+        history = engine.chat_history
+        model.received.clear()
+        turn = asyncio.run(Outcome.awaited(lambda: _turn(engine, method, question)))  # noqa: B023
+        if turn.error is not None:
+            # a turn that failed is no part of the chat
+            Comparison().check(history, engine.chat_history, renames=False, where="history")
+            condenses = not given["skip_condense"]  # by words of LlamaIndex's, which may fail
+            if not (plain.error or renders.error or condenses) and isinstance(question, str):
+                raise turn.error
+            refused = turn.error
+            continue
+        sent = model.received[-1][0]
+        prompts.append([one.content for one in sent])
+        if given["window"] == 100_000:
+            for before, after in pairwise(prompts):
+                assert after[: len(before)] == before, "what was sent is altered"
+        _check_prompt(sent, renders.value or (), str(question))
+    if refused is not None:
+        raise InvalidRequestError("refused") from refused
+
+
+async def _turn(engine: ReuseChatEngine, method: str, question: Any) -> Any:
+    call = getattr(engine, method)
+    answer = await call(question) if method.startswith("a") else call(question)
+    if method == "stream_chat":
+        return "".join(answer.response_gen)
+    if method == "astream_chat":
+        return "".join([piece async for piece in answer.async_response_gen()])
+    return answer.response
+
+
+def _check_prompt(sent: Sequence[ChatMessage], found: Sequence[str], question: str) -> None:
+    whole = "\n".join(one.content or "" for one in sent)
+    content = sent[-1].content or ""
+    assert content.endswith(question), "the question is altered"
+    for name in DOCUMENTS:
+        if any(text_of(name) in shown for shown in found):
+            is_pointed_to = text_of(name) in whole and "Please refer to [Doc_" in content
+            assert text_of(name) in content or is_pointed_to, f"{name} is lost"
+            assert content.count(text_of(name)) <= sum(text_of(name) in one for one in found)
+
+
+TARGETS = {
+    "llamaindex nodes": Target(_retrieval, _retrieve),
+    "llamaindex chats": Target(_chat, _lead_chat),
+}
