@@ -55,7 +55,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Answering(LLM):
+class _Answering(LLM):
     """Answers with the same message each time, and records what it is called with."""
 
     answer: Any
@@ -116,6 +116,11 @@ class Answering(LLM):
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
         return _apieces(self._completed(prompt, {"formatted": formatted, **kwargs}))
+
+
+def answering(answer: Mapping[str, Any], window: int = 100_000) -> Any:
+    """Return a model that answers with a message of these fields; `received` has its calls."""
+    return _Answering(answer=answer, window=window)
 
 
 def _pieces(response: Any) -> Generator[Any, None, None]:
@@ -236,7 +241,7 @@ def _call_both(given: dict[str, Any]) -> None:
     registry = ContextRegistry()
     comparison = Comparison(_rendered(registry, given["contexts"], given["tenant"]))
     plain, inner = (
-        Answering(answer=given["answer"], additional_kwargs=fresh(given["always"]))
+        _Answering(answer=given["answer"], additional_kwargs=fresh(given["always"]))
         for _ in range(2)
     )
     wrapper = ReuseLLM(inner=inner, registry=registry, **given["options"])

@@ -25,7 +25,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.errors import InvalidRequestError
 from fuzz_targets.langchain_documents import PLANNED
-from fuzz_targets.llamaindex_models import Answering, fields_of, message
+from fuzz_targets.llamaindex_models import answering, fields_of, message
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
 from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
 from fuzz_targets.wrapped import document as text_of
@@ -164,7 +164,7 @@ def _check_nodes(given: Any, got: Any, mode: MetadataMode, *, may_leave_out: boo
     for node in rest:
         assert any(_is_same(one, node) for one in given), f"altered: {node!r}"
     assert len(rest) <= len(given), "a node is doubled"
-    rendered = Outcome.of(lambda: [one.node.get_content(mode) for one in rest])
+    rendered = _rendered(rest, mode)
     if rendered.error is not None:
         return
     shown = format_context(got, mode, registry=ContextRegistry())
@@ -173,6 +173,10 @@ def _check_nodes(given: Any, got: Any, mode: MetadataMode, *, may_leave_out: boo
         assert shown.count(words) == 1 or not any(text_of(name) in words for name in DOCUMENTS)
     cited_nodes("It is so [Doc_1], [Doc_2].", got, mode)
     assert len(by_rank(got)) == len(got)
+
+
+def _rendered(found: Sequence[NodeWithScore], mode: MetadataMode) -> Outcome:
+    return Outcome.of(lambda: [one.node.get_content(mode) for one in found])
 
 
 def _is_same(one: NodeWithScore, other: NodeWithScore) -> bool:
@@ -217,7 +221,7 @@ def _chat(source: Random) -> dict[str, Any]:
 def _lead_chat(given: Mapping[str, Any]) -> None:
     """Lead a chat; each prompt shows what was found, and begins with what was sent before."""
     retriever = _Nodes([])
-    model = Answering(answer=given["answer"], window=given["window"])
+    model = answering(given["answer"], given["window"])
     engine = ReuseChatEngine(
         retriever,
         model,
@@ -230,8 +234,8 @@ def _lead_chat(given: Mapping[str, Any]) -> None:
     prompts: list[list[str | None]] = []
     for number, (method, question) in enumerate(given["turns"]):
         retriever._found = given["found"][number]
-        plain = Outcome.of(lambda: retriever.retrieve("x"))
-        renders = Outcome.of(lambda: [one.node.get_content(given["mode"]) for one in plain.value])
+        plain = _outcome(retriever, "retrieve", "x")
+        renders = _rendered(plain.value, given["mode"])
         history = engine.chat_history
         model.received.clear()
         turn = asyncio.run(Outcome.awaited(lambda: _turn(engine, method, question)))  # noqa: B023
