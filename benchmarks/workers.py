@@ -1,0 +1,243 @@
+"""Several worker processes that use one engine over HTTP: hits with and without a shared log.
+
+The requests of public traces come one after the other, at a fixed rate, to the workers in turn, as
+a load balancer sends them. Each worker is a process with a planner and a client of its own; the
+engine is emulated, in a process of its own. Printed are the share of block tokens that an unlimited
+prefix cache holds in the order in which the workers have sent them, the share of whole prompts that
+the engine reports, and how long planning took in the workers. Reads the folder that CTXREUSE_DATA
+names. Run with `make bench-workers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from rich.console import Console
+from rich.progress import track
+from shared import data_folder, new_table, read_named_trace
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cache import BlockLevelCache
+from ctxreuse.cache.simulator import CacheUsage
+from ctxreuse.planner import Strategy
+from ctxreuse.serving import EmulatedEngine, EngineClient
+from ctxreuse.sharing import SQLiteLog
+
+TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
+START_S = 1.0
+SPAWN = get_context("spawn")
+
+
+class SetUp(NamedTuple):
+    """A deployment.
+
+    Attributes:
+        name: What the table calls it.
+        workers: How many processes.
+        shares: Whether they share a log.
+        strategy: How they order.
+    """
+
+    name: str
+    workers: int
+    shares: bool = False
+    strategy: Strategy = "reuse"
+
+
+SET_UPS = (
+    SetUp("as retrieved", 8, strategy="none"),
+    SetUp("one worker", 1),
+    SetUp("8 workers, each on its own", 8),
+    SetUp("8 workers, shared log", 8, shares=True),
+    SetUp("16 workers, each on its own", 16),
+    SetUp("16 workers, shared log", 16, shares=True),
+)
+
+
+class Sent(NamedTuple):
+    """A request that a worker has sent.
+
+    Attributes:
+        at: When, on the machine's clock.
+        keys: Its blocks, in the order in which they were sent.
+        tokens: Their lengths.
+        planning_s: How long planning took.
+        prompt_tokens: What the engine says of the prompt.
+        cached_tokens: The same, found in its cache.
+    """
+
+    at: float
+    keys: list[bytes]
+    tokens: list[int]
+    planning_s: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def serve(answers: Connection) -> None:
+    """Serve an emulated engine until the process is ended."""
+    client = httpx.Client(transport=EmulatedEngine().transport(httpx), base_url="http://engine")
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(client.get(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self._answer(client.post(self.path, content=body))
+
+        def _answer(self, reply: httpx.Response) -> None:
+            self.send_response(reply.status_code)
+            self.send_header("content-type", reply.headers.get("content-type", "text/plain"))
+            self.send_header("content-length", str(len(reply.content)))
+            self.end_headers()
+            self.wfile.write(reply.content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    answers.send(server.server_address[1])
+    server.serve_forever()
+
+
+@contextmanager
+def engine() -> Iterator[str]:
+    """Run an engine in a process of its own; yield its base URL."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}/v1"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def work(
+    driver: Connection,
+    url: str,
+    log: str | None,
+    strategy: Strategy,
+    arrivals: Sequence[tuple[float, ContextRequest]],
+) -> None:
+    """Say when ready, get the time to start, and send requests as they arrive; say what was sent.
+
+    Args:
+        driver: Who is told.
+        url: The engine's base URL.
+        log: The path of the shared log, if there is one.
+        strategy: How to order.
+        arrivals: Seconds behind the start, and the request.
+    """
+    shared = None if log is None else SQLiteLog(log)
+    planner = ReusePlanner(shared_log=shared)
+    planner.plan(ContextRequest(["a text", "b text"], tenant="warm-up"))
+    planner.catch_up()
+    started_at = 0.0
+
+    async def send(client: EngineClient, at: float, request: ContextRequest) -> Sent:
+        await asyncio.sleep(max(0.0, started_at + at - time.time()))
+        started = time.perf_counter()
+        plan = planner.plan(request, strategy)
+        planning_s = time.perf_counter() - started
+        sent_at = time.time()
+        done = await client.complete(plan, max_tokens=1)
+        keys = [bytes(block.key) for block in plan.blocks]
+        tokens = [block.tokens or 0 for block in plan.blocks]
+        return Sent(sent_at, keys, tokens, planning_s, done.prompt_tokens, done.cached_tokens or 0)
+
+    async def all_requests() -> list[Sent]:
+        nonlocal started_at
+        async with EngineClient(url, planner=planner) as client:
+            await client.complete([{"role": "user", "content": "warm-up"}], max_tokens=1)
+            driver.send("ready")
+            started_at = driver.recv()
+            return await asyncio.gather(*(send(client, *one) for one in arrivals))
+
+    driver.send(asyncio.run(all_requests()))
+
+
+def run(requests: Sequence[ContextRequest], set_up: SetUp, rate: float) -> list[Sent]:
+    """Return what the workers have sent, in its order."""
+    with engine() as url, tempfile.TemporaryDirectory() as folder:
+        log = str(Path(folder) / "sent.sqlite") if set_up.shares else None
+        arrivals = [(number / rate, one) for number, one in enumerate(requests)]
+        processes, pipes = [], []
+        for number in range(set_up.workers):
+            ours, theirs = SPAWN.Pipe()
+            own = arrivals[number :: set_up.workers]
+            arguments = (theirs, url, log, set_up.strategy, own)
+            process = SPAWN.Process(target=work, args=arguments, daemon=True)
+            process.start()
+            processes.append(process)
+            pipes.append(ours)
+        for pipe in pipes:
+            assert pipe.recv() == "ready"
+        for pipe in pipes:
+            pipe.send(time.time() + START_S)
+        sent = [one for pipe in pipes for one in pipe.recv()]
+        for process in processes:
+            process.join()
+    return sorted(sent, key=lambda one: one.at)
+
+
+def main() -> None:
+    """Print the table of each trace."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="*", default=TRACES, help=f"default: {' '.join(TRACES)}")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests a second, all together")
+    parser.add_argument("--requests", type=int, help="so many of each trace, instead of all")
+    options = parser.parse_args()
+    data = data_folder(*{name.split("_")[0] for name in options.traces})
+    console = Console(width=120)
+    for name in options.traces:
+        trace, _ = read_named_trace(data, name)
+        requests = [
+            ContextRequest(one.blocks, one.query, system=one.system, tenant=one.tenant)
+            for one in trace[: options.requests]
+        ]
+        table = new_table(
+            f"{name}: {len(requests):,} requests, {options.rate:g} a second",
+            ["workers"],
+            ["block hits", "of one worker", "engine's hits", "plan p50 ms", "p99 ms"],
+        )
+        rows: list[tuple[str, float, float, list[float]]] = []
+        one_worker = 0.0
+        for set_up in track(SET_UPS, name, transient=True):
+            sent = run(requests, set_up, options.rate)
+            assert len(sent) == len(requests), "each request is sent once"
+            cache, usage = BlockLevelCache(), CacheUsage()
+            for one in sent:
+                usage += cache.serve(one.keys, one.tokens)
+            if set_up.name == "one worker":
+                one_worker = usage.hit_ratio
+            reported = sum(one.cached_tokens for one in sent) / sum(
+                one.prompt_tokens for one in sent
+            )
+            times = sorted(one.planning_s * 1_000 for one in sent)
+            rows.append((set_up.name, usage.hit_ratio, reported, times))
+        for title, hits, reported, times in rows:
+            middle, late = times[len(times) // 2], times[len(times) * 99 // 100]
+            figures = (f"{hits:.4f}", f"{hits / one_worker:.3f}", f"{reported:.4f}")
+            table.add_row(title, *figures, f"{middle:.3f}", f"{late:.3f}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
