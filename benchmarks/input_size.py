@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import random
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -217,6 +218,16 @@ def _sharing(size: int) -> list[ContextRequest]:
         ContextRequest([shared, _block(f"own {n}", tokens=10), _block(f"{n}", tokens=9)])
         for n in range(size)
     ]
+
+
+def batch_of_shuffled_contexts(size: int) -> Prepared:
+    """Plan a batch of `size` requests for blocks that were sent in thousands of orders."""
+    planner, chance = ReusePlanner(), random.Random(7)
+    blocks = [_block(f"b{number}", tokens=16) for number in range(20)]
+    for _ in range(5_000):
+        planner.plan(ContextRequest(chance.sample(blocks, 20)), "none")
+    requests = [ContextRequest(chance.sample(blocks, 20)) for _ in range(size)]
+    return Prepared(lambda: planner.plan_batch(requests), planner)
 
 
 def batch_behind_a_long_context(size: int) -> Prepared:
@@ -588,6 +599,7 @@ CASES: dict[str, tuple[Case, int]] = {
     "tied_paper_paths": (tied_paper_paths, 200),
     "tied_batch": (tied_batch, 200),
     "tied_paper_batch": (tied_paper_batch, 100),
+    "batch_of_shuffled_contexts": (batch_of_shuffled_contexts, 100),
     "batch_behind_a_long_context": (batch_behind_a_long_context, 100),
     "trimmed_subtree": (trimmed_subtree, 2_500),
     "trimmed_repetitions_of_a_prompt": (trimmed_repetitions_of_a_prompt, 1_000),

@@ -12,6 +12,7 @@ from ctxreuse.index.nodes import Node, path_to
 _VISITS = 256
 _STEPS = 1 << 16
 _STEPS_A_BLOCK = 16
+_STEPS_A_BATCH = 1 << 20
 
 
 class Match(NamedTuple):
@@ -38,18 +39,37 @@ class Match(NamedTuple):
             note_limit("greedy_paths")
 
 
-def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
+class SearchBudget:
+    """What searches for the requests of one batch and one tenant may compare together.
+
+    Each search has 16 blocks for each block of its context; what it leaves of these, and a million
+    more, all may use. So their work is linear in the batch, and ordinary requests take far less.
+
+    Attributes:
+        left: Blocks that the next search may compare beyond its own.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _STEPS_A_BATCH
+
+
+def heaviest_path(
+    root: Node, context: Mapping[BlockKey, int], budget: SearchBudget | None = None
+) -> Match:
     """Return the path of most weight that uses only blocks of the context.
 
     Among equal weights the path that more requests share wins, then the one whose blocks the
     retriever ranked higher. The search is exact up to 256 nodes and
     continues greedily from there, so its work does not grow with the tree. It compares at most
     65,536 blocks and 16 for each block of the context (and one path more), however many long paths
-    tie, and then returns the best path found by then.
+    tie, and then returns the best path found by then; searches of one budget share another bound.
 
     Args:
         root: Where the path starts.
         context: Block -> weight, in the retriever's order.
+        budget: What this and other searches may compare together; None is this one alone.
     """
     best: tuple[int, int] = (0, 0)
     best_end: tuple[Node, int] | None = None
@@ -57,7 +77,8 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
     size = len(context)
     visits = 0
     is_greedy = False
-    steps = _STEPS + _STEPS_A_BLOCK * size
+    own = _STEPS_A_BLOCK * size
+    most = steps = own + (_STEPS if budget is None else min(_STEPS, budget.left))
     stack = [(0, root)]
     while stack and steps >= 0:
         weight, node = stack.pop()
@@ -104,6 +125,8 @@ def heaviest_path(root: Node, context: Mapping[BlockKey, int]) -> Match:
             else:
                 stack += complete  # the heaviest on top: depth first, greedy first
     is_cut_short = steps < 0
+    if budget is not None:
+        budget.left = max(0, budget.left + own - (most - steps))
     if best_end is None:
         return Match((), 0, is_cut_short, is_greedy)
     return Match(path_to(*best_end), best[0], is_cut_short, is_greedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -28,7 +29,7 @@ from ctxreuse.context.rendering import (
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
 from ctxreuse.index.nodes import RequestId
-from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
+from ctxreuse.index.path_search import Match, SearchBudget, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.index.shown_blocks import (
     EMPTY_HISTORY,
@@ -152,8 +153,10 @@ class TenantPlanner:
             orders = [list(counted) for counted in tokens]
             execution = list(range(len(requests)))
         else:
+            # one for each tenant: what others send with it changes nothing for a request
+            budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
             contexts = [
-                self._context(request, counted)
+                self._context(request, counted, budgets[request.tenant])
                 for request, counted in zip(requests, tokens, strict=True)
             ]
             arrangement = arrange(contexts, strategy, self._settings.alpha)
@@ -257,14 +260,16 @@ class TenantPlanner:
                 state.token_counts.update(counted)
         return tokens
 
-    def _context(self, request: ContextRequest, tokens: Mapping[BlockKey, int]) -> BatchContext:
+    def _context(
+        self, request: ContextRequest, tokens: Mapping[BlockKey, int], budget: SearchBudget
+    ) -> BatchContext:
         """Return what is arranged of a request: of a first turn, behind what is cached of it."""
         weights = _weights(tokens)
         cached: tuple[BlockKey, ...] = ()
         if not request.history:
             system = self._system(request.system)
             with self._tenants.holding(self._name(request.tenant)) as state:
-                match = self._cached_path(state, system, weights)
+                match = self._cached_path(state, system, weights, budget)
             if match.weight >= ENGINE_BLOCK_TOKENS:
                 cached = match.path
         return BatchContext(request, weights, cached)
@@ -329,10 +334,14 @@ class TenantPlanner:
         return self._unkeyed(order, turn.weights)
 
     def _cached_path(
-        self, state: TenantState, system: bytes | None, weights: Mapping[BlockKey, int]
+        self,
+        state: TenantState,
+        system: bytes | None,
+        weights: Mapping[BlockKey, int],
+        budget: SearchBudget | None = None,
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
-        match = heaviest_path(state.index.root(system), self._keyed(weights))
+        match = heaviest_path(state.index.root(system), self._keyed(weights), budget)
         match.note_limits(self._tenants.note_limit)
         return match._replace(path=tuple(self._unkeyed(match.path, weights)))
 

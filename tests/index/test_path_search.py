@@ -15,9 +15,10 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import steps
 
 from ctxreuse.index import path_search
-from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
+from ctxreuse.index.path_search import Match, SearchBudget, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import ContextIndex
 
 
@@ -149,3 +150,33 @@ def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monke
     path = word(match.path)
     assert 0 < len(path) == match.weight
     assert any(one.startswith(path) for one in everything)
+
+
+def test_searches_that_share_a_budget_take_few_steps_for_each_block_once_it_is_spent(monkeypatch):
+    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 1_000)
+    sender = Sender(*("".join(letters) for letters in permutations("abcde")))
+    root, budget = sender.index.root(None), SearchBudget()
+
+    def search():
+        matches.append(heaviest_path(root, context("abcde"), budget))
+
+    matches = []
+    taken = [steps(search) for _ in range(20)]
+    assert not matches[0].is_cut_short
+    assert all(match.is_cut_short for match in matches[10:])
+    assert all(match.weight for match in matches)
+    assert max(taken[10:]) < taken[0] / 4
+
+
+def test_what_a_search_leaves_of_a_shared_budget_is_for_the_next_and_no_more_than_for_one(
+    monkeypatch,
+):
+    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 0)
+    sender = Sender(*("".join(letters) for letters in permutations("abcde")))
+    root, budget = sender.index.root(None), SearchBudget()
+    assert heaviest_path(root, context("abcde"), budget).is_cut_short
+    for _ in range(50):
+        assert not heaviest_path(root, context("xyz"), budget).is_cut_short
+    assert not heaviest_path(root, context("abcde"), budget).is_cut_short
+    monkeypatch.setattr(path_search, "_STEPS", 0)
+    assert heaviest_path(root, context("abcde"), budget).is_cut_short

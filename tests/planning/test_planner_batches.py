@@ -1,3 +1,5 @@
+from itertools import permutations
+
 import pytest
 from planning_helpers import (
     ODD_IDS,
@@ -15,6 +17,7 @@ from planning_helpers import (
 )
 
 from ctxreuse import BatchPlan, ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse.index import path_search
 
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -172,3 +175,55 @@ def test_extreme_batches_are_planned_without_trouble(contexts):
         assert sorted(sent_ids(plan)) == sorted(set(sent_ids(plan)))
         assert set(plan.blocks) == set(plan.request.blocks)
     assert planner.plan(requests[0]).expected_cached_tokens == 20 * len(contexts[0])
+
+
+# the work of a batch's look-ups
+
+
+def many_orders(planner, tenant=""):
+    """Send the same blocks in many orders, so that a look-up visits many paths."""
+    for ids in list(permutations(range(5)))[:100]:
+        planner.plan(big_request(ids, tenant=tenant), "none")
+
+
+def limits(planner):
+    return planner.statistics().limits_reached["cached_paths"]
+
+
+def test_the_look_ups_of_a_batch_share_a_bound_on_their_work_which_is_counted(monkeypatch):
+    planner = ReusePlanner()
+    many_orders(planner)
+    requests = [big_request(range(5)) for _ in range(50)]
+    planner.plan_batch(requests)
+    assert limits(planner) == 0
+    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 0)
+    for one in requests:
+        planner.cached_tokens(one)
+    assert limits(planner) == 0, "each alone is within the bound"
+    batch = planner.plan_batch(requests)
+    assert limits(planner) == 50
+    for plan in batch.plans:
+        assert_keeps_the_promises(plan)
+
+
+def test_what_one_tenant_has_looked_up_in_a_batch_leaves_anothers_look_ups_alone(monkeypatch):
+    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 500)
+    together, alone = ReusePlanner(), ReusePlanner()
+    for planner in (together, alone):
+        for tenant in ("loud", "quiet"):
+            many_orders(planner, tenant)
+    quiet = big_request((4, 3, 2, 1), tenant="quiet")
+    batch = together.plan_batch([*[big_request(range(5), tenant="loud")] * 50, quiet])
+    assert limits(together) > 0
+    expected = alone.plan_batch([quiet]).plans[0]
+    assert limits(alone) == 0
+    assert next(plan for plan in batch.plans if plan.request is quiet) == expected
+
+
+def test_what_a_look_up_leaves_of_its_share_the_next_may_use(monkeypatch):
+    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 0)
+    planner = ReusePlanner()
+    many_orders(planner)
+    new = [big_request(range(100 * number, 100 * number + 50)) for number in range(1, 9)]
+    planner.plan_batch([*new, big_request(range(5))])
+    assert limits(planner) == 0

@@ -496,9 +496,9 @@ def test_the_bounds_on_work_are_those_of_the_code():
         name: [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", bound)]
         for name, bound in rows
     }
-    assert shown_blocks._LEAST_WORK == 1 << 20  # "a million"
+    assert shown_blocks._LEAST_WORK == path_search._STEPS_A_BATCH == 1 << 20  # "a million"
     assert stated == {
-        "cached_paths": [path_search._STEPS, path_search._STEPS_A_BLOCK],
+        "cached_paths": [path_search._STEPS, *[path_search._STEPS_A_BLOCK] * 2],
         "greedy_paths": [path_search._VISITS],
         "continuations": [online._STEPS, online._STEPS_A_BLOCK],
         "paper_orders": [paper._STEPS, paper._STEPS_A_BLOCK],

@@ -25,6 +25,7 @@ SIZES = {
     "tied_paths": 200,
     "tied_orders": 200,
     "tied_paper_paths": 200,
+    "batch_of_shuffled_contexts": 50,
     "batch_behind_a_long_context": 200,
     "trimmed_subtree": 500,
     "trimmed_repetitions_of_a_prompt": 300,
@@ -57,6 +58,7 @@ SIZES = {
 def test_the_work_grows_no_faster_than_the_input(name, size, monkeypatch):
     for searching in (path_search, online, paper):  # small inputs are enough to reach the bound
         monkeypatch.setattr(searching, "_STEPS", 1_000)
+    monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 1_000)
     monkeypatch.setattr(explain_plan, "_MOST_COMPARED", 50)
     prepare, _ = CASES[name]
     assert growth(lambda number: prepare(number).call, size) < LINEAR
