@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TypeAlias
 
-from ctxreuse.index.nodes import Node
+from ctxreuse.index.nodes import Node, is_leaf
 
 _STEPS = 64
 _MOVED_AT_ONCE = 8
@@ -87,8 +87,3 @@ class LeafQueue:
         if not self._former or (self._entries and self._entries[0] < self._former[0]):
             return self._entries
         return self._former
-
-
-def is_leaf(node: Node) -> bool:
-    """Return whether a node may be evicted: it is part of the tree, and nothing stands below."""
-    return node.parent is not None and not node.children

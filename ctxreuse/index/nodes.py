@@ -1,4 +1,4 @@
-"""What the tree of the context index is made of: nodes, and the requests that end at them."""
+"""What the tree of the context index is made of: nodes, requests that end there, what goes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ class Node:
         self.uses = 0
         self.last_use = 0
         self.is_queued = False  # whether the queue of leaves has an entry of it
+
+
+def is_leaf(node: Node) -> bool:
+    """Return whether a node may be evicted: it is part of the tree, and nothing stands below."""
+    return node.parent is not None and not node.children
 
 
 def opens_turn(node: Node) -> bool:
@@ -146,3 +151,39 @@ def move_requests(node: Node, end: Node) -> None:
         stays = there
         moved._join(there)
     stays.node, end.requests = end, stays
+
+
+class Removal:
+    """What is being taken out of a tree, a few nodes at a time.
+
+    What was cut off is no part of it from the first moment. An end that goes, and its parents, go
+    one by one: who sends their blocks again meanwhile keeps what is left of them.
+
+    Args:
+        end: Where a path was cut. Requests that ended behind the cut, in the same turn, end here.
+        cut_off: The subtrees that stood below, by their edges.
+        goes_up: Whether the end goes, too, if nothing ends there or below; then its parents.
+
+    Attributes:
+        tokens: Block tokens that have left so far.
+        is_by_age: Whether the bounds of the index have asked for it, rather than a caller who waits
+            for its end.
+        is_done: Whether all of it is out.
+    """
+
+    __slots__ = ("cut_off", "end", "goes_up", "is_by_age", "is_done", "path", "tokens")
+
+    def __init__(self, end: Node, cut_off: dict[Hashable, Node], *, goes_up: bool = False) -> None:
+        self.end = end
+        self.cut_off = cut_off
+        self.goes_up = goes_up
+        # from one of the subtrees down to what is freed next; whether each is of the end's turn
+        self.path: list[tuple[Node, bool]] = []
+        self.tokens = 0
+        self.is_by_age = False
+        self.is_done = False
+
+    @property
+    def has_bare_end(self) -> bool:
+        """Whether the end goes, too."""
+        return self.goes_up and is_leaf(self.end) and self.end.requests is None

@@ -19,8 +19,15 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.index.leaf_queue import LeafQueue, is_leaf
-from ctxreuse.index.nodes import Node, RequestGroup, RequestId, move_requests, opens_turn
+from ctxreuse.index.leaf_queue import LeafQueue
+from ctxreuse.index.nodes import (
+    Node,
+    Removal,
+    RequestGroup,
+    RequestId,
+    move_requests,
+    opens_turn,
+)
 
 _REQUESTS_A_NODE = 4
 _STEPS = 128
@@ -81,39 +88,6 @@ class IndexStatistics:
         return sum(self.limits_reached.values())
 
 
-class Removal:
-    """What is being taken out of a tree: no longer part of it, but freed a few nodes at a time.
-
-    Args:
-        end: Where a path was cut. Requests that ended behind the cut, in the same turn, end here.
-        cut_off: The subtrees that stood below, by their edges.
-        goes_up: Whether the end goes, too, if nothing ends there or below; then its parents.
-
-    Attributes:
-        tokens: Block tokens that have left so far.
-        is_by_age: Whether the bounds of the index have asked for it, rather than a caller who waits
-            for its end.
-        is_done: Whether all of it is out.
-    """
-
-    __slots__ = ("cut_off", "end", "goes_up", "is_by_age", "is_done", "path", "tokens")
-
-    def __init__(self, end: Node, cut_off: dict[Hashable, Node], *, goes_up: bool = False) -> None:
-        self.end = end
-        self.cut_off = cut_off
-        self.goes_up = goes_up
-        # from one of the subtrees down to what is freed next; whether each is of the end's turn
-        self.path: list[tuple[Node, bool]] = []
-        self.tokens = 0
-        self.is_by_age = False
-        self.is_done = False
-
-    @property
-    def has_bare_end(self) -> bool:
-        """Whether the end goes, too."""
-        return self.goes_up and is_leaf(self.end) and self.end.requests is None
-
-
 class ContextIndex:
     """The tree of sent block sequences of one tenant.
 
@@ -124,8 +98,8 @@ class ContextIndex:
     owner bounds what grows within the nodes (`block_count`, `request_size`).
 
     Each call takes a bounded number of steps beside those for its own arguments, because others
-    wait meanwhile. What is evicted leaves the tree at once, but it is freed, and counts, until
-    `tidy` was called often enough; so do leaves over the bounds.
+    wait meanwhile. What is left to do, `tidy` does: nodes that were cut off are freed by it, and
+    count until then, and so do leaves over the bounds.
 
     A weight is a block's tokens, at least 1: a block without text still costs its label.
 
