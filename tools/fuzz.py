@@ -48,6 +48,7 @@ AREAS = (
     "langchain_agents",
     "llamaindex_models",
     "llamaindex_nodes",
+    "memories",
 )
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5

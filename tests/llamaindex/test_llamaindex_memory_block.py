@@ -265,6 +265,29 @@ class TestReuseMemoryBlock:
         assert len(caplog.records) == 2, "searching and adding, once each"
         assert "secret" not in caplog.text
 
+    @pytest.mark.parametrize(
+        "broken", [None, "text", {}, {"id": "x"}, {"id": "x", "memory": None}, {"memory": ["text"]}]
+    )
+    async def test_a_memory_without_a_text_keeps_no_other_from_being_shown(
+        self, broken: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        mem0 = FakeMemory()
+        mem0.found = [*lettered("a"), broken, *lettered("b")]
+        block = ReuseMemoryBlock(memory=mem0)
+        with caplog.at_level(logging.WARNING, "ctxreuse"):
+            for _ in range(2):
+                assert await block.aget([user("hello")]) == labelled("ab")
+        assert (block.faults, len(caplog.records)) == (2, 1)
+        assert "those without a text are left out" in caplog.text
+
+    @pytest.mark.parametrize("name", [None, 1.5, ["x"]])
+    async def test_a_memory_needs_no_id(self, name: Any) -> None:
+        mem0 = FakeMemory()
+        mem0.found = [{"id": name, "memory": letter_text("a")}]
+        block = ReuseMemoryBlock(memory=mem0)
+        assert await block.aget([user("hello")]) == labelled("a")
+        assert block.faults == 0
+
     async def test_a_planning_fault_lets_memories_through_as_found(self) -> None:
         class Faulty(ReusePlanner):
             def plan(self, *args: Any, **kwargs: Any) -> Any:

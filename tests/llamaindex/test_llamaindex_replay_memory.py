@@ -37,6 +37,7 @@ from llamaindex_memory_helpers import (
 )
 
 from ctxreuse import ReusePlanner, request_context
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
 from llamaindex_ctxreuse import (
@@ -242,6 +243,30 @@ class TestReplayMemory:
         [sent] = memory.get()
         assert labelled("ab") in (sent.content or "")
         assert [one.content for one in memory.get_all()] == ["ab one?"], "the store stays plain"
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"token_limit": "many"},
+            {"token_limit": None},
+            {"token_limit": [1]},
+            {"token_flush_size": "few"},
+            {"token_flush_size": {}},
+            {"memory_blocks": 5},
+            {"memory_blocks": ["a memory"]},
+        ],
+    )
+    def test_a_setting_of_a_wrong_kind_is_named(self, wrong: dict[str, Any]) -> None:
+        [name] = wrong
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            ReplayMemory(
+                **{"token_limit": 1_000, "memory_blocks": [], **wrong}, sql_store=ListChatStore()
+            )
+
+    @pytest.mark.parametrize("ids", [5, None, "abc"])
+    def test_what_is_no_list_of_ids_is_not_forgotten(self, ids: Any) -> None:
+        with pytest.raises(InvalidRequestError, match="memory_ids must be a list of memory ids"):
+            plain_memory().forget(ids)
 
     def test_the_system_message_is_no_place_for_memories(self) -> None:
         with pytest.raises(ValueError, match="SYSTEM changes the system message every turn"):

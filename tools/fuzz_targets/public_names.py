@@ -42,7 +42,7 @@ _FAISS = "takes faiss's own objects"
 REASONS = {
     "*.model_post_init": "pydantic calls it",
     "*.model_copy": "pydantic's own, which builds what plans anew",
-    "llamaindex_ctxreuse.ReplayMemory": "LlamaIndex's own class compares its arguments",
+    "llamaindex_ctxreuse.ReplayMemory": "a target of its own compares it with LlamaIndex's",
     "langchain_ctxreuse.ReuseChatModel.*": _INTERFACE,
     "langchain_ctxreuse.ReuseCompressor.*": _INTERFACE,
     "langchain_ctxreuse.ReuseRetriever.*": _INTERFACE,

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, NamedTuple, Self
+from uuid import UUID
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -48,7 +49,7 @@ from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts, render_turn
 from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.errors import InvalidBlockError, InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
@@ -133,6 +134,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     searched_messages: int = Field(default=1, ge=1)
     _source: _Mem0Source | _RetrieverSource | _VectorStoreSource = PrivateAttr()
     _planning: FailOpen = PrivateAttr()
+    _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _planner: ReusePlanner = PrivateAttr()
@@ -163,6 +165,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self._source = _memory_source(self)
         name = type(self).__name__
         self._planning = FailOpen(name, "memories go through as found")
+        self._reading = FailOpen(name, "those without a text are left out", "reading memories")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
 
@@ -190,8 +193,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     @property
     def faults(self) -> int:
-        """How often planning, searching or storing has failed."""
-        return self._planning.faults + self._searching.faults + self._storing.faults
+        """How often planning, reading what was found, searching or storing has failed."""
+        steps = (self._planning, self._reading, self._searching, self._storing)
+        return sum(step.faults for step in steps)
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -214,6 +218,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         except Exception as error:
             self._searching.note(error)
             return ""
+        if found.unread:
+            self._reading.note(InvalidBlockError(f"{found.unread} memories have no text"))
         blocks = tuple(distinct_texts(found.blocks))
         shown = await self._shown(found.blocks)
         outdated = shown.outdated(found.blocks)
@@ -347,10 +353,17 @@ def _rendered(plan: Plan, left_out: tuple[str, ...]) -> str:
 
 
 class _FoundMemories(NamedTuple):
-    """What a search found, best first; `left_out` says where an earlier plan put the others."""
+    """What a search found.
+
+    Attributes:
+        blocks: The memories, best first.
+        left_out: Where an earlier plan put the others, in words.
+        unread: How many have no text.
+    """
 
     blocks: tuple[ContextBlock, ...]
     left_out: tuple[str, ...] = ()
+    unread: int = 0
 
 
 class _Mem0Source:
@@ -371,10 +384,9 @@ class _Mem0Source:
         found = await _called(
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
-        ranked = _as_ranked(found)
-        return _FoundMemories(
-            tuple(ContextBlock(id=str(one["id"]), text=one["memory"]) for one in ranked)
-        )
+        blocks = list(map(_memory_block, _as_ranked(found)))
+        read = tuple(one for one in blocks if one is not None)
+        return _FoundMemories(read, unread=len(blocks) - len(read))
 
     async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
         """Let Mem0 remember what it finds worth remembering in the messages."""
@@ -515,7 +527,18 @@ async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def _as_ranked(found: Any) -> list[Mapping[str, Any]]:
+def _memory_block(memory: Any) -> ContextBlock | None:
+    """Return a memory of Mem0's as a block; None if it has no text."""
+    text = memory.get("memory") if isinstance(memory, Mapping) else None
+    if not isinstance(text, str):
+        return None
+    name = memory.get("id")
+    # without an id, the block's is derived from its text
+    known = str(name) if isinstance(name, (str, int, UUID)) else None
+    return ContextBlock(id=known, text=text)  # type: ignore[arg-type]
+
+
+def _as_ranked(found: Any) -> list[Any]:
     """Return memories best first, even if an earlier plan has put them into another order."""
     memories = list(found["results"] if isinstance(found, Mapping) else found)
     ranks = memory_ranks(found) if isinstance(found, Mapping) else None

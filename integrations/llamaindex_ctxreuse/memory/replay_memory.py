@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from ctxreuse.context.blocks import Message
+from ctxreuse.context.checks import checked_each, checked_list, checked_number
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
 from llamaindex_ctxreuse.llm.planned_prompts import (
@@ -73,6 +75,21 @@ class ReplayMemory(Memory):
     insert_method: InsertMethod = Field(default=InsertMethod.USER)
     _inserted: _Insertions = PrivateAttr(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kinds(cls, fields: Any) -> Any:
+        """Check what LlamaIndex compares and reads before it checks any kinds."""
+        given = fields if isinstance(fields, dict) else {}
+        for name, at_least in (("token_limit", 1), ("token_flush_size", -math.inf)):
+            if name in given:
+                checked_number(name, given[name], at_least)
+        if "memory_blocks" not in given:
+            return fields
+        kind: Any = BaseMemoryBlock
+        words = "a LlamaIndex memory block, such as ReuseMemoryBlock(memory=...)"
+        blocks = checked_each("memory_blocks", given["memory_blocks"], kind, words)
+        return {**given, "memory_blocks": blocks}
+
     @field_validator("insert_method", mode="before")
     @classmethod
     def _check_insert_method(cls, method: object) -> object:
@@ -107,7 +124,8 @@ class ReplayMemory(Memory):
         Raises:
             InvalidRequestError: wrong type.
         """
-        ids, conversation = list(memory_ids), self._conversation_id()
+        ids = checked_list("memory_ids", memory_ids, "a list of memory ids")
+        conversation = self._conversation_id()
         blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
 
         def cleaned(content: ContentBlock) -> ContentBlock:
