@@ -120,6 +120,7 @@ class Exchange:
         """Have no thread, and another name: a child writes for itself."""
         self._writer = os.urandom(8)
         self._untold: deque[bytes] = deque()
+        self._telling: list[bytes] = []  # is being appended
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._is_caught_up = threading.Event()
@@ -131,7 +132,7 @@ class Exchange:
         return SharingStatistics(
             told=self._told,
             taken_in=self._taken_in,
-            untold=len(self._untold),
+            untold=len(self._untold) + len(self._telling),
             lost=self._lost,
             unreadable=self._unreadable,
             faults=self._faults,
@@ -147,10 +148,10 @@ class Exchange:
 
     def tell(self, entry: Entry) -> None:
         """Have an entry appended."""
-        self._untold.append(encode(self._writer, entry))
-        if len(self._untold) > _MAX_UNTOLD:
-            self._untold.popleft()
-            self._lost += 1
+        written = encode(self._writer, entry)
+        with self._lock:
+            self._untold.append(written)
+            self._drop_excess()
         self._start()
 
     def catch_up(self, timeout_s: float) -> bool:
@@ -169,6 +170,11 @@ class Exchange:
                     target=_run, args=(ref(self),), name="ctxreuse-sharing", daemon=True
                 )
                 self._thread.start()
+
+    def _drop_excess(self) -> None:
+        while len(self._untold) > _MAX_UNTOLD:
+            self._untold.popleft()
+            self._lost += 1
 
     def work(self, pause_s: float) -> tuple[float, threading.Event]:
         """Append and take in all there is; what the thread does.
@@ -192,12 +198,19 @@ class Exchange:
 
     def _exchange(self) -> bool:
         """Append what waits, and take in what is new; return whether that was all."""
-        waiting = [*self._untold][:_READ_AT_ONCE]
-        if waiting:
-            self._log.append(waiting)
-            for _ in waiting:
-                self._untold.popleft()
-            self._told += len(waiting)
+        with self._lock:
+            number = min(len(self._untold), _READ_AT_ONCE)
+            self._telling = [self._untold.popleft() for _ in range(number)]
+        if self._telling:
+            try:
+                self._log.append(self._telling)
+                self._told += number
+                self._telling = []
+            finally:
+                with self._lock:
+                    self._untold.extendleft(reversed(self._telling))
+                    self._telling = []
+                    self._drop_excess()
         read = self._log.read(self._position, _READ_AT_ONCE)
         for one in read.entries:
             self._take(one)
@@ -213,8 +226,12 @@ class Exchange:
             return
         take_in = self._take_in()
         if writer != self._writer and take_in is not None:
-            take_in(entry)
-            self._taken_in += 1
+            try:
+                take_in(entry)
+            except Exception as error:  # one that fails would else be read again, with those before
+                self._note(error)
+            else:
+                self._taken_in += 1
             time.sleep(0)  # let a thread that plans go on
 
     def _note(self, error: Exception) -> None:

@@ -22,6 +22,7 @@ from planning_helpers import assert_keeps_the_promises
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.planning.plan import Plan
 from ctxreuse.sharing import SharedLog, SharingStatistics, SQLiteLog
 from ctxreuse.sharing.exchange import LogRead
@@ -222,6 +223,28 @@ def test_a_log_that_comes_back_is_caught_up_with() -> None:
     assert one.sharing.untold == one.sharing.lost == 0
 
 
+def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Memory()
+    one, other = sharing(log)
+    for letters in ("abc", "xyz", "def"):
+        one.plan(asked(letters))
+    caught_up(one)
+    insert, calls = ContextIndex.insert, []
+
+    def failing(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError
+        return insert(*args)
+
+    monkeypatch.setattr(ContextIndex, "insert", failing)
+    caught_up(other)
+    assert other.sharing == SharingStatistics(taken_in=2, faults=1)
+    assert other.cached_tokens(asked("def")) > 0
+
+
 def test_damaged_and_newer_entries_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     log = Memory()
     one, other = sharing(log)
@@ -245,6 +268,32 @@ def test_too_much_to_tell_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
         planner.plan(asked(letters))
     assert planner.sharing.untold == 3
     assert planner.sharing.lost == 4
+
+
+def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ctxreuse.sharing import exchange
+
+    monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
+    log, is_appending, go_on = Memory(), threading.Event(), threading.Event()
+    append = log.append
+
+    def slowly(entries: Sequence[bytes]) -> None:
+        is_appending.set()
+        assert go_on.wait(WAIT_S)
+        append(entries)
+
+    log.append = slowly  # type: ignore[method-assign]
+    planner = ReusePlanner(shared_log=log)
+    planner.plan(asked("a"))
+    assert is_appending.wait(WAIT_S)
+    for letter in "bcdef":
+        planner.plan(asked(letter))
+    go_on.set()
+    caught_up(planner)
+    assert planner.sharing == SharingStatistics(told=4, lost=2)
+    assert len(log.entries) == 4
 
 
 def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
