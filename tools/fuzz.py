@@ -49,6 +49,7 @@ AREAS = (
     "llamaindex_models",
     "llamaindex_nodes",
     "memories",
+    "commands",
 )
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5

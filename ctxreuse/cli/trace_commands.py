@@ -7,7 +7,9 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from typing import Annotated, TypeAlias
 
 import typer
@@ -25,7 +27,7 @@ from ctxreuse.cli.terminal import (
 )
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import file_errors
-from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.evaluation.plugins import (
     RECORDERS,
     NotInstalledError,
@@ -75,9 +77,12 @@ def record(
             is_file = Path(program).is_file()
         if not is_file:
             raise InputFileError(f"{program}: there is no such script; for a module give --module")
+    recordings = [_recording(name) for name in source or ()] or list(_installed_frameworks())
+    if not recordings:
+        raise MissingExtraError("recording a program", "langchain")
     with TraceRecorder(output, hash_only=hash_only) as recorder:
         try:
-            _run_recorded(program, arguments or [], recorder, source or [], module)
+            _run_recorded(program, arguments or [], recorder, recordings, module)
         finally:
             if recorder.requests:
                 say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
@@ -239,13 +244,10 @@ def _run_recorded(
     program: str,
     arguments: Sequence[str],
     recorder: TraceRecorder,
-    sources: Sequence[str],
+    recordings: Sequence[_Recording],
     is_module: bool,
 ) -> None:
-    """Run a program as `python` would, in this process; without sources, record all frameworks."""
-    recordings = [_recording(name) for name in sources] or list(_installed_frameworks())
-    if not recordings:
-        raise MissingExtraError("recording a program", "langchain")
+    """Run a program as `python` would, in this process."""
     before, path = sys.argv, list(sys.path)
     with ExitStack() as exits:
         for recording in recordings:
@@ -254,12 +256,45 @@ def _run_recorded(
             sys.argv = [program, *arguments]
             if is_module:
                 sys.path.insert(0, "")
+                _check_module(program)
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
                 sys.path.insert(0, str(Path(program).resolve().parent))
                 runpy.run_path(program, run_name="__main__")
+        except IndexError as error:
+            # runpy puts the first argument back, and the program may have taken all away
+            if sys.argv or _last_module(error) != runpy.__name__:
+                raise
+            if error.__context__ is not None:
+                raise error.__context__ from None
         finally:
             sys.argv, sys.path[:] = before, path
+
+
+def _check_module(name: str) -> None:
+    """Check that there is a module to run; `runpy` raises what a program might raise, too.
+
+    Raises:
+        InputFileError: There is none.
+    """
+    try:
+        found = find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = find_spec(f"{name}.__main__")
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        reason = describe(str(error))
+        raise InputFileError(f"{describe(name)}: cannot be found as a module: {reason}") from error
+    if found is None:
+        raise InputFileError(
+            f"{describe(name)}: there is no such module to run; name it as for python -m, or a "
+            "script without --module"
+        )
+
+
+def _last_module(error: BaseException) -> str | None:
+    """Return the name of the module in which an error was raised."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__")
 
 
 def _recording(source: str) -> _Recording:

@@ -1,6 +1,7 @@
 """Results files with anything in any place: one error that names it, or a page."""
 
 import copy
+import csv
 import json
 
 import pytest
@@ -108,7 +109,12 @@ def test_any_value_in_any_place_is_one_line_or_a_page(tmp_path, monkeypatch, sto
 def test_names_of_any_kind_are_drawn(tmp_path, stored, name):
     text = changed(stored, ("runs", 0, "policy"), name)
     text = changed(json.loads(text), ("tree", "children", 0, "name"), name)
-    assert page(read(tmp_path, text)).startswith("<!DOCTYPE html>")
+    found = read(tmp_path, text)
+    assert page(found).startswith("<!DOCTYPE html>")
+    found.write_csv(tmp_path / "results.csv")
+    with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as table:
+        policies = [line["policy"] for line in csv.DictReader(table)]
+    assert policies[0] == json.loads(name).replace("\ud800", "?")
 
 
 def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):

@@ -283,6 +283,62 @@ def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
         assert list((tmp_path / "out").iterdir()) == []
 
 
+def record(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("retrieves", [True, False])
+def test_a_program_may_change_its_folder(tmp_path: Path, retrieves: bool):
+    away = "import os\nos.makedirs('away')\nos.chdir('away')\n"
+    (tmp_path / "app.py").write_text(away + (PROGRAM if retrieves else ""))
+    done = record(tmp_path, "app.py", "why")
+    assert done.returncode == (3 if retrieves else 0)
+    assert ("1 requests recorded in out" in done.stderr) == retrieves
+    written = {one.name for one in (tmp_path / "out").iterdir()}
+    assert written == ({"corpus.jsonl", "trace.jsonl"} if retrieves else set())
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+@pytest.mark.parametrize("emptied", ["sys.argv.clear()", "sys.argv = []"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_may_take_its_arguments_away(tmp_path: Path, emptied: str, code: int):
+    program = f"{PROGRAM.replace('sys.exit(3)', emptied)}\nsys.exit({code})"
+    (tmp_path / "app.py").write_text(program)
+    done = record(tmp_path, "app.py", "why")
+    assert (done.returncode, done.stdout) == (code, "red apples\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_programs_own_errors_come_out(tmp_path: Path):
+    (tmp_path / "app.py").write_text("import sys\nsys.argv.clear()\n[][1]")
+    done = record(tmp_path, "app.py")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("IndexError: list index out of range")
+    assert 'app.py", line 3' in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "app.py", "app.none", "folder", "", ".app", "json.none"]
+)
+def test_a_module_that_is_not_there_is_named_in_one_line(tmp_path: Path, name: str):
+    (tmp_path / "app.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__init__.py").write_text("")
+    done = record(tmp_path, "--module", name)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert f"ctxreuse: {name!r} (str): " in done.stderr
+    assert record(tmp_path, "--module", "app").returncode == 0
+
+
+def test_an_unknown_source_is_named_before_anything_is_made(tmp_path: Path):
+    (tmp_path / "app.py").write_text("")
+    done = record(tmp_path, "--source", "haystack", "app.py")
+    assert done.stderr.startswith("ctxreuse: there is no source 'haystack'")
+    assert not (tmp_path / "out").exists()
+
+
 WITHOUT = """
 import runpy, sys
 from importlib.abc import MetaPathFinder

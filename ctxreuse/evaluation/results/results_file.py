@@ -14,6 +14,7 @@ from typing import Any, Self
 import ctxreuse
 from ctxreuse.context.checks import check_function, checked_each, checked_kind, checked_list
 from ctxreuse.context.files import file_errors, write_text
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.estimate import (
     KS,
@@ -153,7 +154,7 @@ class Results:
         writer = csv.DictWriter(table, [name for name, _ in _columns(_NO_RUN)])
         writer.writeheader()
         writer.writerows(dict(_columns(run)) for run in self.runs)
-        write_text(path, table.getvalue())
+        write_text(path, well_formed(table.getvalue()))
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

@@ -104,7 +104,8 @@ class TraceRecorder(OnePerProcess):
         self._salt = secrets.token_bytes(32)
         self._lock = ForkSafeLock()
         self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
-        self._folder = Path(folder)
+        with file_errors(folder, "written"):
+            self._folder = Path(folder).absolute()  # a program may change its own
         self._is_closed = False
         self._start_anew()
         self._open()
