@@ -41,7 +41,7 @@ demo: $(VENV)/base  ## the main job on built-in data: tables, and a plot in demo
 test: $(VENV)/dev  ## the whole test suite
 	$(BIN)/python -m pytest
 
-fuzz: $(VENV)/dev  ## hostile inputs for every parser and constructor; SECONDS=60 SEED=0
+fuzz: $(VENV)/dev  ## hostile inputs for parsers, functions, commands and wrappers; SECONDS=60 SEED=0
 	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 golden: $(VENV)/dev  ## whether plans and prompts are as they were; the data in $$CTXREUSE_DATA too

@@ -114,6 +114,69 @@ def test_one_wrong_argument_between_good_ones_is_an_answer_or_an_error_that_name
 NOT_ACCEPTED = ["ctxreuse.evaluation.replay.simulate.load_tokenizer"]  # its file is not made here
 
 
+@pytest.fixture
+def wrapped(monkeypatch):
+    for folder in ("tools", "tests/support"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    from fuzz_targets import wrapped
+
+    return wrapped
+
+
+def test_a_comparison_allows_what_is_documented_and_nothing_else(wrapped):
+    a, b = wrapped.document("a"), wrapped.document("b")
+    context = f"[Doc_1] {a}\n\n[Doc_2] {b}"
+    moved = f"[Doc_2] {b}\n\n[Doc_1] {a}"
+    ranked = "Please read the context in the following priority order: [Doc_1] > [Doc_2] and answer"
+    comparison = wrapped.Comparison([context])
+
+    def is_allowed(given, got, renames=True):
+        try:
+            comparison.check(given, got, renames=renames)
+        except AssertionError:
+            return False
+        return True
+
+    asked = {"content": f"By [Doc_3]:{context}\nWhich?"}
+    assert is_allowed(asked, dict(asked))
+    said = f"By [Doc_5]:{moved}\n\n{ranked} the question.\nWhich?"
+    assert is_allowed(asked, {"content": said})
+    assert is_allowed(asked, {**asked, "ctxreuse": {"labels": {}}})
+    assert not is_allowed(asked, {"content": f"By [Doc_5]:{moved}\nWhich?"}, renames=False)
+    for got in (
+        f"By [Doc_3]:[Doc_1] {a}\nWhich?",
+        f"By [Doc_3]:{context}\n\n[Doc_3] {a}\nWhich?",
+        f"By [Doc_3]:{context[:-1]}\nWhich?",
+        f"By [Doc_3]:{context}\n\n{ranked} nothing.\nWhich?",
+        f"by [Doc_3]:{context}\nWhich?",
+        context,
+    ):
+        assert not is_allowed(asked, {"content": got}), got
+    for got in ([], [asked], {"content": None}, {}, {**asked, "more": 1}):
+        assert not is_allowed(asked, got)
+
+
+def test_a_call_that_fails_where_the_inner_object_did_not_is_a_fault(wrapped):
+    fine, failed = wrapped.Outcome(1), wrapped.Outcome(error=KeyError("x"))
+    assert fine.check_as_fine_as(wrapped.Outcome(2))
+    assert not failed.check_as_fine_as(wrapped.Outcome(error=KeyError("y")))
+    with pytest.raises(KeyError, match="x"):
+        failed.check_as_fine_as(fine)
+    for other in (fine, wrapped.Outcome(error=TypeError())):
+        with pytest.raises(AssertionError):
+            other.check_as_fine_as(failed)
+
+
+def test_every_target_takes_its_first_inputs(tmp_path):
+    run = fuzz("--inputs", 2, "--failures", tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    counts = {line[:24].strip(): line[24:].split() for line in run.stdout.splitlines()[2:]}
+    total = counts.pop("all")
+    assert len(counts) >= 34
+    assert all(int(inputs) == 2 for inputs, *_ in counts.values())
+    assert int(total[1]) > int(total[2]), "most inputs are worth something"
+
+
 def test_targets_report_what_became_of_their_inputs(tmp_path):
     chosen = ["--target", "plan metadata", "--target", "kv events", "--target", "segments"]
     run = fuzz(*chosen, "--inputs", 20, "--failures", tmp_path)

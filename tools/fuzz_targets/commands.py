@@ -11,7 +11,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import typer
 from matplotlib.figure import Figure
 
+from ctxreuse import ContextBlock
 from ctxreuse.cli import app
 from ctxreuse.cli.terminal import show
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
@@ -32,8 +32,9 @@ from ctxreuse.evaluation.results.tables import (
     bench_output,
     comparison,
 )
-from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
+from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
 from fuzz_targets.mutation import NUMBERS, Target, text
+from fuzz_targets.wrapped import DOCUMENTS, blocks
 
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has no name for it that it exports
 _NAMES = ("out", "out", "a/b/c", "", ".", "file", "file/x", "link", "loop", "fixed", "-", "x" * 300)
@@ -52,7 +53,8 @@ print(RunnableLambda(lambda query: Found().invoke(query)).invoke({query!r}))
 _SENDS = """
 import httpx, openai
 transport = httpx.MockTransport(lambda request: httpx.Response(200, json={{"choices": []}}))
-client = openai.OpenAI(base_url="http://x", api_key="x", http_client=httpx.Client(transport=transport))
+http = httpx.Client(transport=transport)
+client = openai.OpenAI(base_url="http://x", api_key="x", http_client=http)
 client.chat.completions.create(model="m", messages={messages!r})
 """
 _ENDS = (
@@ -184,18 +186,21 @@ def _demo(source: Random) -> list[str]:
     return ["demo", *options, *source.choice(([], [], [text(source)]))]
 
 
-@cache
-def _few_questions() -> Any:
-    """Return what the demo retrieves, for some of its questions."""
-    corpus, trace = demo_run._retrieve_all()
-    return corpus, trace[:4]
+def _few_questions() -> tuple[dict[Any, ContextBlock], list[TraceRequest]]:
+    """Return a corpus and a trace as the demo retrieves them, which takes seconds."""
+    corpus: dict[Any, ContextBlock] = {block.id: block for block in blocks(DOCUMENTS)}
+    orders = ("abc", "cab", "bda", "fed")
+    trace = [
+        TraceRequest(name, "Which?", tuple(corpus[one] for one in name), "c", turn, "Be brief.")
+        for turn, name in enumerate(orders)
+    ]
+    return corpus, trace
 
 
 def _run_demo(arguments: list[str]) -> None:
     """Run the demo, of few questions, with folders of all kinds."""
     with _folder():
         retrieve_all = demo_run._retrieve_all
-        _few_questions()
         demo_run._retrieve_all = _few_questions
         try:
             shown = _run(arguments)
