@@ -570,3 +570,15 @@ def test_a_late_listener_catches_up_with_an_engine_that_evicts_nothing():
         if number > 0:
             told(blocks, events)
             assert blocks.follow(number, tokens) == engine.holds(tokens) > 0
+
+
+@pytest.mark.parametrize("name", [["a"], {}, ("a", {})])
+def test_a_name_that_cannot_be_hashed_is_refused(name):
+    blocks = EngineBlocks()
+    for call in (
+        lambda: blocks.follow(name, [1, 2]),
+        lambda: blocks.tell_below(name, 1),
+        lambda: blocks.unfollow(name),
+    ):
+        with pytest.raises(InvalidRequestError, match="cannot be hashed"):
+            call()

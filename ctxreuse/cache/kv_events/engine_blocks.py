@@ -26,6 +26,7 @@ from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
@@ -204,8 +205,9 @@ class EngineBlocks:
             How many leading tokens the engine holds.
 
         Raises:
-            InvalidRequestError: the tokens are not integers.
+            InvalidRequestError: the tokens are not integers, or the name cannot be hashed.
         """
+        _check_name(name)
         prompt = self._prompt(token_ids, cache_salt, lora)
         goes_on = goes_on and name in self._looked_up
         self._looked_up.add(name)
@@ -223,13 +225,19 @@ class EngineBlocks:
         Raises:
             InvalidRequestError: wrong type or out of range.
         """
+        _check_name(name)
         checked_integer("tokens", tokens, 1)
         self._looked_up.discard(name)
         for tree in self._trees.values():
             tree.tell_below(name, tokens)
 
     def unfollow(self, name: Name) -> None:
-        """Stop following a prompt."""
+        """Stop following a prompt.
+
+        Raises:
+            InvalidRequestError: the name cannot be hashed.
+        """
+        _check_name(name)
         self._looked_up.discard(name)
         for tree in self._trees.values():
             tree.detach(name)
@@ -489,3 +497,12 @@ class HeldRequests:
         self._new.pop(*name)
         self._held.pop(*name)
         self._blocks.unfollow(name)
+
+
+def _check_name(name: object) -> None:
+    try:
+        hash(name)
+    except TypeError:
+        raise InvalidRequestError(
+            f"name is {describe(name)}, which cannot be hashed; give a string"
+        ) from None
