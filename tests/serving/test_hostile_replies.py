@@ -1,7 +1,6 @@
 """What a hostile or broken engine may answer: a reply is typed, or the documented error."""
 
 import asyncio
-import json
 import time
 import zlib
 from functools import partial
@@ -9,6 +8,19 @@ from functools import partial
 import httpx
 import pytest
 from client_helpers import MESSAGES, completed, planned, raw_replies
+from hostile_servers import (
+    CASES,
+    COUNTS,
+    DRIPPING,
+    END,
+    ENDLESS,
+    HEAD,
+    delta,
+    event,
+    repeating,
+    usage,
+    usage_of,
+)
 from http_servers import listening, response
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,56 +31,6 @@ from ctxreuse.cache import CapacityTracker
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EngineClient, EnginePool, dispatch
 from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader
-
-END = {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}
-
-
-def event(value):
-    text = value if isinstance(value, str) else json.dumps(value)
-    return b"data: " + text.encode() + b"\n\n"
-
-
-def delta(**fields):
-    return {"choices": [{"index": 0, "delta": fields, "finish_reason": "stop"}]}
-
-
-def usage(**fields):
-    return event(END) + event({"choices": [], "usage": fields})
-
-
-ODD = [5, "text", True, [1], {"a": 1}, [[]], [None], 1.5]
-MALFORMED = {
-    "choices": [{"choices": one} for one in ODD],
-    "an event": [5, "text", [1], None, True],
-    "delta": [{"choices": [{"delta": one}]} for one in (5, "text", [1], True)],
-    "content": [delta(content=one) for one in (5, ["text"], {"text": "Hi"}, True, [])],
-    "finish": [{"choices": [{"delta": {}, "finish_reason": one}]} for one in (5, ["stop"], {})],
-    "tools": [delta(tool_calls=one) for one in (5, "text", [5], [None], [["name"]])],
-    "indices": [delta(tool_calls=[{"index": one}]) for one in (-1, "0", 1.5, True, None, 10**9)],
-    "functions": [delta(tool_calls=[{"index": 0, "function": one}]) for one in (5, "f", [1])],
-    "names": [
-        delta(tool_calls=[{"index": 0, "function": {field: one}}])
-        for field in ("name", "arguments")
-        for one in (5, ["f"], {"a": 1}, True)
-    ],
-    "errors": [{"error": one} for one in ("no", 5, {"type": 5}, {"type": "x" * 500}, [1])],
-}
-CASES = [event(one) for kinds in MALFORMED.values() for one in kinds] + [
-    b"data: {\n\n",
-    b"data: not JSON\n\n",
-    b"data: \xff\xfe\n\n",
-    b"data: " + b"[" * 100_000 + b"\n\n",
-    b'data: {"choices":' * 2_000 + b"\n\n",
-    b"data: " + b"9" * 5_000 + b"\n\n",
-    b"<html>Bad gateway</html>",
-    b"",
-    b"\n" * 1_000,
-    b"data:\n\n",
-    b"data: [DONE]\n\n",
-    b"event: message\nid: 5\n\n",
-    bytes(range(256)) * 10,
-    json.dumps({"choices": [{"message": {"content": "Hi"}}]}).encode(),
-]
 
 
 @pytest.mark.parametrize("reply", CASES, ids=lambda reply: repr(reply[:50]))
@@ -130,29 +92,11 @@ def test_any_bytes_are_a_typed_reply_or_broken(parts):
         assert isinstance(call.name + call.arguments + call.id, str)
 
 
-COUNTS = [
-    "-5",
-    '"ten"',
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "1e400",
-    "true",
-    "[5]",
-    "{}",
-    "1.5",
-    "9" * 30,
-]
-
-
 @pytest.mark.parametrize("count", COUNTS)
 async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, caplog):
-    told = f'"prompt_tokens": {count}, "completion_tokens": {count}'
-    told += f', "prompt_tokens_details": {{"cached_tokens": {count}}}'
-    reply = event(END) + event(f'{{"choices": [], "usage": {{{told}}}}}')
     planner = ReusePlanner()
     tracker = CapacityTracker(planner, 1_000)
-    transport = raw_replies(reply, usage(prompt_tokens=100, prompt_tokens_details=None))
+    transport = raw_replies(usage_of(count), usage(prompt_tokens=100, prompt_tokens_details=None))
     async with httpx.AsyncClient(transport=transport) as http:
         client = EngineClient("http://engine", "m", shadow=tracker, http_client=http)
         completion = await client.complete(planned(planner))
@@ -206,28 +150,6 @@ async def test_other_routes_may_answer_anything(page):
 
 # Size and time, over sockets
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-
-
-def repeating(head, part, pause_s=0.0):
-    async def script(received, writer):
-        writer.write(head)
-        while True:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(pause_s)
-
-    return script
-
-
-ENDLESS = {
-    "events": repeating(HEAD, event({"choices": []}) * 100),
-    "one line": repeating(HEAD, b"data: " + b"x" * 10_000),
-    "lines without an end": repeating(HEAD, b"data: x\n" * 2_000),
-    "comments": repeating(HEAD, b": x\n\n" * 2_000),
-    "an error": repeating(HEAD.replace(b"200 OK", b"400 No"), b"x" * 10_000),
-}
-
 
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("streamed", [False, True])
@@ -246,15 +168,6 @@ async def test_an_endless_reply_ends_at_its_bound(kind, streamed):
 
 async def read_stream(client, prompt):
     return [piece async for piece in client.stream(prompt)]
-
-
-DRIPPING = {
-    "events": repeating(HEAD, event({"choices": [{"delta": {"content": "x"}}]}), 0.01),
-    "bytes": repeating(HEAD, b"x", 0.01),
-    "a header": repeating(b"HTTP/1.1 200 OK\r\nx: ", b"x", 0.01),
-    "an error": repeating(HEAD.replace(b"200 OK", b"500 No"), b"x", 0.01),
-    "nothing": repeating(b"", b"", 0.01),
-}
 
 
 @pytest.mark.parametrize("kind", DRIPPING)

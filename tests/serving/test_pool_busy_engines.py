@@ -155,6 +155,33 @@ async def test_an_engine_that_asks_for_ages_is_asked_again_after_five_minutes(cl
         assert (await pool.complete(asking("x"), replica="a")).replica == "a"
 
 
+async def test_a_wanted_engine_that_is_busy_is_not_waited_for_while_another_is_free(clock):
+    network = network_of("a", "b")
+    async with pool_on(network, clock=clock, timeout_s=30) as pool:
+        network.busy["a"] = 429, {"retry-after": "999999999"}
+        await pool.complete(asking("x"), replica="a")
+        for name in "lmn":  # its time is longer than a request may take
+            served = await pool.complete(asking(name), replica="a")
+            assert (served.replica, served.tried) == ("b", ())
+            async with pool.stream(asking(name), replica="a") as pieces:
+                assert "".join([piece async for piece in pieces])
+            assert pieces.served.replica == "b"
+        assert clock.now == 0
+        assert network.completions("a") == 1
+
+
+async def test_a_wanted_engine_is_waited_for_where_that_takes_less_than_computing_anew(clock):
+    network = network_of("a", "b")
+    request = ContextRequest([ContextBlock(id="long", text="word " * 40_000, tokens=40_000)], "?")
+    async with pool_on(network, clock=clock) as pool:
+        await pool.complete(request, replica="a")
+        network.busy["a"] = 429, {"retry-after": "2"}
+        network.is_over = lambda: clock.now >= 2
+        await pool.complete(asking("x"), replica="a")
+        assert (await pool.complete(request, replica="a")).replica == "a"
+        assert clock.now == 2
+
+
 async def test_a_busy_engine_is_ready_and_a_busy_trial_leaves_the_way_to_another(clock):
     network = network_of("a", "b")
     async with pool_on(network, failures=1, open_s=10, clock=clock) as pool:

@@ -316,7 +316,8 @@ class EnginePool(OnePerProcess, AsyncClosing):
         Args:
             prompt: A request; or a plan, which is sent as it is.
             replica: Where to send it, as long as that replica is there, does not drain, its circuit
-                is not open and it has not failed the request; else, and for None, the pool chooses.
+                is not open, it is not busy and it has not failed the request; else, and for None,
+                the pool chooses.
             session_id: As in `EngineClient.complete`.
             limit_s: Seconds from being sent after which a replica has failed to answer; None
                 leaves it to the client's `timeout_s`.

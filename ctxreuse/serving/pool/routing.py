@@ -73,14 +73,15 @@ class RequestRouter:
         Args:
             replicas: All of the pool.
             prompt: The request, or a plan whose order stands.
-            wanted: A replica's name; it does not count once that replica has failed the request.
+            wanted: A replica's name; it does not count once that replica has failed the request, or
+                while it is busy.
             tried: The names of the replicas that have failed the request.
 
         Raises:
             EngineError: there is no candidate.
         """
         by_name = {one.name: one for one in candidates(replicas, tried)}
-        if wanted in by_name and wanted not in tried:
+        if wanted in by_name and wanted not in tried and not by_name[wanted].busy_s:
             return by_name[wanted]
         if not by_name:
             raise EngineError(
