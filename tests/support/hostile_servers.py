@@ -53,7 +53,7 @@ MALFORMED: dict[str, list[Any]] = {
     ],
     "errors": [{"error": one} for one in ("no", 5, {"type": 5}, {"type": "x" * 500}, [1])],
 }
-CASES = [event(one) for kinds in MALFORMED.values() for one in kinds] + [
+BROKEN: list[bytes] = [
     b"data: {\n\n",
     b"data: not JSON\n\n",
     b"data: \xff\xfe\n\n",
@@ -69,6 +69,11 @@ CASES = [event(one) for kinds in MALFORMED.values() for one in kinds] + [
     bytes(range(256)) * 10,
     json.dumps({"choices": [{"message": {"content": "Hi"}}]}).encode(),
 ]
+CASES = [event(one) for kinds in MALFORMED.values() for one in kinds] + BROKEN
+SAMPLES = {repr(event(kinds[0])): event(kinds[0]) for kinds in MALFORMED.values()} | {
+    repr(one[:50]): one for one in BROKEN
+}
+"""One reply of each kind, for what takes longer than a client alone."""
 
 
 COUNTS = [
@@ -128,11 +133,12 @@ DRIPPING = {
 
 
 class Hosts(httpx.AsyncBaseTransport):
-    """Reaches an honest engine as "good", and a hostile one as "bad".
+    """Reaches an honest engine as "good", and one that is hostile to some as "bad".
 
     Args:
         reply: What "bad" answers to a prompt: the bytes of a stream, or what makes a response.
-        engine: What "good" is.
+        engine: What "good" is, and "bad" to others.
+        hostile_to: Text of the prompts to which it is hostile; empty is to all.
 
     Attributes:
         asked: The hosts of all prompts, in order.
@@ -142,18 +148,18 @@ class Hosts(httpx.AsyncBaseTransport):
         self,
         reply: bytes | Callable[[httpx.Request], httpx.Response],
         engine: EmulatedEngine | None = None,
+        hostile_to: str = "",
     ) -> None:
         self.asked: list[str] = []
         self._reply = reply
+        self._hostile_to = hostile_to.encode()
         self._engine = (engine or EmulatedEngine(answer="Here.")).transport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request."""
         if request.url.path.endswith("/completions"):
             self.asked.append(request.url.host)
-        elif request.url.host == "bad":
-            return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 9_000}]})
-        if request.url.host == "good":
+        if request.url.host == "good" or not self._is_hostile(request):
             response: httpx.Response = await self._engine.handle_async_request(request)
             return response
         if callable(self._reply):
@@ -161,6 +167,9 @@ class Hosts(httpx.AsyncBaseTransport):
         return httpx.Response(
             200, headers={"content-type": "text/event-stream"}, content=self._reply
         )
+
+    def _is_hostile(self, request: httpx.Request) -> bool:
+        return request.url.path.endswith("/completions") and self._hostile_to in request.content
 
 
 def refusing(status: int, **headers: str) -> Callable[[httpx.Request], httpx.Response]:
