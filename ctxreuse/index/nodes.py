@@ -1,156 +1,368 @@
-"""What the tree of the context index is made of: nodes, requests that end there, what goes."""
+"""The nodes of the context index as flat arrays.
+
+A node is a number, and each array has an entry for it. A million nodes are no objects of their own
+then: they take little memory, and the garbage collector has nearly nothing to look at. What has to
+be an object stands in arrays of numpy, into which the collector does not look.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from array import array
+from collections.abc import Sequence
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ctxreuse.context.blocks import BlockKey
 
-RequestId: TypeAlias = str | int | bytes
-"""What names a request; bytes are a request of another planner."""
+Objects: TypeAlias = NDArray[Any]
+
+_Packed: TypeAlias = bytes | tuple[int, ...]
+_DOUBLES_UP_TO = 1 << 18
+
+_WIDE = 8
+_NARROW = 4
+_NUMBER_BITS = 32
+_NUMBER = (1 << _NUMBER_BITS) - 1
+_UNSHARED_KEYS = 256
 
 
-class Node:
-    """A run of blocks behind the run of the parent.
+class NodeTree:
+    """A forest of runs of blocks; node 0 is none, and has no children.
 
-    A plain class with slots: a hundred thousand contexts make some two hundred thousand of these.
+    Up to eight children of a node stand in a list, more in a dictionary by their first block. A
+    later turn of a conversation is found by no block, so it stands there by its own number.
+
+    Args:
+        births: How many nodes there have been in a tree before this one, so that no name of a node
+            comes again.
+
+    Attributes:
+        births: How many nodes there have been.
+        runs: The blocks of each node, in order; none of a root.
+        parents: The node before each; 0 of a root, and of a number that is free.
+        first_children: Where each node's list of children begins; 0 without any, -1 of those in
+            `wide`.
+        next_siblings: What follows in the list that a node stands in; 0 at its end.
+        wide: Node -> first block -> child, of the nodes with many children.
+        opens_turn: Whether a later turn of a conversation begins at a node, as 0 or 1.
+        uses: How many requests went through each node.
+        last_uses: When the last of them did.
+        ends: Of the requests that end at each node the top one; see `RequestEnds`.
+        is_queued: Whether `LeafQueue` has an entry for a number, as 0 or 1.
+        node_count: How many nodes there are, roots left out.
+        block_count: How many blocks their runs hold together.
+        tokens: The weight of these blocks.
     """
 
     __slots__ = (
-        "children",
-        "edge",
+        "_born",
+        "_free",
+        "_same_keys",
+        "_weights",
+        "births",
+        "block_count",
+        "ends",
+        "first_children",
         "is_queued",
-        "last_use",
-        "parent",
-        "requests",
-        "run",
+        "last_uses",
+        "next_siblings",
+        "node_count",
+        "opens_turn",
+        "parents",
+        "runs",
+        "tokens",
         "uses",
-        "weights",
+        "wide",
     )
 
-    def __init__(
+    def __init__(self, births: int = 0) -> None:
+        self.births = births
+        self.node_count = self.block_count = self.tokens = 0
+        self.runs = with_room()  # of tuples
+        self._weights = with_room()
+        self.parents = array("i", [0])
+        self.first_children = array("i", [0])
+        self.next_siblings = array("i", [0])
+        self.wide: dict[int, dict[BlockKey | int, int]] = {}
+        self.opens_turn = bytearray(1)
+        self.uses = array("q", [0])
+        self.last_uses = array("q", [0])
+        self.ends = array("i", [0])
+        self.is_queued = bytearray(1)
+        self._born = array("q", [0])
+        self._free = array("i")
+        self._same_keys: dict[BlockKey, BlockKey] = {}
+
+    def weights(self, node: int) -> Sequence[int]:
+        """Return the weight of each block of a node."""
+        packed: _Packed = self._weights[node]
+        return memoryview(packed).cast("I") if isinstance(packed, bytes) else packed
+
+    def name(self, node: int) -> int:
+        """Return a number that names a node for good: no later node gets it."""
+        return self._born[node] << _NUMBER_BITS | node
+
+    def named(self, name: int) -> int:
+        """Return the node of a name; 0 if it is gone."""
+        node = name & _NUMBER
+        if node < len(self._born) and self._born[node] == name >> _NUMBER_BITS:
+            return node
+        return 0
+
+    def is_older(self, node: int, births: int) -> bool:
+        """Return whether a node was there when `births` was read."""
+        return self._born[node] <= births
+
+    def is_leaf(self, node: int) -> bool:
+        """Return whether a node is no root, and nothing stands below it."""
+        return self.parents[node] != 0 and not self.first_children[node]
+
+    def child(self, node: int, key: BlockKey) -> int:
+        """Return the child whose run begins with a block; 0 if there is none."""
+        child = self.first_children[node]
+        if child < 0:
+            return self.wide[node].get(key, 0)
+        runs = self.runs
+        while child:
+            if runs[child][0] == key and not self.opens_turn[child]:
+                return child
+            child = self.next_siblings[child]
+        return 0
+
+    def children(self, node: int) -> Sequence[int]:
+        """Return the children of a node, in the order of their places."""
+        child = self.first_children[node]
+        if child < 0:
+            return list(self.wide[node].values())
+        children = []
+        while child:
+            children.append(child)
+            child = self.next_siblings[child]
+        return children
+
+    def new_root(self) -> int:
+        """Return a new root."""
+        return self._new(0, (), b"", 0, 0)
+
+    def grow(
         self,
-        parent: Node | None,
-        edge: Hashable,
-        run: tuple[BlockKey, ...],
-        weights: tuple[int, ...],
-    ) -> None:
-        self.parent = parent
-        self.edge = edge
-        self.run = run
-        self.weights = weights
-        self.children: dict[Hashable, Node] = {}
-        self.requests: RequestGroup | None = None  # those that end here
-        self.uses = 0
-        self.last_use = 0
-        self.is_queued = False  # whether the queue of leaves has an entry of it
+        parent: int,
+        run: Sequence[BlockKey],
+        weights: Sequence[int],
+        now: int,
+        *,
+        opens_turn: bool = False,
+    ) -> int:
+        """Return a new last child.
+
+        Args:
+            parent: The node before it.
+            run: Its blocks, at least one.
+            weights: The weight of each of them.
+            now: When it is used.
+            opens_turn: Whether it is a later turn of a conversation.
+        """
+        same = self._same_keys
+        if len(same) > _UNSHARED_KEYS + self.block_count // 4:
+            same.clear()
+        keys = tuple(map(same.setdefault, run, run))
+        node = self._new(parent, keys, _packed(weights), 1, now)
+        if opens_turn:
+            self.opens_turn[node] = 1
+        self._link(parent, node, node if opens_turn else keys[0])
+        self.node_count += 1
+        self.block_count += len(keys)
+        self.tokens += sum(weights)
+        return node
+
+    def split(self, node: int, length: int) -> int:
+        """Cut a node's run in two; return the upper part, which is new.
+
+        The node itself stays the lower part, where its requests end.
+        """
+        run, weights, parent = self.runs[node], self.weights(node), self.parents[node]
+        upper = self._new(
+            parent, run[:length], _packed(weights[:length]), self.uses[node], self.last_uses[node]
+        )
+        self._replace(parent, node, upper)
+        self.opens_turn[upper], self.opens_turn[node] = self.opens_turn[node], 0
+        self.runs[node], self._weights[node] = run[length:], _packed(weights[length:])
+        self.parents[node] = upper
+        self.first_children[upper], self.next_siblings[node] = node, 0
+        self.node_count += 1
+        return upper
+
+    def shorten(self, node: int, keep: int) -> int:
+        """Shorten a node's run to `keep` blocks; return the weight that leaves."""
+        run, weights = self.runs[node], self.weights(node)
+        gone = sum(weights[keep:])
+        self.tokens -= gone
+        self.block_count -= len(run) - keep
+        self.runs[node], self._weights[node] = run[:keep], _packed(weights[:keep])
+        return gone
+
+    def unlink(self, node: int) -> None:
+        """Take a node out of its parent's children; it still knows its parent."""
+        parent = self.parents[node]
+        first = self.first_children[parent]
+        if first < 0:
+            table = self.wide[parent]
+            del table[self._edge(node)]
+            if len(table) <= _NARROW:
+                del self.wide[parent]
+                self._list_children(parent, list(table.values()))
+        elif first == node:
+            self.first_children[parent] = self.next_siblings[node]
+        else:
+            while self.next_siblings[first] != node:
+                first = self.next_siblings[first]
+            self.next_siblings[first] = self.next_siblings[node]
+
+    def cut_children(self, node: int) -> dict[BlockKey | int, int]:
+        """Let a node have no children; return those that it had, by whatever."""
+        children = self.wide.pop(node, None)
+        if children is None:
+            children = {child: child for child in self.children(node)}
+        self.first_children[node] = 0
+        return children
+
+    def pop_child(self, node: int) -> int:
+        """Take a child, which there is, from a node that is no part of the tree; return it."""
+        child = self.first_children[node]
+        if child > 0:
+            self.first_children[node] = self.next_siblings[child]
+            return child
+        table = self.wide[node]
+        _, child = table.popitem()
+        if not table:
+            del self.wide[node]
+            self.first_children[node] = 0
+        return child
+
+    def free(self, node: int) -> int:
+        """Free a node that stands in no list and below which nothing stands; return its weight."""
+        weight = 0
+        if self.parents[node]:
+            weight = self.shorten(node, 0)
+            self.node_count -= 1
+            self.parents[node] = 0
+        self._born[node] = -1
+        self._free.append(node)
+        return weight
+
+    def _new(
+        self, parent: int, run: tuple[BlockKey, ...], weights: _Packed, uses: int, now: int
+    ) -> int:
+        self.births += 1
+        if self._free:
+            node = self._free.pop()
+            self.runs[node] = run
+            self._weights[node] = weights
+            self.parents[node] = parent
+            self.next_siblings[node] = self.opens_turn[node] = 0
+            self.uses[node] = uses
+            self.last_uses[node] = now
+            self._born[node] = self.births
+            return node
+        node = len(self.parents)
+        if node == len(self.runs):
+            self.runs, self._weights = with_room(self.runs), with_room(self._weights)
+        self.runs[node] = run
+        self._weights[node] = weights
+        self.parents.append(parent)
+        self.first_children.append(0)
+        self.next_siblings.append(0)
+        self.opens_turn.append(0)
+        self.uses.append(uses)
+        self.last_uses.append(now)
+        self.ends.append(0)
+        self.is_queued.append(0)
+        self._born.append(self.births)
+        return node
+
+    def _edge(self, node: int) -> BlockKey | int:
+        """Return by what a node stands in its parent's dictionary."""
+        key: BlockKey = self.runs[node][0]
+        return node if self.opens_turn[node] else key
+
+    def _link(self, parent: int, node: int, edge: BlockKey | int) -> None:
+        """Make a new node the last child."""
+        last = self.first_children[parent]
+        if last == 0:
+            self.first_children[parent] = node
+        elif last < 0:
+            self.wide[parent][edge] = node
+        else:
+            following, number = self.next_siblings, 1
+            while following[last]:
+                last = following[last]
+                number += 1
+            following[last] = node
+            if number == _WIDE:
+                self.wide[parent] = {self._edge(one): one for one in self.children(parent)}
+                self.first_children[parent] = -1
+
+    def _list_children(self, parent: int, children: Sequence[int]) -> None:
+        following = 0
+        for child in reversed(children):
+            self.next_siblings[child] = following
+            following = child
+        self.first_children[parent] = following
+
+    def _replace(self, parent: int, node: int, other: int) -> None:
+        """Put a node that begins alike into a node's place among its parent's children."""
+        one = self.first_children[parent]
+        if one < 0:
+            table = self.wide[parent]
+            if self.opens_turn[node]:
+                del table[node]
+                table[other] = other
+            else:
+                table[self.runs[node][0]] = other
+            return
+        self.next_siblings[other] = self.next_siblings[node]
+        if one == node:
+            self.first_children[parent] = other
+            return
+        while self.next_siblings[one] != node:
+            one = self.next_siblings[one]
+        self.next_siblings[one] = other
 
 
-def is_leaf(node: Node) -> bool:
-    """Return whether a node may be evicted: it is part of the tree, and nothing stands below."""
-    return node.parent is not None and not node.children
+def with_room(objects: Objects | None = None) -> Objects:
+    """Return objects in an array that has room for more.
+
+    It is doubled, and a large one becomes a far larger one, because to copy a million objects takes
+    longer than others may have to wait; room that is not used takes no memory.
+    """
+    if objects is None:
+        return np.empty(16, dtype=object)
+    size = len(objects)
+    larger: Objects = np.empty(size * (2 if size < _DOUBLES_UP_TO else 8), dtype=object)
+    larger[:size] = objects
+    return larger
 
 
-def opens_turn(node: Node) -> bool:
-    """Return whether a later turn of a conversation begins here."""
-    return node.parent is not None and node.edge != node.run[0]
-
-
-def path_to(node: Node, matched: int) -> tuple[BlockKey, ...]:
+def path_to(tree: NodeTree, node: int, matched: int) -> tuple[BlockKey, ...]:
     """Return the blocks from the root to the `matched`-th block of the node's run."""
-    runs = [node.run[:matched]]
-    above = node.parent
-    while above is not None:
-        runs.append(above.run)
-        above = above.parent
+    runs = [tree.runs[node][:matched]]
+    node = tree.parents[node]
+    while node:
+        runs.append(tree.runs[node])
+        node = tree.parents[node]
     runs.reverse()
     return tuple(chain.from_iterable(runs))
 
 
-class RequestGroup:
-    """Ids of requests that end at one node.
-
-    Where a path is cut, the requests that ended behind the cut end at the cut. There may be a
-    million of them, and a path may be cut once for each of its blocks. So no id is moved: its group
-    joins the one that is there already, which takes one step (a forest of disjoint sets, united by
-    rank). No tree of groups is higher than the logarithm of how many groups were ever joined.
-
-    Args:
-        node: Where the requests end.
-
-    Attributes:
-        node: Where they end; of a group that has joined another one, that one's counts.
-        ids: The ids, those of the groups that have joined it left out.
-    """
-
-    __slots__ = ("_into", "_joined", "_rank", "ids", "node")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.ids: dict[RequestId, None] = {}
-        self._into: RequestGroup | None = None
-        self._joined: OrderedDict[RequestGroup, None] | None = None  # none of them is empty
-        self._rank = 0
-
-    def end(self) -> Node:
-        """Return the node where the requests end."""
-        group = self
-        while group._into is not None:
-            group = group._into
-        return group.node
-
-    def discard(self, request_id: RequestId) -> None:
-        """Take an id out, and with the last one the group from its node."""
-        del self.ids[request_id]
-        self._leave_if_empty()
-
-    def pop(self) -> RequestId:
-        """Take out any of the ids, of a group that stands at a node, and return it."""
-        group = self
-        while not group.ids:
-            assert group._joined, "a group at a node has ids"
-            group = next(iter(group._joined))
-        request_id, _ = group.ids.popitem()
-        group._leave_if_empty()
-        return request_id
-
-    def _leave_if_empty(self) -> None:
-        group = self
-        while not group.ids and not group._joined:
-            into = group._into
-            if into is None:
-                group.node.requests = None
-                return
-            assert into._joined is not None
-            del into._joined[group]
-            group = into
-
-    def _join(self, other: RequestGroup) -> None:
-        self._into = other
-        if other._joined is None:
-            other._joined = OrderedDict()
-        other._joined[self] = None
-        other._rank += other._rank == self._rank
-
-
-def move_requests(node: Node, end: Node) -> None:
-    """Let the requests that end at a node end at another one."""
-    moved, there = node.requests, end.requests
-    if moved is None:
-        return
-    node.requests = None
-    if there is None:
-        stays = moved
-    elif there._rank < moved._rank:
-        stays = moved
-        there._join(moved)
-    else:
-        stays = there
-        moved._join(there)
-    stays.node, end.requests = end, stays
+def _packed(weights: Sequence[int]) -> _Packed:
+    """Return weights as 4 bytes each, if that holds them."""
+    try:
+        return array("I", weights).tobytes()
+    except OverflowError:
+        return tuple(weights)
 
 
 class Removal:
@@ -160,30 +372,58 @@ class Removal:
     one by one: who sends their blocks again meanwhile keeps what is left of them.
 
     Args:
-        end: Where a path was cut. Requests that ended behind the cut, in the same turn, end here.
-        cut_off: The subtrees that stood below, by their edges.
+        end: The node where a path was cut. Requests that ended behind the cut, in the same turn,
+            end here.
+        tops: The subtrees that were cut off, by whatever.
+        births: How many nodes there had been, if all children of the end were cut off.
         goes_up: Whether the end goes, too, if nothing ends there or below; then its parents.
 
     Attributes:
+        path: From one of the subtrees down to what is freed next; whether each is of the end's
+            turn.
+        only: The subtree that was cut off, if it was one child of several; 0 once it is freed.
+        shortened: The end, if all its children were cut off.
         tokens: Block tokens that have left so far.
         is_by_age: Whether the bounds of the index have asked for it, rather than a caller who waits
             for its end.
         is_done: Whether all of it is out.
     """
 
-    __slots__ = ("cut_off", "end", "goes_up", "is_by_age", "is_done", "path", "tokens")
+    __slots__ = (
+        "births",
+        "end",
+        "goes_up",
+        "is_by_age",
+        "is_done",
+        "only",
+        "path",
+        "shortened",
+        "tokens",
+        "tops",
+    )
 
-    def __init__(self, end: Node, cut_off: dict[Hashable, Node], *, goes_up: bool = False) -> None:
+    def __init__(
+        self,
+        end: int,
+        tops: dict[BlockKey | int, int] | None = None,
+        births: int | None = None,
+        *,
+        goes_up: bool = False,
+    ) -> None:
         self.end = end
-        self.cut_off = cut_off
+        self.tops = tops or {}
+        self.births = births or 0
+        self.only = 0 if births is not None else next(iter(self.tops.values()), 0)
+        self.shortened = 0 if births is None else end
         self.goes_up = goes_up
-        # from one of the subtrees down to what is freed next; whether each is of the end's turn
-        self.path: list[tuple[Node, bool]] = []
+        self.path: list[tuple[int, bool]] = []
         self.tokens = 0
         self.is_by_age = False
         self.is_done = False
 
-    @property
-    def has_bare_end(self) -> bool:
-        """Whether the end goes, too."""
-        return self.goes_up and is_leaf(self.end) and self.end.requests is None
+    def has_cut_off(self, node: int, tree: NodeTree) -> bool:
+        """Return whether a node is the top of what was cut off."""
+        if node == self.only:
+            return True
+        is_below = tree.parents[node] == self.shortened != 0
+        return is_below and tree.is_older(node, self.births)

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.index.nodes import Node, path_to
+from ctxreuse.index.nodes import NodeTree, path_to
 
 _VISITS = 256
 _STEPS = 1 << 16
@@ -56,7 +56,10 @@ class SearchBudget:
 
 
 def heaviest_path(
-    root: Node, context: Mapping[BlockKey, int], budget: SearchBudget | None = None
+    tree: NodeTree,
+    root: int,
+    context: Mapping[BlockKey, int],
+    budget: SearchBudget | None = None,
 ) -> Match:
     """Return the path of most weight that uses only blocks of the context.
 
@@ -67,53 +70,65 @@ def heaviest_path(
     tie, and then returns the best path found by then; searches of one budget share another bound.
 
     Args:
+        tree: The tree.
         root: Where the path starts.
         context: Block -> weight, in the retriever's order.
         budget: What this and other searches may compare together; None is this one alone.
     """
     best: tuple[int, int] = (0, 0)
-    best_end: tuple[Node, int] | None = None
+    best_end: tuple[int, int] | None = None
     rank: dict[Hashable, int] = {}  # of the blocks, filled where paths tie
     size = len(context)
     visits = 0
     is_greedy = False
     own = _STEPS_A_BLOCK * size
     most = steps = own + (_STEPS if budget is None else min(_STEPS, budget.left))
+    runs, uses, opens_turn = tree.runs, tree.uses, tree.opens_turn
+    first_children, following = tree.first_children, tree.next_siblings
     stack = [(0, root)]
     while stack and steps >= 0:
         weight, node = stack.pop()
-        children = node.children
-        if len(children) > size:
-            steps -= size
-            found = [children[key] for key in context if key in children]
+        child = first_children[node]
+        if child < 0:
+            table = tree.wide[node]
+            if len(table) > size:
+                steps -= size
+                found = [table[key] for key in context if key in table]
+            else:
+                steps -= len(table)
+                found = [child for key, child in table.items() if key in context]
         else:
-            steps -= len(children)
-            found = [child for edge, child in children.items() if edge in context]
+            found = []
+            while child:
+                steps -= 1
+                if runs[child][0] in context and not opens_turn[child]:
+                    found.append(child)
+                child = following[child]
         visits += len(found)
-        complete: list[tuple[int, Node]] = []
-        branches: tuple[Node | None, Node] | None = None
+        complete: list[tuple[int, int]] = []
+        branches: tuple[int, int] | None = None
         for child in found:
-            gain, matched = weight, 0
-            for key in child.run:
+            gain, matched, run = weight, 0, runs[child]
+            for key in run:
                 share = context.get(key)
                 if share is None:
                     break
                 gain += share
                 matched += 1
             steps -= matched
-            score = (gain, child.uses)
+            score = (gain, uses[child])
             better = score > best
             if score == best and best_end is not None:
                 rank = rank or {key: position for position, key in enumerate(context)}
-                if best_end[0].parent is node:
+                if tree.parents[best_end[0]] == node:
                     ours, other = child, best_end[0]
                 else:  # looked up once for all children, however many tie
-                    branches = branches or _branches(node, best_end[0])
+                    branches = branches or _branches(tree, node, best_end[0])
                     ours, other = branches[0] or child, branches[1]
-                better = rank[ours.edge] < rank[other.edge]
+                better = rank[runs[ours][0]] < rank[runs[other][0]]
             if better:
                 best, best_end = score, (child, matched)
-            if child.children and matched == len(child.run):
+            if matched == len(run) and first_children[child]:
                 complete.append((gain, child))
             if steps < 0:
                 break
@@ -129,35 +144,37 @@ def heaviest_path(
         budget.left = max(0, budget.left + own - (most - steps))
     if best_end is None:
         return Match((), 0, is_cut_short, is_greedy)
-    return Match(path_to(*best_end), best[0], is_cut_short, is_greedy)
+    return Match(path_to(tree, *best_end), best[0], is_cut_short, is_greedy)
 
 
-def _branches(node: Node, best: Node) -> tuple[Node | None, Node]:
-    """Return the nodes with which the paths to two nodes part; None for a node above the other."""
-    above: dict[Node, Node] = {}
-    branch, parent = best, best.parent
-    while parent is not None:
+def _branches(tree: NodeTree, node: int, best: int) -> tuple[int, int]:
+    """Return the nodes with which the paths to two nodes part; 0 for a node above the other."""
+    parents = tree.parents
+    above: dict[int, int] = {}
+    branch, parent = best, parents[best]
+    while parent:
         above[parent] = branch
-        branch, parent = parent, parent.parent
-    ours: Node | None = None
-    while node not in above and node.parent is not None:
-        ours, node = node, node.parent
+        branch, parent = parent, parents[parent]
+    ours = 0
+    while node not in above and parents[node]:
+        ours, node = node, parents[node]
     return ours, above.get(node, best)
 
 
-def sent_prefix(root: Node, path: Sequence[BlockKey]) -> int:
+def sent_prefix(tree: NodeTree, root: int, path: Sequence[BlockKey]) -> int:
     """Return how many leading blocks of a path were sent before, in this order.
 
     Args:
+        tree: The tree.
         root: Where the path starts.
         path: Blocks in the order in which they would be sent.
     """
     done, node = 0, root
     while done < len(path):
-        child = node.children.get(path[done])
-        if child is None:
+        child = tree.child(node, path[done])
+        if not child:
             break
-        for key in child.run:
+        for key in tree.runs[child]:
             if done == len(path) or path[done] != key:
                 return done
             done += 1

@@ -12,22 +12,15 @@ with every child of a node instead; `ordering.paper.paper_order` does that, for
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.leaf_queue import LeafQueue
-from ctxreuse.index.nodes import (
-    Node,
-    Removal,
-    RequestGroup,
-    RequestId,
-    move_requests,
-    opens_turn,
-)
+from ctxreuse.index.nodes import NodeTree, Removal
+from ctxreuse.index.request_ends import RequestEnds, RequestId
 
 _REQUESTS_A_NODE = 4
 _STEPS = 128
@@ -36,9 +29,14 @@ _STEPS_UP = 4_096
 
 
 class Inserted(NamedTuple):
-    """Where a sequence ended, and how many of its blocks were there before."""
+    """Where a sequence ended, and how many of its blocks were there before.
 
-    node: Node
+    Attributes:
+        end: Names the node, for `ContextIndex.extend`.
+        blocks_before: How many blocks.
+    """
+
+    end: int
     blocks_before: int
 
 
@@ -91,11 +89,11 @@ class IndexStatistics:
 class ContextIndex:
     """The tree of sent block sequences of one tenant.
 
-    Invariants: a child's edge is its run's first block, or a mark that no context holds (a later
-    turn stands behind its history, where no other context can follow); no two children of a node
-    share an edge; `tokens` is the sum of all weights; memory is bounded by `capacity_tokens` and
-    `max_nodes`, by evicting the least recently used leaves, last blocks first, as engines do. Its
-    owner bounds what grows within the nodes (`block_count`, `request_size`).
+    Invariants: no two children of a node begin with the same block, later turns apart (a later turn
+    stands behind its history, where no other context can follow); `tokens` is the sum of all
+    weights; memory is bounded by `capacity_tokens` and `max_nodes`, by evicting the least recently
+    used leaves, last blocks first, as engines do. Its owner bounds what grows within the nodes
+    (`block_count`, `request_size`).
 
     Each call takes a bounded number of steps beside those for its own arguments, because others
     wait meanwhile. What is left to do, `tidy` does: nodes that were cut off are freed by it, and
@@ -109,61 +107,79 @@ class ContextIndex:
             remembered.
 
     Attributes:
-        node_count: How many nodes it has, roots left out.
-        block_count: How many blocks the runs of its nodes hold together.
-        tokens: The weight of these blocks.
-        request_size: The sizes (`id_size`) of the request ids remembered.
+        tree: The nodes; for searches.
     """
 
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 500_000) -> None:
         self.max_nodes = max_nodes
         self._most_tokens = math.inf if capacity_tokens is None else capacity_tokens
-        self._roots: dict[Hashable, Node] = {}
-        self._by_request: OrderedDict[RequestId, RequestGroup] = OrderedDict()
-        self.tokens = 0
-        self.node_count = 0
-        self.block_count = 0
-        self.request_size = 0
-        self._leaves = LeafQueue()
         self._removal: Removal | None = None
-        self._turns = 0  # numbers them
+        self._start_with(NodeTree())
+
+    def _start_with(self, tree: NodeTree) -> None:
+        self.tree = tree
+        self._births_before = tree.births
+        self._roots: dict[Hashable, int] = {}
+        self._systems: dict[int, Hashable] = {}  # of the roots
+        self._requests = RequestEnds(tree)
+        self._leaves = LeafQueue(tree)
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
         return IndexStatistics(self.node_count, self.tokens, self.request_count)
 
     @property
+    def node_count(self) -> int:
+        """How many nodes it has, roots left out."""
+        return self.tree.node_count
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks the runs of its nodes hold together."""
+        return self.tree.block_count
+
+    @property
+    def tokens(self) -> int:
+        """The weight of these blocks."""
+        return self.tree.tokens
+
+    @property
     def request_count(self) -> int:
         """How many request ids are remembered."""
-        return len(self._by_request)
+        return self._requests.number
 
-    def root(self, system: Hashable) -> Node:
-        """Return the root for a system text; a new one is kept once something is sent with it."""
-        return self._roots.get(system) or Node(None, system, (), ())
+    @property
+    def request_size(self) -> int:
+        """The sizes (`id_size`) of the request ids remembered."""
+        return self._requests.size
+
+    def root(self, system: Hashable) -> int:
+        """Return the root in `tree` for a system text; 0 if nothing was sent with it."""
+        return self._roots.get(system, 0)
 
     def __contains__(self, request_id: object) -> bool:
         """Return whether a request of this id is remembered."""
-        return request_id in self._by_request
+        return request_id in self._requests
 
-    def holds(self, node: Node) -> bool:
-        """Return whether the node is still part of the tree.
+    def holds(self, end: int) -> bool:
+        """Return whether a node, named as in `Inserted`, is still part of the tree.
 
         While something is being taken out, one below more than 4,096 others counts as taken out.
         """
-        if self._removal is None:
-            return node.parent is not None or self._roots.get(node.edge) is node
+        node = self.tree.named(end)
+        if not node or self._removal is None:
+            return node != 0
         for _ in range(_STEPS_UP):
-            parent = node.parent
-            if parent is None:
-                return self._roots.get(node.edge) is node
-            if parent.children.get(node.edge) is not node:
+            if self._removal.has_cut_off(node, self.tree):
                 return False
-            node = parent
+            node = self.tree.parents[node]
+            if not node:
+                return True
         return False
 
     def insert(
         self,
-        root: Node,
+        system: Hashable,
         path: Sequence[BlockKey],
         weights: Sequence[int],
         request_id: RequestId,
@@ -172,57 +188,66 @@ class ContextIndex:
         """Record that a block sequence was sent.
 
         Args:
-            root: The root of its system text.
+            system: The system text that it was sent with.
             path: The blocks in the order in which they were sent.
             weights: Each block's weight.
             request_id: For eviction by request.
             now: A clock that never goes back.
         """
-        node = root = self._roots.setdefault(root.edge, root)
+        tree, path = self.tree, tuple(path)
+        node = self._root_for(system)
         done, size = 0, len(path)
-        root.last_use = now
+        tree.last_uses[node] = now
         while done < size:
-            child = node.children.get(path[done])
-            if child is None:
+            child = tree.child(node, path[done])
+            if not child:
                 break
-            common = 1
-            for key in child.run[1:]:
-                if done + common == size or path[done + common] != key:
-                    break
-                common += 1
-            if common < len(child.run):
-                child = self._split(child, common)
+            run = tree.runs[child]
+            common = len(run)
+            if common > 1 and run != path[done : done + common]:
+                common = _common(run, path[done : done + common])
+                child = tree.split(child, common)
             node = child
-            node.uses += 1
-            node.last_use = now
+            tree.uses[node] += 1
+            tree.last_uses[node] = now
             done += common
         before = done
         if done < size:
-            node = self._grow(node, path[done], tuple(path[done:]), tuple(weights[done:]), now)
+            node = tree.grow(node, path[done:], weights[done:], now)
+        inserted = Inserted(tree.name(node), before)
         self._end_request(node, request_id)
-        return Inserted(node, before)
+        return inserted
 
     def extend(
         self,
-        node: Node,
+        end: int,
+        system: Hashable,
         path: Sequence[BlockKey],
         weights: Sequence[int],
         request_id: RequestId,
         now: int,
     ) -> Inserted:
-        """Record a later turn of a conversation: blocks behind everything that `node` ends.
+        """Record a later turn of a conversation: blocks behind everything that an end ends.
 
         Between the two stand a question and an answer, so no other context may continue here.
+
+        Args:
+            end: Where the turn before ended, as in `Inserted`; behind one that the tree does not
+                hold any more nothing is known.
+            system: As in `insert`.
+            path: As in `insert`.
+            weights: As in `insert`.
+            request_id: As in `insert`.
+            now: As in `insert`.
         """
-        if node.parent is None:
-            node = self._roots.setdefault(node.edge, node)
-        node.last_use = now
+        tree = self.tree
+        node = tree.named(end) if self.holds(end) else self._root_for(system)
+        tree.last_uses[node] = now
         if path:
-            self._turns += 1
-            mark = ("turn", self._turns)
-            node = self._grow(node, mark, tuple(path), tuple(weights), now)
+            node = tree.grow(node, path, weights, now, opens_turn=True)
+        inserted = Inserted(tree.name(node), 0)
         self._end_request(node, request_id)
-        return Inserted(node, 0)
+        return inserted
 
     @property
     def is_removing(self) -> bool:
@@ -242,9 +267,14 @@ class ContextIndex:
         Returns:
             Whether leaves have to go still.
         """
+        tree = self.tree
         if self._removal is not None:
             self._go_on()
-        elif self.node_count <= self.max_nodes and self.tokens <= self._most_tokens:
+        elif not self._roots:
+            if tree.births > self._births_before:  # gives back what all that has been took
+                self._start_with(NodeTree(tree.births))
+            return False
+        elif tree.node_count <= self.max_nodes and tree.tokens <= self._most_tokens:
             return False  # as nearly always
         for _ in range(_LEAVES):
             if not self.needs_tidying:
@@ -264,8 +294,8 @@ class ContextIndex:
         Returns:
             What `tidy` goes on with; None if there is no such request (any more).
         """
-        node = self._forget_request(request_id)
-        return None if node is None else self._begin(Removal(node, {}, goes_up=True))
+        node = self._requests.forget(request_id)
+        return self._begin(Removal(node, goes_up=True)) if node else None
 
     def trim(self, request_id: RequestId, blocks: int) -> Removal | None:
         """Keep only the first blocks that a request sent; change nothing if it sent no more.
@@ -282,17 +312,19 @@ class ContextIndex:
         Returns:
             As `evict`.
         """
-        group = self._by_request.get(request_id)
-        if group is None:
+        tree, node = self.tree, self._requests.end(request_id)
+        if not node:
             return None
-        turn = [group.end()]
-        while turn[-1].parent is not None and not opens_turn(turn[-1]):
-            turn.append(turn[-1].parent)
+        turn = [node]
+        while tree.parents[node] and not tree.opens_turn[node]:
+            node = tree.parents[node]
+            turn.append(node)
         for node in reversed(turn):
-            if blocks < len(node.run):
+            length = len(tree.runs[node])
+            if blocks < length:
                 return self._begin(self._cut(node, blocks))
-            blocks -= len(node.run)
-        nothing = Removal(turn[0], {})
+            blocks -= length
+        nothing = Removal(turn[0])
         nothing.is_done = True
         return nothing
 
@@ -303,7 +335,7 @@ class ContextIndex:
         """
         oldest = self._leaves.oldest_use()
         if oldest is None and self._removal is not None:
-            return self._removal.end.last_use  # may be a leaf then
+            return self.tree.last_uses[self._removal.end]  # may be a leaf then
         return oldest
 
     def evict_oldest(self, tokens: float) -> int:
@@ -319,35 +351,27 @@ class ContextIndex:
             self._go_on()
             return removal.tokens if removal.is_by_age and removal.is_done else 0
         leaf = self._leaves.oldest()
-        if leaf is None:
+        if not leaf:
             return 0
-        keep, gone = len(leaf.run), 0
+        weights = self.tree.weights(leaf)
+        keep, gone = len(weights), 0
         while keep and gone < tokens:
             keep -= 1
-            gone += leaf.weights[keep]
-        return self._shorten(leaf, keep) if keep else self._remove_leaf(leaf)
+            gone += weights[keep]
+        return self.tree.shorten(leaf, keep) if keep else self._remove_leaf(leaf)
 
     def evict_oldest_leaf(self) -> None:
         """Take out the least recently used leaf, if there is one."""
         if self._removal is not None:
             self._go_on()
-        elif (leaf := self._leaves.oldest()) is not None:
+        elif leaf := self._leaves.oldest():
             self._remove_leaf(leaf)
 
     def forget_oldest_request(self) -> None:
         """Forget the id that was remembered first; what the request sent stays."""
-        if self._by_request:
-            end = self._forget_request(next(iter(self._by_request)))
-            assert end is not None
-            self._note_leaf(end)
-
-    def nodes(self) -> Iterator[Node]:
-        """Yield every node, roots included, parents first."""
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        oldest = self._requests.oldest()
+        if oldest is not None:
+            self._note_leaf(self._requests.forget(oldest))
 
     def _begin(self, removal: Removal) -> Removal:
         assert self._removal is None, "one thing is taken out at a time"
@@ -355,150 +379,118 @@ class ContextIndex:
         self._go_on()
         return removal
 
-    def _cut(self, node: Node, keep: int) -> Removal:
+    def _cut(self, node: int, keep: int) -> Removal:
         """Shorten a node's run to `keep` blocks, and cut off all below it; without any, itself."""
+        tree = self.tree
         if keep:
-            removal = Removal(node, node.children)
-            node.children = {}
-            removal.tokens = self._shorten(node, keep)
+            removal = Removal(node, tree.cut_children(node), tree.births)
+            removal.tokens = tree.shorten(node, keep)
             return removal
-        parent = node.parent
-        assert parent is not None
-        del parent.children[node.edge]
-        return Removal(parent, {node.edge: node})
+        tree.unlink(node)
+        return Removal(tree.parents[node], {node: node})
 
-    def _remove_leaf(self, leaf: Node) -> int:
+    def _remove_leaf(self, leaf: int) -> int:
         """Take a leaf out; return its tokens, or 0 if there is more to do."""
         removal = self._cut(leaf, 0)
         removal.is_by_age = True
         return removal.tokens if self._begin(removal).is_done else 0
-
-    def _shorten(self, node: Node, keep: int) -> int:
-        """Shorten a node's run to `keep` blocks; return the tokens that leave."""
-        gone = sum(node.weights[keep:])
-        self.tokens -= gone
-        self.block_count -= len(node.run) - keep
-        node.run, node.weights = node.run[:keep], node.weights[:keep]
-        return gone
 
     def _go_on(self) -> None:
         """Go on with what is being taken out, for some steps."""
         removal = self._removal
         assert removal is not None
         for _ in range(_STEPS):
-            if removal.cut_off or removal.path:
+            if removal.tops or removal.path:
                 self._free_next(removal)
-            elif removal.has_bare_end:
+            elif self._has_bare_end(removal):
                 self._go_up(removal)
-            if not (removal.cut_off or removal.path or removal.has_bare_end):
+            if not (removal.tops or removal.path or self._has_bare_end(removal)):
                 self._removal, removal.is_done = None, True
                 self._note_leaf(removal.end)
                 return
 
+    def _has_bare_end(self, removal: Removal) -> bool:
+        """Return whether the end of what is taken out goes, too."""
+        end = removal.end
+        return removal.goes_up and self.tree.is_leaf(end) and not self.tree.ends[end]
+
     def _free_next(self, removal: Removal) -> None:
         """Take one step in a subtree that was cut off: a node down, an id, or a node freed."""
-        end = removal.end
+        tree, end = self.tree, removal.end
         if not removal.path:
-            _, top = removal.cut_off.popitem()
-            removal.path.append((top, end.parent is not None and not opens_turn(top)))
+            _, top = removal.tops.popitem()
+            removal.path.append((top, tree.parents[end] != 0 and not tree.opens_turn[top]))
             return
         node, is_same_turn = removal.path[-1]
-        if node.children:
-            _, child = node.children.popitem()
-            removal.path.append((child, is_same_turn and not opens_turn(child)))
-        elif node.requests is None:
+        if tree.first_children[node]:
+            child = tree.pop_child(node)
+            removal.path.append((child, is_same_turn and not tree.opens_turn[child]))
+        elif not tree.ends[node]:
             removal.path.pop()
             removal.tokens += self._free(node)
+            if node == removal.only:
+                removal.only = 0  # the number may be another node's soon
         elif is_same_turn:
-            move_requests(node, end)
+            self._requests.move(node, end)
         else:
-            request_id = node.requests.pop()
-            del self._by_request[request_id]
-            self.request_size -= id_size(request_id)
+            self._requests.forget_one_at(node)
 
     def _go_up(self, removal: Removal) -> None:
         end = removal.end
-        assert end.parent is not None
-        removal.end = end.parent
-        del end.parent.children[end.edge]
+        removal.end = self.tree.parents[end]
+        self.tree.unlink(end)
         removal.tokens += self._free(end)
 
-    def _grow(
-        self,
-        parent: Node,
-        edge: Hashable,
-        run: tuple[BlockKey, ...],
-        weights: tuple[int, ...],
-        now: int,
-    ) -> Node:
-        node = Node(parent, edge, run, weights)
-        node.uses = 1
-        node.last_use = now
-        parent.children[edge] = node
-        self.node_count += 1
-        self.block_count += len(run)
-        self.tokens += sum(weights)
-        return node
+    def _root_for(self, system: Hashable) -> int:
+        """Return the root for a system text, a new one if there is none."""
+        root = self._roots.get(system)
+        if root is None:
+            root = self._roots[system] = self.tree.new_root()
+            self._systems[root] = system
+        return root
 
-    def _split(self, node: Node, length: int) -> Node:
-        """Cut a node's run in two; the node itself stays the lower part, where requests end."""
-        parent = node.parent
-        assert parent is not None
-        upper = Node(parent, node.edge, node.run[:length], node.weights[:length])
-        upper.uses, upper.last_use = node.uses, node.last_use
-        parent.children[node.edge] = upper
-        node.run, node.weights = node.run[length:], node.weights[length:]
-        node.edge, node.parent = node.run[0], upper
-        upper.children[node.edge] = node
-        self.node_count += 1
-        return upper
-
-    def _end_request(self, node: Node, request_id: RequestId) -> None:
-        earlier = self._forget_request(request_id) if request_id in self._by_request else None
-        group = node.requests
-        if group is None:
-            group = node.requests = RequestGroup(node)
-        group.ids[request_id] = None
-        self._by_request[request_id] = group
-        self.request_size += id_size(request_id)
-        if earlier is not None:
+    def _end_request(self, node: int, request_id: RequestId) -> None:
+        requests = self._requests
+        earlier = requests.forget(request_id)
+        requests.add(request_id, node)
+        if earlier:
             self._note_leaf(earlier)
-        if len(self._by_request) > _REQUESTS_A_NODE * self.max_nodes:
+        if requests.number > _REQUESTS_A_NODE * self.max_nodes:
             self.forget_oldest_request()
         self._note_leaf(node)
         self.tidy()
 
-    def _forget_request(self, request_id: RequestId) -> Node | None:
-        """Forget a request id; return the node where the request ended, if it was known."""
-        group = self._by_request.pop(request_id, None)
-        if group is None:
-            return None
-        self.request_size -= id_size(request_id)
-        end = group.end()
-        group.discard(request_id)
-        return end
-
-    def _note_leaf(self, node: Node) -> None:
+    def _note_leaf(self, node: int) -> None:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""
-        if node.children:
+        tree = self.tree
+        if tree.first_children[node]:
             return
-        if node.parent is not None:
-            if not node.is_queued:
-                self._leaves.add(node, self.node_count)
-        elif node.requests is None and self._roots.get(node.edge) is node:
-            del self._roots[node.edge]
+        if tree.parents[node]:
+            if not tree.is_queued[node]:
+                self._leaves.add(node)
+            return
+        is_end = self._removal is not None and self._removal.end == node
+        if not (tree.ends[node] or is_end) and node in self._systems:
+            del self._roots[self._systems.pop(node)]
+            tree.free(node)
 
-    def _free(self, node: Node) -> int:
+    def _free(self, node: int) -> int:
         """Free a node below which nothing stands; return its tokens."""
-        assert node.parent is not None
+        tree = self.tree
         # what stands below was used with all before it: noted only here, because a conversation of
         # thousands of turns would be walked up at each of them
-        node.parent.last_use = max(node.parent.last_use, node.last_use)
-        node.parent = None
-        tokens = sum(node.weights)
-        self.node_count -= 1
-        self.block_count -= len(node.run)
-        self.tokens -= tokens
-        node.run = node.weights = ()  # a conversation that ended here may hold the node for long
-        self._leaves.shrink(self.node_count)
+        parent = tree.parents[node]
+        tree.last_uses[parent] = max(tree.last_uses[parent], tree.last_uses[node])
+        tokens = tree.free(node)
+        self._leaves.shrink()
         return tokens
+
+
+def _common(run: Sequence[BlockKey], path: Sequence[BlockKey]) -> int:
+    """Return how many blocks two sequences begin with alike."""
+    common = 0
+    for one, other in zip(run, path, strict=False):
+        if one != other:
+            break
+        common += 1
+    return common

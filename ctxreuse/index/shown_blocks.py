@@ -27,7 +27,6 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.index.nodes import Node
 
 _TRUSTED_ORDINALS = 1_000_000
 _LEAST_WORK = 1 << 20
@@ -90,7 +89,7 @@ class _Record:
     """One conversation: recorded blocks by ordinal, and where its last turn ends in the index."""
 
     shown: OrderedDict[tuple[int, BlockKey], ShownBlock] = field(default_factory=OrderedDict)
-    end: Node | None = None
+    end: int = 0
     system: bytes | None = None
     last_use: int = 0
 
@@ -153,7 +152,7 @@ class Conversations:
         self,
         conversation_id: str | int,
         sent: Iterable[tuple[int, ContextBlock]],
-        end: Node,
+        end: int,
         system: bytes | None,
     ) -> None:
         """Record the blocks of a turn under their ordinals, and where the turn ends.
@@ -161,7 +160,7 @@ class Conversations:
         Args:
             conversation_id: The conversation.
             sent: The turn's blocks with their ordinals.
-            end: The index node where the turn ends.
+            end: Names the index node where the turn ends.
             system: The digest of the system text.
         """
         self._requests += 1
@@ -187,11 +186,11 @@ class Conversations:
         ):
             self.forget_oldest()
 
-    def end_of(self, conversation_id: str | int | None, system: bytes | None) -> Node | None:
-        """Return the index node where the conversation's last turn ends, if it is known."""
+    def end_of(self, conversation_id: str | int | None, system: bytes | None) -> int:
+        """Return what names the index node where the last turn ends; 0 if it is not known."""
         record = None if conversation_id is None else self._records.get(conversation_id)
         if record is None or record.system != system:
-            return None
+            return 0
         return record.end
 
     def forget(self, conversation_id: str | int) -> bool:

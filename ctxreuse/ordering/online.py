@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.index.nodes import Node
+from ctxreuse.index.nodes import NodeTree
 from ctxreuse.index.path_search import Match, heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex
 
@@ -253,18 +253,19 @@ class OnlineOrder:
         }
         self.node_count = self.block_count = 0
 
-    def order(self, context: Mapping[BlockKey, int], root: Node) -> list[BlockKey]:
+    def order(self, context: Mapping[BlockKey, int], tree: NodeTree, root: int) -> list[BlockKey]:
         """Order a context.
 
         Args:
             context: Block -> weight (tokens, at least 1), in the retriever's order.
-            root: The root of the request's system text in the tenant's context index.
+            tree: What the tenant sent.
+            root: The root of the request's system text in it; 0 if nothing was sent with it.
 
         Returns:
             A permutation of the context's keys.
         """
-        path = self._cached_path(context, root)
-        follows = self.follows_cooccurrence and bool(root.children)
+        path = self._cached_path(context, tree, root)
+        follows = self.follows_cooccurrence and _leads_on(tree, root)
         follow = self.recent.continuation if follows else None
         return _order_behind(path, context, follow, self._note_limit)
 
@@ -273,14 +274,21 @@ class OnlineOrder:
         if not self._is_tried():
             return
         for by_cooccurrence, path in self._trial_paths(context, system).items():
-            follows = by_cooccurrence and bool(self._trials[True].root(system).children)
+            trial = self._trials[True]
+            follows = by_cooccurrence and _leads_on(trial.tree, trial.root(system))
             follow = self.recent.continuation if follows else None
             order = _order_behind(path, context, follow, self._note_limit)
             self._gain(by_cooccurrence, path, order, context, system)
         self._compare()
 
     def look_up(
-        self, context: Mapping[BlockKey, int], root: Node, system: Hashable, *, learns: bool
+        self,
+        context: Mapping[BlockKey, int],
+        tree: NodeTree,
+        root: int,
+        system: Hashable,
+        *,
+        learns: bool,
     ) -> LongContext:
         """Return all that the order of a long context depends on, and its trials if there are any.
 
@@ -288,6 +296,7 @@ class OnlineOrder:
 
         Args:
             context: As in `order`.
+            tree: As in `order`.
             root: As in `order`.
             system: The request's system text.
             learns: Whether both continuations are tried on it.
@@ -296,9 +305,9 @@ class OnlineOrder:
         return LongContext(
             context,
             system,
-            self._cached_path(context, root),
+            self._cached_path(context, tree, root),
             follow,
-            self.follows_cooccurrence and bool(root.children),
+            self.follows_cooccurrence and _leads_on(tree, root),
             self._trial_paths(context, system) if learns and self._is_tried() else {},
             self._note_limit,
         )
@@ -318,7 +327,7 @@ class OnlineOrder:
 
     def _trial_paths(self, context: Mapping[BlockKey, int], system: Hashable) -> dict[bool, Match]:
         return {
-            by_cooccurrence: self._cached_path(context, trial.root(system))
+            by_cooccurrence: self._cached_path(context, trial.tree, trial.root(system))
             for by_cooccurrence, trial in self._trials.items()
         }
 
@@ -336,7 +345,7 @@ class OnlineOrder:
         self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
         weights = [context[key] for key in order]
         trial = self._trials[by_cooccurrence]
-        trial.insert(trial.root(system), order, weights, self._requests, self._requests)
+        trial.insert(system, order, weights, self._requests, self._requests)
 
     def _compare(self) -> None:
         one, other = self._trials.values()
@@ -345,10 +354,14 @@ class OnlineOrder:
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 
-    def _cached_path(self, context: Mapping[BlockKey, int], root: Node) -> Match:
-        match = heaviest_path(root, context)
+    def _cached_path(self, context: Mapping[BlockKey, int], tree: NodeTree, root: int) -> Match:
+        match = heaviest_path(tree, root, context)
         match.note_limits(self._note_limit)
         return match
+
+
+def _leads_on(tree: NodeTree, node: int) -> bool:
+    return tree.first_children[node] != 0
 
 
 def _order_behind(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.index.nodes import Node
+from ctxreuse.index.nodes import NodeTree
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,9 @@ class PaperOrder(NamedTuple):
     is_cut_short: bool
 
 
-def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> PaperOrder:
+def paper_order(
+    context: Mapping[BlockKey, int], tree: NodeTree, root: int, alpha: float
+) -> PaperOrder:
     """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
 
     Where the paper leaves a choice, this takes what saves more:
@@ -142,39 +144,43 @@ def paper_order(context: Mapping[BlockKey, int], root: Node, alpha: float) -> Pa
 
     Args:
         context: Block -> weight, in the retriever's order.
-        root: The root of the request's system text.
+        tree: What was sent.
+        root: The root of the request's system text in it; 0 if nothing was sent with it.
         alpha: Weight of the ranks in the distance.
     """
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
     moved = 0  # the sum of the rank differences of the prefix, all of whose blocks are shared
-    node = root
+    node, runs = root, tree.runs
     steps = _STEPS + _STEPS_A_BLOCK * len(rank)
     while True:
-        steps -= len(node.children)
+        children = tree.children(node)
+        steps -= len(children)
         if steps < 0:
             break
-        candidates = [child for child in node.children.values() if child.edge in context]
-        steps -= sum([len(child.run) for child in candidates])
+        candidates = [
+            child for child in children if runs[child][0] in context and not tree.opens_turn[child]
+        ]
+        steps -= sum([len(runs[child]) for child in candidates])
         if not candidates or steps < 0:
             break
         node = min(
             candidates,
             key=lambda child: (
-                _distance_below(rank, len(prefix), moved, child, alpha),
-                -child.uses,
+                _distance_below(rank, len(prefix), moved, tuple(runs[child]), alpha),
+                -tree.uses[child],
             ),
         )
-        matched = list(takewhile(context.__contains__, node.run))
+        matched = list(takewhile(context.__contains__, runs[node]))
         moved += sum(abs(rank[block] - place) for place, block in enumerate(matched, len(prefix)))
         prefix += matched
-        if len(matched) < len(node.run):
+        if len(matched) < len(runs[node]):
             break
     return PaperOrder(list(dict.fromkeys([*prefix, *context])), steps < 0)
 
 
 def _distance_below(
-    rank: Mapping[BlockKey, int], above: int, moved: int, child: Node, alpha: float
+    rank: Mapping[BlockKey, int], above: int, moved: int, run: Sequence[BlockKey], alpha: float
 ) -> float:
     """Return the `context_distance` of a context and the path to a child's end.
 
@@ -182,16 +188,16 @@ def _distance_below(
         rank: Of each block of the context.
         above: How many blocks stand before the child, all of them of the context.
         moved: The sum of their rank differences.
-        child: The child.
+        run: The blocks of the child.
         alpha: Weight of the ranks.
     """
     shared = above
-    for place, block in enumerate(child.run, above):
+    for place, block in enumerate(run, above):
         other = rank.get(block)
         if other is not None:
             shared += 1
             moved += abs(other - place)
-    return 1 - shared / max(len(rank), above + len(child.run)) + alpha * moved / shared
+    return 1 - shared / max(len(rank), above + len(run)) + alpha * moved / shared
 
 
 @dataclass(frozen=True, slots=True)

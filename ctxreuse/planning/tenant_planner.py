@@ -28,9 +28,9 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, TokenCounter
 from ctxreuse.index.explain import MOST_BLOCK_TOKENS, LoggedPrompt, SentPrompt
-from ctxreuse.index.nodes import RequestId
 from ctxreuse.index.path_search import Match, SearchBudget, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
+from ctxreuse.index.request_ends import RequestId
 from ctxreuse.index.shown_blocks import (
     EMPTY_HISTORY,
     History,
@@ -221,7 +221,8 @@ class TenantPlanner:
         with self._tenants.holding(self._name(request.tenant)) as state:
             if not in_order:
                 return self._cached_path(state, system, weights).weight
-            sent = sent_prefix(state.index.root(system), list(self._keyed(weights)))
+            index = state.index
+            sent = sent_prefix(index.tree, index.root(system), list(self._keyed(weights)))
         return sum(list(weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
@@ -321,14 +322,15 @@ class TenantPlanner:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
             return list(turn.weights)
-        root, weights = state.index.root(turn.system), self._keyed(turn.weights)
+        tree, root = state.index.tree, state.index.root(turn.system)
+        weights = self._keyed(turn.weights)
         if strategy == "paper":
-            papers = paper_order(weights, root, self._settings.alpha)
+            papers = paper_order(weights, tree, root, self._settings.alpha)
             if papers.is_cut_short:
                 self._tenants.note_limit("paper_orders")
             return self._unkeyed(papers.order, turn.weights)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        order = state.online.order(weights, root)
+        order = state.online.order(weights, tree, root)
         if not preview:
             state.online.learn(weights, turn.system)
         return self._unkeyed(order, turn.weights)
@@ -341,15 +343,16 @@ class TenantPlanner:
         budget: SearchBudget | None = None,
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
-        match = heaviest_path(state.index.root(system), self._keyed(weights), budget)
+        index = state.index
+        match = heaviest_path(index.tree, index.root(system), self._keyed(weights), budget)
         match.note_limits(self._tenants.note_limit)
         return match._replace(path=tuple(self._unkeyed(match.path, weights)))
 
     def _look_up(self, turn: _PreparedRequest, *, learns: bool) -> LongContext:
         with self._tenants.holding(self._name(turn.request.tenant)) as state:
-            root = state.index.root(turn.system)
-            weights = self._keyed(turn.weights)
-            return state.online.look_up(weights, root, turn.system, learns=learns)
+            index, weights = state.index, self._keyed(turn.weights)
+            root = index.root(turn.system)
+            return state.online.look_up(weights, index.tree, root, turn.system, learns=learns)
 
     def _record(
         self,
@@ -369,19 +372,16 @@ class TenantPlanner:
             request_id = f"request-{process_name()}{next(state.request_numbers)}"
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.system)
-            if end is None or not index.holds(end):
-                end = index.root(turn.system)
-            inserted = index.extend(end, keys, weights, request_id, now)
+            inserted = index.extend(end, turn.system, keys, weights, request_id, now)
         else:
-            root = index.root(turn.system)
-            inserted = index.insert(root, keys, weights, request_id, now)
+            inserted = index.insert(turn.system, keys, weights, request_id, now)
             state.online.recent.add(keys)
             self._tell_sent(turn, request_id, keys, weights, sent, learns)
         blocks = [turn.blocks[key] for key in sent]
         if request.conversation_id is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
             shown = zip(turn.ordinals, blocks, strict=True)
-            conversations.remember(request.conversation_id, shown, inserted.node, turn.system)
+            conversations.remember(request.conversation_id, shown, inserted.end, turn.system)
         tokens = tuple([turn.tokens[key] for key in sent])
         prompt = SentPrompt(
             request_id=request_id,
@@ -460,8 +460,8 @@ class TenantPlanner:
         with self._tenants.holding(name) as state:
             if entry.is_learnt:
                 state.online.learn(context, entry.system)
-            root = state.index.root(entry.system)
-            state.index.insert(root, entry.keys, entry.weights, entry.uid, next(self._clock))
+            now = next(self._clock)
+            state.index.insert(entry.system, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
 
     def _name(self, tenant: str) -> str:

@@ -3,6 +3,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers import nodes_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -237,8 +238,8 @@ def run_workload(*, with_shadow):
 def index_paths(planner):
     index = planner._planning._tenants.state("").index
     above = {}
-    for node in index.nodes():  # parents first
-        above[id(node)] = above.get(id(node.parent), ()) + node.run
+    for node in nodes_of(index):  # parents first
+        above[node] = above.get(node.parent, ()) + node.run
     return set(above.values())
 
 

@@ -8,6 +8,7 @@ from threading import Event, Thread
 import msgspec
 import pytest
 from forked import in_children
+from helpers import nodes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_event_helpers import Publisher, TellingCache, encoded
@@ -66,9 +67,9 @@ class Application:
         paths = set()
         for tenant, state in self.planner._planning._tenants._states.items():
             above = {}
-            for node in state.index.nodes():  # parents first
-                before = above.get(id(node.parent), ())
-                above[id(node)] = before + node.run
+            for node in nodes_of(state.index):  # parents first
+                before = above.get(node.parent, ())
+                above[node] = before + node.run
                 for end in range(1, len(node.run) + 1):
                     paths.add((tenant, before + node.run[:end]))
         return paths

@@ -35,12 +35,12 @@ def best_path(sent, letters, weights):
 
 
 def test_an_empty_index_matches_nothing():
-    assert heaviest_path(ContextIndex().root(None), context("abc")) == Match((), 0)
+    assert heaviest_path(ContextIndex().tree, 0, context("abc")) == Match((), 0)
 
 
 def test_search_returns_the_path_and_its_weight():
     sender = Sender("abc", "xyz")
-    match = heaviest_path(sender.index.root(None), context("zcba"))
+    match = heaviest_path(*top(sender), context("zcba"))
     assert match == Match(tuple(keys("abc")), 3)
 
 
@@ -98,9 +98,14 @@ def test_a_search_with_very_many_candidates_still_returns_a_cached_path():
     assert (path in everything, weight) == (True, 6)
 
 
+def top(sender, system=None):
+    """Return where the search for a request with a system text starts."""
+    return sender.index.tree, sender.index.root(system)
+
+
 def prefix(sender, letters, system=None):
     """Return the beginning of a word that was sent in this order."""
-    return letters[: sent_prefix(sender.index.root(system), keys(letters))]
+    return letters[: sent_prefix(*top(sender, system), keys(letters))]
 
 
 @given(some_words, words.map(lambda letters: letters + "x") | words)
@@ -135,17 +140,17 @@ def test_nothing_was_sent_to_an_empty_index_or_with_another_system_text():
 def test_a_later_turn_is_no_sent_prefix():
     sender = Sender()
     end = sender.send("ab", 0)
-    sender.extend(end.node, "cd", 1)
+    sender.extend(end.end, "cd", 1)
     assert [prefix(sender, asked) for asked in ("abcd", "cd")] == ["ab", ""]
 
 
 def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monkeypatch):
     everything = ["".join(order) for order in permutations("abcdef")]
     sender = Sender(*everything)
-    exact = heaviest_path(sender.index.root(None), context("abcdefg"))
+    exact = heaviest_path(*top(sender), context("abcdefg"))
     assert not exact.is_cut_short
     monkeypatch.setattr(path_search, "_STEPS", -90)
-    match = heaviest_path(sender.index.root(None), context("abcdefg"))
+    match = heaviest_path(*top(sender), context("abcdefg"))
     assert match.is_cut_short
     path = word(match.path)
     assert 0 < len(path) == match.weight
@@ -155,10 +160,10 @@ def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monke
 def test_searches_that_share_a_budget_take_few_steps_for_each_block_once_it_is_spent(monkeypatch):
     monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 1_000)
     sender = Sender(*("".join(letters) for letters in permutations("abcde")))
-    root, budget = sender.index.root(None), SearchBudget()
+    budget = SearchBudget()
 
     def search():
-        matches.append(heaviest_path(root, context("abcde"), budget))
+        matches.append(heaviest_path(*top(sender), context("abcde"), budget))
 
     matches = []
     taken = [steps(search) for _ in range(20)]
@@ -173,10 +178,10 @@ def test_what_a_search_leaves_of_a_shared_budget_is_for_the_next_and_no_more_tha
 ):
     monkeypatch.setattr(path_search, "_STEPS_A_BATCH", 0)
     sender = Sender(*("".join(letters) for letters in permutations("abcde")))
-    root, budget = sender.index.root(None), SearchBudget()
-    assert heaviest_path(root, context("abcde"), budget).is_cut_short
+    budget = SearchBudget()
+    assert heaviest_path(*top(sender), context("abcde"), budget).is_cut_short
     for _ in range(50):
-        assert not heaviest_path(root, context("xyz"), budget).is_cut_short
-    assert not heaviest_path(root, context("abcde"), budget).is_cut_short
+        assert not heaviest_path(*top(sender), context("xyz"), budget).is_cut_short
+    assert not heaviest_path(*top(sender), context("abcde"), budget).is_cut_short
     monkeypatch.setattr(path_search, "_STEPS", 0)
-    assert heaviest_path(root, context("abcde"), budget).is_cut_short
+    assert heaviest_path(*top(sender), context("abcde"), budget).is_cut_short

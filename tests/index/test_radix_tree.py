@@ -3,8 +3,8 @@ from helpers import (
     check_index,
     context,
     held,
-    ids_at,
     letter_weights,
+    nodes_of,
     prefixes,
     shape,
     some_words,
@@ -23,7 +23,7 @@ from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 def test_a_later_turn_cannot_be_entered_by_search_or_insert():
     sender = Sender()
     first = sender.send("ab", "turn 1")
-    sender.extend(first.node, "cd", "turn 2")
+    sender.extend(first.end, "cd", "turn 2")
     assert sender.search("abcd") == ("ab", 2)
     assert sender.search("cd") == ("", 0)
     assert sender.send("abcd", "other").blocks_before == 2
@@ -54,7 +54,7 @@ def test_splitting_keeps_every_request_at_its_node():
 def test_splitting_a_conversations_node_keeps_what_is_behind_it():
     sender = Sender()
     first = sender.send("abc", "turn 1")
-    sender.extend(first.node, "d", "turn 2")
+    sender.extend(first.end, "d", "turn 2")
     sender.send("ax", "other")
     assert shape(sender.index) == {
         "a": [],
@@ -69,7 +69,7 @@ def test_an_empty_context_ends_at_the_root():
     sender = Sender("", "a")
     assert shape(sender.index) == {"": [0], "a": [1]}
     assert sender.evict([0, 1]) == Evicted(2, 1, ())
-    assert list(sender.index.nodes()) == []
+    assert nodes_of(sender.index) == []
 
 
 def test_a_request_id_that_is_used_again_names_the_later_request():
@@ -96,50 +96,51 @@ def test_request_ids_of_different_types_are_different_requests():
 
 def test_each_later_turn_is_a_branch_of_its_own():
     sender = Sender()
-    first = sender.send("a", 0).node
+    first = sender.send("a", 0).end
     for number in (1, 2):
         turn = sender.extend(first, "b", number)
         assert turn.blocks_before == 0
-    assert [ids_at(node) for node in first.children.values()] == [[1], [2]]
+    later = [node for node in nodes_of(sender.index) if isinstance(node.edge, tuple)]
+    assert [node.ids for node in later] == [[1], [2]]
     assert sender.index.statistics() == IndexStatistics(nodes=3, tokens=3, requests=3)
 
 
 def test_a_later_turn_without_blocks_ends_where_the_turn_before_ended():
     sender = Sender()
     first = sender.send("a", 0)
-    assert sender.extend(first.node, "", 1).node is first.node
+    assert sender.extend(first.end, "", 1).end == first.end
     assert shape(sender.index) == {"a": [0, 1]}
 
 
 def test_a_chain_of_five_thousand_turns_needs_no_recursion():
     sender = Sender()
-    node = sender.send("a", 0).node
+    node = sender.send("a", 0).end
     for number in range(1, 5_000):
-        node = sender.extend(node, "b", number).node
+        node = sender.extend(node, "b", number).end
     assert sender.index.statistics() == IndexStatistics(5_000, 5_000, 5_000)
     check_index(sender.index)
     assert sender.search("ab") == ("a", 1)
     assert [sender.index.evict_oldest(1) for _ in range(10)] == [1] * 10
     assert sender.evict(range(4_990)) == Evicted(4_990, 4_990, ())
-    assert list(sender.index.nodes()) == []
+    assert nodes_of(sender.index) == []
 
 
 def test_a_turn_takes_the_same_work_however_long_its_conversation_is():
     def turn_after(turns):
         sender = Sender()
-        node = sender.send("a", 0).node
+        node = sender.send("a", 0).end
         for number in range(1, turns):
-            node = sender.extend(node, "b", number).node
+            node = sender.extend(node, "b", number).end
         return lambda: sender.extend(node, "b", turns)
 
-    assert steps(turn_after(2_000)) == steps(turn_after(10))
+    assert steps(turn_after(2_000)) <= steps(turn_after(10)) + 10
 
 
 def test_an_earlier_turn_was_used_when_the_turns_behind_it_were():
     sender = Sender()
     first = sender.send("a", "turn 1")
     sender.send("b", "before turn 2")
-    sender.extend(first.node, "c", "turn 2")
+    sender.extend(first.end, "c", "turn 2")
     sender.send("d", "after turn 2")
     sender.evict(["turn 2"])
     check_index(sender.index)
@@ -193,17 +194,17 @@ def test_nothing_is_left_when_all_requests_are_evicted():
     first = sender.send("abc", 0, "system")
     sender.send("abd", 1, "system")
     sender.send("", 2, "another system")
-    sender.extend(first.node, "e", 3)
+    sender.extend(first.end, "e", 3)
     assert sender.evict([0, 1, 2, 3]) == Evicted(4, 5, ())
     assert sender.index.statistics() == IndexStatistics(0, 0, 0)
-    assert list(sender.index.nodes()) == []
+    assert nodes_of(sender.index) == []
 
 
 def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text():
     sender = Sender()
     sender.send("", 0, "one")
     sender.send("", 0, "two")
-    assert [node.edge for node in sender.index.nodes()] == ["two"]
+    assert [node.edge for node in nodes_of(sender.index)] == ["two"]
 
 
 # eviction by age
@@ -214,13 +215,13 @@ def test_the_oldest_leaf_loses_its_last_blocks_first():
     sender.send("abc", 3)
     shapes = []
     while sender.index.statistics().nodes:
-        shapes.append(list(shape(sender.index)))
+        shapes.append(sorted(shape(sender.index)))
         assert sender.index.evict_oldest(1) == 1
         check_index(sender.index)
     assert shapes == [
-        ["xy", "ab", "ab.d", "ab.c"],
-        ["xy", "ab", "ab.c"],
-        ["x", "ab", "ab.c"],
+        ["ab", "ab.c", "ab.d", "xy"],
+        ["ab", "ab.c", "xy"],
+        ["ab", "ab.c", "x"],
         ["ab", "ab.c"],
         ["ab"],
         ["a"],
@@ -250,7 +251,7 @@ def test_a_later_turn_keeps_everything_before_it_in_use():
     sender = Sender()
     first = sender.send("ab", 0)
     sender.send("c", 1)
-    sender.extend(first.node, "d", 2)
+    sender.extend(first.end, "d", 2)
     assert [sender.index.evict_oldest(1) for _ in range(2)] == [1, 1]
     assert shape(sender.index) == {"ab": [0]}
 
@@ -268,7 +269,7 @@ def test_a_request_whose_last_blocks_left_ends_where_the_rest_of_it_ends():
 def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left():
     sender = Sender()
     first = sender.send("ab", 0)
-    sender.extend(first.node, "cd", 1)
+    sender.extend(first.end, "cd", 1)
     assert sender.index.evict_oldest(1) == 1
     assert shape(sender.index) == {"ab": [0], "ab.|c": [1]}
     assert sender.index.evict_oldest(1) == 1
@@ -319,8 +320,8 @@ def test_a_context_larger_than_the_capacity_keeps_its_front():
 def test_without_capacity_nothing_is_kept():
     sender = Sender(capacity_tokens=0)
     inserted = sender.send("ab", 0)
-    assert (inserted.blocks_before, sender.index.holds(inserted.node)) == (0, False)
-    assert list(sender.index.nodes()) == []
+    assert (inserted.blocks_before, sender.index.holds(inserted.end)) == (0, False)
+    assert nodes_of(sender.index) == []
 
 
 def test_too_many_nodes_push_out_the_least_recently_used_leaves():
@@ -365,7 +366,7 @@ def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_bloc
 
 def test_trimming_in_the_middle_of_a_run_shortens_it():
     sender = Sender("abcd")
-    sender.extend(sender.send("abcdef", 1).node, "xy", 2)
+    sender.extend(sender.send("abcdef", 1).end, "xy", 2)
     assert sender.trim(0, 3) == Evicted(1, 1 + 2 + 2, ())
     assert shape(sender.index) == {"abc": [0, 1]}  # of the later turn nothing is left
     check_index(sender.index)
@@ -388,8 +389,8 @@ def test_a_request_of_which_nothing_is_left_is_forgotten():
 
 def test_of_a_later_turn_its_own_blocks_are_trimmed():
     sender = Sender("ab")
-    second = sender.extend(sender.send("ab", 1).node, "cd", 2)
-    sender.extend(second.node, "e", 3)
+    second = sender.extend(sender.send("ab", 1).end, "cd", 2)
+    sender.extend(second.end, "e", 3)
     assert sender.trim(3, 1) == Evicted(1, 0, ())
     assert sender.trim(2, 1) == Evicted(1, 1 + 1, ())
     assert shape(sender.index) == {"ab": [0, 1], "ab.|c": [2]}
@@ -419,7 +420,7 @@ def test_requests_whose_ends_come_together_again_and_again_can_all_be_forgotten(
     assert sender.evict(ids[::2]) == Evicted(80, 0, ())
     check_index(sender.index)
     assert sender.evict(ids[1::2]).requests == 80
-    assert list(sender.index.nodes()) == []
+    assert nodes_of(sender.index) == []
 
 
 def test_shortening_a_path_takes_the_same_work_however_many_requests_end_there():
@@ -443,6 +444,11 @@ operations = st.one_of(
     st.tuples(st.just("trim"), few_ids, st.integers(0, 4)),
     st.tuples(st.just("search"), words, st.sampled_from(["one", "two"])),
 )
+
+
+def end_of(index, request_id):
+    """The node where a request ends."""
+    return next(node for node in nodes_of(index) if request_id in node.ids)
 
 
 def own_blocks(node):
@@ -472,14 +478,12 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
     for step in steps:
         match step:
             case "insert", letters, request_id, system:
-                ends.append(sender.send(letters, request_id, system).node)
+                ends.append(sender.send(letters, request_id, system).end)
             case "extend", letters, request_id, choice:
-                node = ends[choice % len(ends)] if ends else index.root("one")
-                if not index.holds(node):
-                    node = index.root("one")
-                ends.append(sender.extend(node, letters, request_id).node)
+                end = ends[choice % len(ends)] if ends else 0
+                ends.append(sender.extend(end, letters, request_id, "one").end)
             case "evict", request_ids:
-                known = [i for i in request_ids if i in index._by_request]
+                known = [i for i in request_ids if i in index]
                 before = index.statistics().tokens
                 evicted = sender.evict(request_ids)
                 assert evicted.requests == len(known)
@@ -489,14 +493,14 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
                 before = index.statistics().tokens
                 assert index.evict_oldest(tokens) == before - index.statistics().tokens
             case "trim", request_id, blocks:
-                end, paths = index._by_request.get(request_id), held(index)
+                is_known, paths = request_id in index, held(index)
                 before = index.statistics().tokens
                 evicted = sender.trim(request_id, blocks)
                 assert evicted.tokens == before - index.statistics().tokens
-                assert evicted.unknown == (() if end is not None else (request_id,))
+                assert evicted.unknown == (() if is_known else (request_id,))
                 assert held(index) <= paths
                 if request_id in index:
-                    assert len(own_blocks(index._by_request[request_id].end())) <= blocks
+                    assert len(own_blocks(end_of(index, request_id))) <= blocks
             case "search", letters, system:
                 path, weight = sender.search(letters, system)
                 assert path in held(index) | {""}
@@ -542,5 +546,5 @@ def test_the_queue_of_leaves_does_not_outgrow_the_most_nodes_ever_held():
 
 def test_looking_at_a_root_keeps_nothing():
     index = ContextIndex()
-    assert heaviest_path(index.root("a system text"), context("ab")).weight == 0
-    assert list(index.nodes()) == []
+    assert heaviest_path(index.tree, index.root("a system text"), context("ab")).weight == 0
+    assert nodes_of(index) == []

@@ -30,12 +30,12 @@ def reuse_order(letters, sent=(), recent=(), weights=HEAVY):
     """Order a context on top of an index that holds `sent`, after some recent requests."""
     index = Sender(*sent, weights=weights).index
     online = OnlineOrder(recent_requests(recent))
-    return word(online.order(context(letters, weights), index.root(None)))
+    return word(online.order(context(letters, weights), index.tree, index.root(None)))
 
 
 def papers_order(letters, sent, alpha=0.001):
     index = Sender(*sent).index
-    return word(paper_order(context(letters), index.root(None), alpha).order)
+    return word(paper_order(context(letters), index.tree, index.root(None), alpha).order)
 
 
 # this package's order
@@ -118,7 +118,7 @@ def after(sent, weights):
 def order_of(online, letters, weights):
     """Return the order where nothing of it is cached."""
     index = Sender("9").index
-    return word(online.order(context(letters, weights), index.root(None)))
+    return word(online.order(context(letters, weights), index.tree, index.root(None)))
 
 
 def test_at_first_cooccurrence_orders():
@@ -177,8 +177,11 @@ def test_blocks_that_a_node_has_and_the_context_lacks_are_not_injected():
 
 def test_a_later_turn_is_no_candidate():
     sender = Sender()
-    sender.extend(sender.send("a", 0).node, "bc", 1)
-    assert word(paper_order(context("cba"), sender.index.root(None), 0.001).order) == "acb"
+    sender.extend(sender.send("a", 0).end, "bc", 1)
+    assert (
+        word(paper_order(context("cba"), sender.index.tree, sender.index.root(None), 0.001).order)
+        == "acb"
+    )
 
 
 def test_among_children_at_equal_distance_the_more_shared_wins_then_the_older():

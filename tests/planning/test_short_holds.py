@@ -1,7 +1,7 @@
 """Nothing but short steps under a tenant's lock, whatever an eviction takes out."""
 
 import pytest
-from helpers import check_index, ids_at
+from helpers import check_index, nodes_of
 from hold_meter import MeteredLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,12 +132,12 @@ def do(planner, number, call):
 def contents(index):
     """Return the runs of the nodes by the edges that lead there, and which requests end there."""
     found = {}
-    for node in index.nodes():
+    for node in nodes_of(index):
         edges, above = [], node
         while above is not None:
             edges.append(above.edge)
             above = above.parent
-        found[tuple(edges)] = node.run, set(ids_at(node))
+        found[tuple(edges)] = node.run, set(node.ids)
     return found
 
 

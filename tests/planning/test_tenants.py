@@ -17,7 +17,7 @@ class Service:
         self.now += 1
         weights = [1] * len(letters)
         with self.tenants.holding(tenant) as state:
-            state.index.insert(state.index.root(None), keys(letters), weights, request_id, self.now)
+            state.index.insert(None, keys(letters), weights, request_id, self.now)
             state.online.recent.add(keys(letters))
 
     def learn(self, tenant, letters):
@@ -50,7 +50,7 @@ def test_what_one_tenant_asked_for_does_not_order_another_tenants_blocks():
 def test_each_tenant_has_conversations_of_its_own():
     service = Service()
     one = service.tenants.state("one")
-    one.conversations.remember("c", [], one.index.root(None), None)
+    one.conversations.remember("c", [], 0, None)
     assert len(service.tenants.state("one").conversations) == 1
     assert len(service.tenants.state("two").conversations) == 0
 
@@ -102,7 +102,7 @@ def test_the_oldest_leaves_go_first_whoever_sent_them():
         shapes = service.shapes("one", "two")
         left.append([".".join(shapes[name]) for name in ("one", "two")])
     assert left == [
-        ["ef.a", "cd"],
+        ["a.ef", "cd"],
         ["ef", "cd"],
         ["ef", "c"],
         ["ef", ""],

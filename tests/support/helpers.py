@@ -5,16 +5,19 @@ In these tests the block key of "a" is `b"a"`, and a context is written as a wor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, id_size
-from ctxreuse.index.nodes import Node
+from ctxreuse.index.nodes import Removal
 from ctxreuse.index.path_search import heaviest_path
-from ctxreuse.index.radix_tree import ContextIndex, Evicted, Inserted, Removal
+from ctxreuse.index.radix_tree import ContextIndex, Evicted, Inserted
+from ctxreuse.index.request_ends import RequestEnds
 
 LETTERS = "abcde"
 words = st.lists(st.sampled_from(LETTERS), unique=True).map("".join)
@@ -75,17 +78,18 @@ class Sender:
     def send(self, letters: str, request_id: str | int, system: str | None = None) -> Inserted:
         """Insert a request's blocks; the requests of the constructor have the ids 0, 1, ..."""
         self.now += 1
-        root = self.index.root(system)
         weights = weights_of(letters, self._weights)
-        inserted = self.index.insert(root, keys(letters), weights, request_id, self.now)
+        inserted = self.index.insert(system, keys(letters), weights, request_id, self.now)
         tidied(self.index)
         return inserted
 
-    def extend(self, node: Node, letters: str, request_id: str | int) -> Inserted:
-        """Insert a later turn behind a node."""
+    def extend(
+        self, end: int, letters: str, request_id: str | int, system: str | None = None
+    ) -> Inserted:
+        """Insert a later turn behind the end of one before."""
         self.now += 1
         weights = weights_of(letters, self._weights)
-        inserted = self.index.extend(node, keys(letters), weights, request_id, self.now)
+        inserted = self.index.extend(end, system, keys(letters), weights, request_id, self.now)
         tidied(self.index)
         return inserted
 
@@ -102,8 +106,8 @@ class Sender:
         return Evicted(0, 0, (request_id,)) if removal is None else Evicted(1, removal.tokens, ())
 
     def search(self, letters: str, system: str | None = None) -> tuple[str, int]:
-        root = self.index.root(system)
-        match = heaviest_path(root, context(letters, self._weights))
+        index = self.index
+        match = heaviest_path(index.tree, index.root(system), context(letters, self._weights))
         return word(match.path), match.weight
 
 
@@ -115,73 +119,143 @@ def tidied(index: ContextIndex, removal: Removal | None = None) -> Removal | Non
     return removal
 
 
-def ids_at(node: Node) -> list[str | int]:
-    """Return the ids of the requests that end at a node."""
-    groups = [] if node.requests is None else [node.requests]
-    for group in groups:  # grows
-        groups += group._joined or ()
-    return [request_id for group in groups for request_id in group.ids]
+@dataclass(eq=False)
+class Node:
+    """A node of an index as it is now, as an object.
+
+    `edge` is the first block; of a later turn ("turn", number), of a root the system text.
+    """
+
+    number: int
+    parent: Node | None
+    edge: Hashable
+    run: tuple[BlockKey, ...]
+    weights: list[int]
+    uses: int
+    last_use: int
+    children: dict[Hashable, Node] = field(default_factory=dict)
+    ids: list[str | int | bytes] = field(default_factory=list)
 
 
-def shape(index: ContextIndex) -> dict[str, list[str | int]]:
+def nodes_of(index: ContextIndex) -> list[Node]:
+    """Return every node, roots included, parents first."""
+    tree = index.tree
+    nodes: list[Node] = []
+
+    def add(number: int, parent: Node | None, edge: Hashable) -> None:
+        run, weights = tree.runs[number], list(tree.weights(number))
+        uses, last_use = tree.uses[number], tree.last_uses[number]
+        nodes.append(Node(number, parent, edge, run, weights, uses, last_use))
+
+    for system, root in index._roots.items():
+        add(root, None, system)
+    for node in nodes:  # grows
+        for child in tree.children(node.number):
+            turn = ("turn", child) if tree.opens_turn[child] else None
+            add(child, node, turn or tree.runs[child][0])
+            assert nodes[-1].edge not in node.children
+            node.children[nodes[-1].edge] = nodes[-1]
+    by_number = {node.number: node for node in nodes}
+    for request_id in index._requests.ids():
+        end = index._requests.end(request_id)
+        by_number[end].ids.append(request_id)
+    return nodes
+
+
+def ids_at(node: Node) -> list[str | int | bytes]:
+    """Return the ids of the requests that end at a node, the oldest first."""
+    return node.ids
+
+
+def shape(index: ContextIndex) -> dict[str, list[str | int | bytes]]:
     """Return the request ids at each node, by the words on its path; "|" opens a later turn."""
     nodes = {}
-    for node in index.nodes():
+    for node in nodes_of(index):
         steps = []
         above: Node | None = node
         while above is not None and above.parent is not None:
             steps.append(("|" if isinstance(above.edge, tuple) else "") + word(above.run))
             above = above.parent
-        ids = ids_at(node)
-        if steps or ids:
-            nodes[".".join(reversed(steps))] = sorted(ids, key=list(index._by_request).index)
+        if steps or node.ids:
+            nodes[".".join(reversed(steps))] = node.ids
     return nodes
 
 
 def held(index: ContextIndex) -> set[str]:
     """Return every block sequence that the index holds, from a root on."""
-    paths = {}
-    for node in index.nodes():  # parents first
-        above = "" if node.parent is None else paths[id(node.parent)]
-        paths[id(node)] = above + word(node.run)
+    paths: dict[Node | None, str] = {None: ""}
+    for node in nodes_of(index):  # parents first
+        paths[node] = paths[node.parent] + word(node.run)
     return {path[:end] for path in paths.values() for end in range(1, len(path) + 1)}
 
 
 def check_index(index: ContextIndex) -> None:
-    """Check that edges, sums, counts, parents, request map, leaf queue and bounds agree."""
-    nodes = list(index.nodes())
+    """Check that lists, sums, counts, parents, request map, leaf queue and bounds agree."""
+    tree, nodes = index.tree, nodes_of(index)
     inner = [node for node in nodes if node.parent is not None]
-    assert len({id(node) for node in nodes}) == len(nodes)
+    numbers = [node.number for node in nodes]
+    assert len(set(numbers)) == len(numbers)
+    assert sorted([*numbers, *tree._free]) == list(range(1, len(tree.parents)))
+    assert {root: system for system, root in index._roots.items()} == index._systems
     for node in nodes:
-        assert index.holds(node)
-        for edge, child in node.children.items():
-            assert child.parent is node
-            assert child.edge == edge
+        assert index.holds(tree.name(node.number))
+        assert tree.parents[node.number] == (node.parent.number if node.parent else 0)
+        children = [child.number for child in node.children.values()]
+        assert children == list(tree.children(node.number))
+        by_edge = {
+            one.number if isinstance(edge, tuple) else edge: one.number
+            for edge, one in node.children.items()
+        }
+        assert tree.wide.get(node.number, by_edge) == by_edge
+        assert node.number in tree.wide or len(children) <= 8
+        assert node.number not in tree.wide or len(children) > 4
+        assert (tree.first_children[node.number] < 0) == (node.number in tree.wide)
+    assert set(tree.wide) <= set(numbers)
     for node in inner:
         assert node.run
         assert len(node.weights) == len(node.run)
-        assert node.edge == node.run[0] or isinstance(node.edge, tuple)
         assert node.uses >= 1
 
-    ends = [(request_id, node) for node in nodes for request_id in ids_at(node)]
-    assert len(dict(ends)) == len(ends)
-    assert {one: group.end() for one, group in index._by_request.items()} == dict(ends)
-    assert all(node.requests is None or ids_at(node) for node in nodes)
-    assert index.request_size == sum(map(id_size, index._by_request))
+    requests = index._requests
+    assert Counter(one for node in nodes for one in node.ids) == Counter(requests.ids())
+    assert all((tree.ends[node.number] != 0) == bool(node.ids) for node in nodes)
+    assert index.request_size == sum(map(id_size, requests.ids()))
+    check_request_ends(requests)
     assert not index.is_removing
 
     size = index.statistics()
     assert size.nodes == len(inner) <= index.max_nodes
-    assert size.requests == len(ends) <= 4 * index.max_nodes
+    assert size.requests == requests.number <= 4 * index.max_nodes
     assert size.tokens == sum(sum(node.weights) for node in inner)
+    assert index.block_count == sum(len(node.run) for node in inner)
     assert size.tokens <= index._most_tokens
 
-    entries = [*index._leaves._entries, *index._leaves._former]
-    queued = {id(node): last_use for last_use, _, node in entries}
+    queue = index._leaves
+    entries = [*queue._entries, *queue._former]
+    queued = {entry & 0xFFFF_FFFF: entry >> 32 for entry in entries}
     assert len(queued) == len(entries)
     leaves = [node for node in inner if not node.children]
-    assert all(queued[id(leaf)] <= leaf.last_use for leaf in leaves)
-    assert all(node.is_queued == (id(node) in queued) for node in inner)
+    assert all(queued[leaf.number] <= leaf.last_use for leaf in leaves)
+    assert {number for number, is_in in enumerate(tree.is_queued) if is_in} == set(queued)
     for _ in entries[::64]:  # each time a few entries are brought up to date
         index.oldest_use()
     assert index.oldest_use() == min((leaf.last_use for leaf in leaves), default=None)
+
+
+def check_request_ends(requests: RequestEnds) -> None:
+    """Check that all ids, and none that is forgotten without need, stand in order of arrival."""
+    used = set(range(1, len(requests._nodes))) - set(requests._free)
+    assert {requests._ids[number] for number in used} - {None} == set(requests.ids())
+    for number in used:
+        behind, first = [], requests._behind[number]
+        while first:
+            assert requests._tops[first] == number
+            behind.append(first)
+            first = requests._next_beside[first]
+        assert behind or requests._ids[number] is not None
+        assert [0, *behind][: len(behind)] == [requests._previous_beside[one] for one in behind]
+    in_order, number = [], requests._newer[0]
+    while number:
+        in_order.append(requests._ids[number])
+        number = requests._newer[number]
+    assert in_order == requests.ids()

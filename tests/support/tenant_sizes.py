@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from helpers import nodes_of
+
 from ctxreuse import ReusePlanner
 from ctxreuse.planning.tenants import Bounds, Tenants
 
@@ -30,7 +32,7 @@ def measured(tenants: Tenants) -> dict[str, int]:
     states = tenants._states.values()
     return {
         "index_nodes": sum(
-            sum(node.parent is not None for node in index.nodes())
+            sum(node.parent is not None for node in nodes_of(index))
             for state in states
             for index in (state.index, *state.online._trials.values())
         ),
@@ -38,9 +40,9 @@ def measured(tenants: Tenants) -> dict[str, int]:
             len(node.run)
             for state in states
             for index in (state.index, *state.online._trials.values())
-            for node in index.nodes()
+            for node in nodes_of(index)
         ),
-        "request_ids": sum(len(state.index._by_request) for state in states),
+        "request_ids": sum(state.index._requests.number for state in states),
         "recent_blocks": sum(len(one) for state in states for one in state.online.recent._requests),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
