@@ -41,6 +41,7 @@ class PrefixCacheMetrics:
         kv_cache_usage: Share of the blocks that running requests hold, from 0 to 1; the mean of
             several engines.
         engines: How many engines there are.
+        prefix_caching: Whether all of them keep prefixes, as they were configured.
     """
 
     prefix_cache_queries: int | None = None
@@ -50,6 +51,7 @@ class PrefixCacheMetrics:
     kv_cache_size_tokens: int | None = None
     kv_cache_usage: float | None = None
     engines: int = 1
+    prefix_caching: bool | None = None
 
     @classmethod
     def parse(cls, text: str) -> PrefixCacheMetrics:
@@ -88,6 +90,7 @@ class PrefixCacheMetrics:
             kv_cache_size_tokens=sum(sizes) if sizes else None,
             kv_cache_usage=sum(usages.values()) / len(usages) if usages else None,
             engines=max(len(queries), len(configs), 1),
+            prefix_caching=_all_true(configs, "enable_prefix_caching"),
         )
 
     @property
@@ -143,3 +146,9 @@ def _numbers(configs: list[Mapping[str, str]], label: str) -> list[int]:
     """Return a label's positive integers; vLLM writes "None" for what it does not know."""
     shown = (config.get(label, "") for config in configs)
     return [int(text) for text in shown if _POSITIVE.fullmatch(text)]
+
+
+def _all_true(configs: list[Mapping[str, str]], label: str) -> bool | None:
+    """Return whether a label is "True" wherever it is given; None if it is nowhere."""
+    shown = {config[label] for config in configs if config.get(label) in ("True", "False")}
+    return shown == {"True"} if shown else None

@@ -34,6 +34,7 @@ def test_a_page_of_vllm_is_read():
         kv_cache_size_tokens=87040,
         kv_cache_usage=0.25,
         engines=1,
+        prefix_caching=True,
     )
 
 
@@ -60,6 +61,24 @@ def test_engines_are_added_up():
 def test_names_are_known_as_other_exporters_write_them(prefix, suffix):
     page = f"{prefix}prefix_cache_hits{suffix}\t5 1763000000000\r\n"
     assert PrefixCacheMetrics.parse(page) == PrefixCacheMetrics(prefix_cache_hits=5)
+
+
+@pytest.mark.parametrize(
+    ("shown", "keeps_prefixes"),
+    [
+        (["True", "True"], True),
+        (["True", "False"], False),
+        (["False"], False),
+        (["None"], None),
+        (["None", "True"], True),
+    ],
+)
+def test_prefixes_are_kept_where_all_engines_keep_them(shown, keeps_prefixes):
+    page = "".join(
+        f'vllm:cache_config_info{{engine="{engine}",enable_prefix_caching="{one}"}} 1\n'
+        for engine, one in enumerate(shown)
+    )
+    assert PrefixCacheMetrics.parse(page).prefix_caching is keeps_prefixes
 
 
 def test_what_a_page_lacks_is_unknown():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any, Self
 
 import ctxreuse
 from ctxreuse.context.checks import check_function, checked_each, checked_kind, checked_list
-from ctxreuse.context.files import file_errors, write_text
+from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import InputFileError
 from ctxreuse.evaluation.replay.estimate import (
     KS,
     TraceSummary,
@@ -37,8 +35,8 @@ from ctxreuse.evaluation.replay.simulate import (
     no_progress,
 )
 from ctxreuse.evaluation.results import stored_results as read
-from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
-from ctxreuse.evaluation.traces.trace_files import Corpus, read_corpus, read_trace
+from ctxreuse.evaluation.traces.recording_folder import read_recording
+from ctxreuse.evaluation.traces.trace_files import Corpus
 
 _WORST = 10
 _NO_RUN = RunResult("", "", "", False, None, 0.0, (), ())
@@ -231,17 +229,9 @@ def measure_savings(
         InvalidRequestError: wrong type or out of range.
         MissingExtraError: `tokenizer` is given, and `tokenizers` is not installed.
     """
-    checked_kind("trace", trace, (str, os.PathLike), "a path")
     check_function("progress", progress, "a function")
     smaller = checked_list("capacities", capacities, "a list of tokens")
-    path = Path(trace)
-    with file_errors(trace, "read"):
-        if not path.exists():
-            raise InputFileError(f"{trace}: there is no such file or folder")
-        if path.is_dir():
-            path /= TRACE
-    blocks = read_corpus(str(path.parent / CORPUS) if corpus is None else corpus)
-    requests = read_trace(str(path), blocks)
+    blocks, requests = read_recording(trace, corpus)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
     sizes = [None, *smaller] if smaller else summary.cache_sizes()

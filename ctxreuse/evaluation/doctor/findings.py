@@ -1,0 +1,72 @@
+"""What was found, whether it is well, and what to do: a line for each check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+Figure: TypeAlias = int | float | str | None
+_INDENT = " " * 11
+_LONGEST = 2_000
+
+
+class Verdict(StrEnum):
+    """What a check comes to; `UNKNOWN` is what cannot be told from outside."""
+
+    OK = "ok"
+    PROBLEM = "problem"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found.
+
+    Attributes:
+        check: The check's name.
+        verdict: What it comes to.
+        found: What was found, in words, with a number.
+        remedy: A command or setting; empty where nothing is to be done.
+        figures: The numbers alone, by name.
+    """
+
+    check: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a terminal shows."""
+        yield f"{self.verdict:<9}  {self.check}: {printable(self.found)}"
+        if self.remedy:
+            yield f"{_INDENT}{printable(self.remedy)}"
+
+
+def is_healthy(findings: Sequence[Finding]) -> bool:
+    """Return whether no check has found a problem."""
+    return all(one.verdict is not Verdict.PROBLEM for one in findings)
+
+
+def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return findings as a JSON object."""
+    return {
+        "healthy": is_healthy(findings),
+        "checks": [
+            {
+                "check": one.check,
+                "verdict": str(one.verdict),
+                "found": one.found,
+                "remedy": one.remedy or None,
+                "figures": one.figures,
+            }
+            for one in findings
+        ],
+    }
+
+
+def printable(text: str) -> str:
+    """Return a text that can be printed: names and words come from servers and traces."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST])

@@ -1,0 +1,37 @@
+"""A recording, as commands are given it: a folder, or a trace with its corpus beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.files import file_errors
+from ctxreuse.errors import InputFileError
+from ctxreuse.evaluation.traces.recording import CORPUS, TRACE
+from ctxreuse.evaluation.traces.trace_files import TraceRequest, read_corpus, read_trace
+
+
+def read_recording(
+    trace: str, corpus: str | None = None
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
+    """Read a trace and its blocks.
+
+    Args:
+        trace: A trace, or a folder that holds a recording.
+        corpus: Its blocks; None is `corpus.jsonl` beside the trace.
+
+    Raises:
+        InputFileError: A file is missing or broken.
+        InvalidRequestError: wrong type.
+    """
+    checked_kind("trace", trace, (str, os.PathLike), "a path")
+    path = Path(trace)
+    with file_errors(trace, "read"):
+        if not path.exists():
+            raise InputFileError(f"{trace}: there is no such file or folder")
+        if path.is_dir():
+            path /= TRACE
+    blocks = read_corpus(str(path.parent / CORPUS) if corpus is None else corpus)
+    return blocks, read_trace(str(path), blocks)
