@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ctxreuse
-from ctxreuse.cli import savings_commands, trace_commands
+from ctxreuse.cli import doctor_command, savings_commands, trace_commands
 from ctxreuse.cli.terminal import Command, Group, progress, put, show
 
 app = typer.Typer(
@@ -32,6 +32,10 @@ app = typer.Typer(
     `ctxreuse record -o recording app.py`
 
     `ctxreuse estimate recording`
+
+    Where the engine reports few hits, this says why:
+
+    `ctxreuse doctor --base-url http://127.0.0.1:8000/v1`
 
     To compare ways to order blocks on public data or on yours: `ctxreuse bench --help`
     """,
@@ -74,6 +78,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "plan": trace_commands.plan,
     "simulate": trace_commands.simulate,
     "explain": trace_commands.explain,
+    "doctor": doctor_command.doctor,
 }
 for _name, _function in _COMMANDS.items():
     # what is behind the program that `record` runs is the program's

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -36,7 +36,7 @@ class Finding:
     verdict: Verdict
     found: str
     remedy: str = ""
-    figures: dict[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """Yield what a terminal shows."""
@@ -60,7 +60,7 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
                 "verdict": str(one.verdict),
                 "found": one.found,
                 "remedy": one.remedy or None,
-                "figures": one.figures,
+                "figures": dict(one.figures),
             }
             for one in findings
         ],

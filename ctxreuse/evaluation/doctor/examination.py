@@ -1,0 +1,110 @@
+"""What `ctxreuse doctor` does: asks what it was given, and says what it has found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ctxreuse.context.checks import checked_number, checked_optional_integer
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.evaluation.doctor.engine_findings import (
+    engine_findings,
+    metrics_finding,
+    processes_finding,
+)
+from ctxreuse.evaluation.doctor.findings import Finding
+from ctxreuse.evaluation.doctor.log_watch import LogWatch
+from ctxreuse.evaluation.doctor.probe import MOST_TOKENS, ProbeSettings, probe
+from ctxreuse.evaluation.doctor.varying_fronts import check_fronts
+from ctxreuse.evaluation.traces.recording_folder import read_recording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig:
+    """What is looked at; at least one of them.
+
+    Attributes:
+        recording: A recording's folder, or a trace.
+        corpus: The trace's blocks; None is `corpus.jsonl` beside it.
+        base_url: The engine's address.
+        metrics_url: The address of its metrics; None is `/metrics` of the same server.
+        shared_log: The file of the log that processes share.
+        workers: How many processes of the user's send prompts to the engine; None is not known.
+        model: The model that answers; None for the server's first.
+        api_key: The engine's key.
+        tokens: How long a prompt is, about, from 64 to 20,000; None suits most engines.
+        quiet_s: How long nothing is sent, in seconds.
+        timeout_s: How long an answer may take, in seconds.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range, or there is nothing to look at.
+    """
+
+    recording: str | None = None
+    corpus: str | None = None
+    base_url: str | None = None
+    metrics_url: str | None = None
+    shared_log: str | None = None
+    workers: int | None = None
+    model: str | None = None
+    api_key: str = field(default="EMPTY", repr=False)
+    tokens: int | None = None
+    quiet_s: float = 2.0
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Check it."""
+        if not (self.recording or self.base_url or self.metrics_url or self.shared_log):
+            raise InvalidRequestError(
+                "there is nothing to look at; give --base-url, --metrics, --shared-log or a folder "
+                "that ctxreuse record wrote"
+            )
+        checked_optional_integer("workers", self.workers, 1)
+        if (checked_optional_integer("tokens", self.tokens, 64) or 0) > MOST_TOKENS:
+            raise InvalidRequestError(
+                f"tokens must be at most {MOST_TOKENS:,}, not {describe(self.tokens)}"
+            )
+        checked_number("quiet_s", self.quiet_s)
+        checked_number("timeout_s", self.timeout_s)
+
+
+def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Finding]:
+    """Look at an engine, its metrics, a log and a recording, as far as they were given.
+
+    Args:
+        config: What to look at.
+        announce: Is told what will be sent, before it is.
+
+    Returns:
+        What was found, in the order in which it should be mended.
+
+    Raises:
+        InputFileError: the recording is missing or broken; nothing is sent then.
+        InvalidRequestError: an address or a key is none.
+        MissingExtraError: `openai` or `tenacity` is not installed.
+    """
+    trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
+    fronts = [] if trace is None else [check_fronts(trace)]
+    return [*_examine_engine(config, announce), *fronts]
+
+
+def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> Iterator[Finding]:
+    if not (config.base_url or config.metrics_url or config.shared_log):
+        return
+    log = None if config.shared_log is None else LogWatch(config.shared_log)
+    settings = ProbeSettings(
+        base_url=config.base_url,
+        metrics_url=config.metrics_url,
+        model=config.model,
+        api_key=config.api_key,
+        tokens=config.tokens,
+        quiet_s=config.quiet_s,
+        timeout_s=config.timeout_s,
+    )
+    readings = asyncio.run(probe(settings, announce, log))
+    if config.base_url is not None:
+        yield from engine_findings(readings)
+    if config.base_url is not None or config.metrics_url is not None:
+        yield metrics_finding(readings, is_asked_for=config.metrics_url is not None)
+    yield processes_finding(readings, log, config.workers)

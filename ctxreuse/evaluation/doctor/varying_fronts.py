@@ -1,0 +1,240 @@
+"""Whether anything varies in front of the contexts, where it ends what prompts have in common.
+
+A date, a user's name or a session's id in the system text makes every prompt begin in its own way:
+no order of the documents behind it can be found in the cache. Only requests of one tenant and one
+set-up are compared. Texts are of one set-up if they share at least half of their words.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ctxreuse.evaluation.doctor.findings import Finding, Verdict
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
+
+CHECK = "in front of the contexts"
+
+_MOST_REQUESTS = 5_000
+_MOST_SET_UPS = 8
+_MOST_WORDS = 500
+_MOST_CHARACTERS = 20_000
+_ALIKE = 0.5
+_OFTEN = 0.1
+"""Share of the requests that begin in a new way from which on this is a problem."""
+_NEARLY_ALL = 0.9
+_LONGEST_OPENING = 100  # words; what is longer is a document
+_SHOWN_BEFORE = 3
+_LONGEST_WORD = 24
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_KINDS = {
+    "a date or time": re.compile(
+        r"\d{4}-\d\d|\d\d?:\d\d|\d\d?[./]\d\d?[./]\d\d"
+        r"|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|january|february|march|april|may|june"
+        r"|july|august|september|october|november|december)\b",
+        re.IGNORECASE,
+    ),
+    "an address": re.compile(r"\S@\S"),
+    "an id": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}|(?=\S*\d)(?=\S*[a-z])[\w-]{6,}", re.IGNORECASE),
+    "a number": re.compile(r"\d"),
+}
+
+
+@dataclass(slots=True)
+class _SetUp:
+    """Texts that are one but for what varies, and how many requests have each."""
+
+    words: set[str]
+    forms: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Where texts of one set-up part.
+
+    Attributes:
+        part: What varies: the system text, or an opening paragraph.
+        forms: How many different texts there are.
+        requests: How many requests have one of them.
+        token: The token at which two of them part, from 1, as words are counted.
+        before: The words before it.
+        values: What stands there in each of the two.
+    """
+
+    part: str
+    forms: int
+    requests: int
+    token: int
+    before: str
+    values: tuple[str, str]
+
+    @property
+    def is_often(self) -> bool:
+        """Whether so many requests begin in a new way that little can hit."""
+        return self.forms > _OFTEN * self.requests
+
+    @property
+    def kind(self) -> str:
+        """What varies, as far as it can be recognised."""
+        for kind, pattern in _KINDS.items():
+            if any(pattern.search(value) for value in self.values):
+                return kind
+        return "a name or a word"
+
+
+def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
+    """Look for what varies in front of the contexts of a recorded trace.
+
+    Args:
+        trace: The requests, in arrival order; first turns count, the first 5,000 of them, and of
+            a text its first 20,000 characters.
+    """
+    requests = [one for one in trace if not one.turn][:_MOST_REQUESTS]
+    systems = [(one.tenant, one.system[:_MOST_CHARACTERS]) for one in requests if one.system]
+    openings = list(_openings(requests))
+    if not systems and not openings:
+        return Finding(
+            CHECK,
+            Verdict.UNKNOWN,
+            f"{len(requests):,} requests, none with a system text: retrievers do not see it",
+            "record whole prompts: ctxreuse record --source openai -o recording app.py",
+            {"requests": len(requests)},
+        )
+    if systems and all(_DIGEST.fullmatch(text) for _, text in systems):
+        return _check_digests(systems)
+    variations = [*_variations("system text", systems), *_variations("first paragraph", openings)]
+    often = [one for one in variations if one.is_often]
+    if often:
+        return _found(max(often, key=lambda one: one.requests), len(often))
+    forms = len(set(systems)) + len(set(openings))
+    found = f"{forms:,} form{'s' * (forms > 1)} in {len(requests):,} requests"
+    return Finding(CHECK, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
+
+
+def _found(worst: Variation, number: int) -> Finding:
+    first, second = worst.values
+    others = f"; so do {number - 1:,} other set-ups" if number > 1 else ""
+    return Finding(
+        CHECK,
+        Verdict.PROBLEM,
+        f"{worst.forms:,} forms of the {worst.part} in {worst.requests:,} requests; they part at "
+        f"token {worst.token:,}: “{worst.before}” is followed by “{first}” and by “{second}”"
+        f"{others}",
+        f"say {worst.kind} behind the contexts, such as in the question: nothing behind it is "
+        "found again",
+        {
+            "requests": worst.requests,
+            "forms": worst.forms,
+            "token": worst.token,
+            "set_ups": number,
+        },
+    )
+
+
+def _check_digests(systems: Sequence[tuple[str, str]]) -> Finding:
+    """Judge a recording that holds no texts: how many there are is all that it says."""
+    forms = len(set(systems))
+    figures: dict[str, int | float | str | None] = {"requests": len(systems), "forms": forms}
+    found = f"{forms:,} system texts in {len(systems):,} requests"
+    if forms <= max(1, _OFTEN * len(systems)):
+        return Finding(CHECK, Verdict.OK, found, "", figures)
+    return Finding(
+        CHECK,
+        Verdict.PROBLEM,
+        f"{found}; where they differ is not in a recording without texts",
+        "record some requests without --hash-only, and look at them: ctxreuse doctor recording",
+        figures,
+    )
+
+
+def _openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
+    """Yield tenant and first block of requests whose first block is no document.
+
+    It is a short paragraph of the application's own where nearly all prompts of a tenant begin with
+    one that stands nowhere else.
+    """
+    by_tenant: dict[str, list[TraceRequest]] = {}
+    for one in requests:
+        if len(one.blocks) > 1 and one.blocks[0].text:
+            by_tenant.setdefault(one.tenant, []).append(one)
+    for tenant, own in by_tenant.items():
+        later = {block.text for one in own for block in one.blocks[1:]}
+        firsts = [one.blocks[0].text for one in own]
+        short = [
+            text
+            for text in firsts
+            if text not in later and len(text.split(None, _LONGEST_OPENING)) <= _LONGEST_OPENING
+        ]
+        varying = (one.forms for one in _set_ups(Counter(short)) if len(one.forms) > 1)
+        if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(firsts)):
+            yield from ((tenant, text) for text in short)
+
+
+def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variation]:
+    """Yield where the texts of each tenant's set-ups part, if there are several of one."""
+    by_tenant: dict[str, Counter[str]] = {}
+    for tenant, text in texts:
+        by_tenant.setdefault(tenant, Counter())[text] += 1
+    for forms in by_tenant.values():
+        for set_up in _set_ups(forms):
+            if len(set_up.forms) > 1:
+                yield _variation(part, set_up.forms)
+
+
+def _set_ups(forms: Mapping[str, int]) -> list[_SetUp]:
+    """Group texts that share half of their words; of very many groups, the first ones count."""
+    found: list[_SetUp] = []
+    for text, number in forms.items():
+        words = set(text.split(None, _MOST_WORDS)[:_MOST_WORDS])
+        near = max(found, key=lambda one: _likeness(one.words, words), default=None)
+        if near is None or _likeness(near.words, words) < _ALIKE:
+            if len(found) == _MOST_SET_UPS:
+                continue
+            near = _SetUp(words)
+            found.append(near)
+        near.forms[text] += number
+    return found
+
+
+def _likeness(some: set[str], others: set[str]) -> float:
+    return len(some & others) / max(1, min(len(some), len(others)))
+
+
+def _variation(part: str, forms: Counter[str]) -> Variation:
+    """Return where texts part: the first place where a tenth of them does, in sorted order."""
+    pairs = [(_parting(one, other), one, other) for one, other in pairwise(sorted(forms))]
+    pairs.sort(key=lambda pair: pair[0])
+    place, *_ = pairs[int(_OFTEN * len(pairs))]
+    at, one, other = next(pair for pair in pairs if pair[0] == place)
+    before = one[:at].split()[-_SHOWN_BEFORE:]
+    return Variation(
+        part,
+        len(forms),
+        forms.total(),
+        len(ENGINE_TOKENIZER.pieces(one[:at].rstrip())) + 1,
+        " ".join(map(_shortened, before)),
+        (_word_at(one, at), _word_at(other, at)),
+    )
+
+
+def _parting(one: str, other: str) -> int:
+    """Return where the first word begins that two texts do not share, in characters."""
+    shorter = min(len(one), len(other))
+    at = bisect_left(range(1, shorter + 1), True, key=lambda end: one[:end] != other[:end])
+    while at and not one[at - 1].isspace():
+        at -= 1
+    return at
+
+
+def _word_at(text: str, at: int) -> str:
+    words = text[at : at + 4 * _LONGEST_WORD].split(None, 1)
+    return _shortened(words[0]) if words else "its end"
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= _LONGEST_WORD else word[: _LONGEST_WORD - 1] + "…"

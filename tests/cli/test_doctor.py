@@ -1,0 +1,535 @@
+"""`ctxreuse doctor`, called as a user calls it, on servers of all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable
+from itertools import cycle
+from typing import Any
+
+import pytest
+from cli_helpers import run
+from hostile_servers import BROKEN, DRIPPING, ENDLESS, HEAD, repeating
+from http_servers import HttpServer, Received, Script, engine_script, listening, response
+from planning_helpers import write_jsonl
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cache import CacheUsage
+from ctxreuse.serving import EmulatedEngine
+from ctxreuse.sharing import SQLiteLog
+
+__all__ = ["run"]
+
+CHECKS = [
+    "engine",
+    "prefix cache",
+    "usage",
+    "common half",
+    "cached tokens stay",
+    "metrics",
+    "other processes",
+]
+QUICK = ("--watch", "0.05", "--timeout", "5")
+
+
+@pytest.fixture
+def examine(run) -> Callable[..., Awaitable[tuple[int, dict[str, Any], str]]]:
+    """Return a function that runs the command beside servers: exit code, checks by name, errors."""
+
+    async def examine_server(*arguments: Any) -> tuple[int, dict[str, Any], str]:
+        code, out, err = await asyncio.to_thread(run, "doctor", *arguments, *QUICK, "--json")
+        report = json.loads(out)
+        assert report["healthy"] == (code == 0)
+        return code, {one["check"]: one for one in report["checks"]}, err
+
+    return examine_server
+
+
+def verdicts(checks: dict[str, Any]) -> dict[str, str]:
+    return {name: one["verdict"] for name, one in checks.items() if one["verdict"] != "ok"}
+
+
+async def test_a_healthy_engine_gets_a_line_for_each_check(run):
+    engine = EmulatedEngine(capacity_tokens=100_000)
+    async with listening(engine_script(engine)) as [server]:
+        url = f"{server.url}/v1"
+        code, out, err = await asyncio.to_thread(run, "doctor", "--base-url", url, *QUICK)
+    assert code == 0
+    lines = out.splitlines()
+    assert [line[:11] for line in lines] == ["ok         "] * 6 + [" " * 11] + ["ok         "]
+    assert lines[1] == (
+        "ok         prefix cache: 2,832 of 2,837 tokens cached of a prompt that came again"
+    )
+    assert lines[3] == (
+        "ok         common half: 1,408 of about 1,418 common tokens cached of a prompt with "
+        "another end"
+    )
+    assert lines[6] == " " * 11 + "tell the planner: ReusePlanner(capacity_tokens=99984)"
+    host = server.url.removeprefix("http://")
+    assert err == (
+        f"ctxreuse: sends 4 prompts of about 2,800 tokens to {host}, about 11,200 tokens in all, "
+        "and asks for the shortest answers; the prompts are made up here\n"
+    )
+
+
+async def test_json_holds_every_check_with_its_numbers(examine):
+    async with listening(engine_script(EmulatedEngine())) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert (code, list(checks)) == (0, CHECKS)
+    assert checks["prefix cache"] == {
+        "check": "prefix cache",
+        "verdict": "ok",
+        "found": "2,832 of 2,837 tokens cached of a prompt that came again",
+        "remedy": None,
+        "figures": {"prompt_tokens": 2837, "cached_tokens": 2832},
+    }
+
+
+async def test_what_is_sent_is_announced_bounded_and_made_up(examine):
+    engine = EmulatedEngine()
+    async with listening(engine_script(engine)) as [server]:
+        code, checks, err = await examine("--base-url", server.url, "--tokens", 20_000)
+    assert code == 0
+    assert "4 prompts of about 20,000 tokens" in err
+    assert "about 80,000 tokens in all" in err
+    assert checks["engine"]["figures"]["prompt_tokens"] == engine.usage.prompt_tokens
+    assert engine.usage.prompt_tokens < 1.1 * 80_000
+    assert [one["max_tokens"] for one in engine.requests] == [1] * 4
+    first, again, half, later = [one["messages"] for one in engine.requests]
+    assert first == again == later != half
+
+
+async def test_each_run_begins_with_a_prompt_that_no_earlier_one_has_sent(examine):
+    engine = EmulatedEngine()
+    async with listening(engine_script(engine)) as [server]:
+        for _ in range(2):
+            await examine("--base-url", server.url)
+    first, second = engine.requests[0]["messages"], engine.requests[4]["messages"]
+    assert first[0]["content"][:30] != second[0]["content"][:30]
+
+
+async def test_a_cache_that_is_off_is_a_problem_with_the_flag_that_switches_it_on(examine):
+    async with listening(engine_script(EmulatedEngine(capacity_tokens=0))) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert code == 1
+    assert verdicts(checks) == {
+        "prefix cache": "problem",
+        "common half": "problem",
+        "cached tokens stay": "not known",
+    }
+    assert "--enable-prefix-caching" in checks["prefix cache"]["remedy"]
+
+
+async def test_a_cache_that_is_configured_off_is_said_by_the_metrics(examine):
+    page = (
+        'vllm:cache_config_info{block_size="16",enable_prefix_caching="False"} 1\n'
+        "vllm:prefix_cache_queries_total 0\nvllm:prefix_cache_hits_total 0\n"
+    )
+    engine = EmulatedEngine(capacity_tokens=0, prompt_tokens_details=False)
+    async with listening(with_metrics(engine, lambda: page)) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert code == 1
+    assert checks["prefix cache"]["found"] == "enable_prefix_caching is False in /metrics"
+    assert checks["usage"]["verdict"] == "not known"  # switched on, it may tell
+    assert checks["other processes"]["verdict"] == "ok"  # nothing is counted, nothing is elsewhere
+
+
+@pytest.mark.parametrize("has_metrics", [True, False])
+async def test_usage_that_tells_no_cached_tokens_is_a_problem(examine, has_metrics):
+    engine = EmulatedEngine(prompt_tokens_details=False)
+    page = engine.metrics if has_metrics else lambda: ""
+    async with listening(with_metrics(engine, page)) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert code == 1
+    assert checks["usage"]["verdict"] == "problem"
+    assert "--enable-prompt-tokens-details" in checks["usage"]["remedy"]
+    # what the answers do not say, the metrics do
+    assert checks["prefix cache"]["verdict"] == ("ok" if has_metrics else "not known")
+    assert checks["common half"]["verdict"] == ("ok" if has_metrics else "not known")
+
+
+async def test_an_engine_that_tells_cached_tokens_only_where_there_are_some_is_well(examine):
+    engine = EmulatedEngine(prompt_tokens_details="if cached")
+    async with listening(engine_script(engine)) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert (code, verdicts(checks)) == (0, {})
+
+
+async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine):
+    known: set[str] = set()
+
+    def cached(body: dict[str, Any]) -> int:
+        text = body["messages"][0]["content"]
+        was_known = text in known
+        known.add(text)
+        return 2_000 if was_known else 0
+
+    async with listening(replying(cached)) as [server]:
+        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    assert code == 1
+    assert verdicts(checks) == {
+        "common half": "problem",
+        "metrics": "not known",
+        "other processes": "not known",
+    }
+    assert "whole prompts only" in checks["common half"]["remedy"]
+
+
+async def test_more_cached_tokens_than_can_be_are_not_believed(examine):
+    async with listening(replying(lambda body: 2_000)) as [server]:
+        _, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    assert checks["common half"]["verdict"] == "not known"
+
+
+async def test_requests_that_go_to_several_engines_are_a_problem(examine):
+    engines = cycle(engine_script(EmulatedEngine()) for _ in range(2))
+    metrics = engine_script(EmulatedEngine())
+
+    async def routed(received: Received, writer: asyncio.StreamWriter) -> None:
+        is_prompt = received.path.endswith("/completions")
+        await (next(engines) if is_prompt else metrics)(received, writer)
+
+    async with listening(routed) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert code == 1
+    assert "but some of a later one" in checks["prefix cache"]["found"]
+    assert "session_id='conversation'" in checks["prefix cache"]["remedy"]
+
+
+async def test_metrics_that_count_a_part_of_what_was_sent_are_those_of_one_of_several(examine):
+    one, other = EmulatedEngine(), EmulatedEngine()
+    engines = cycle([engine_script(one), engine_script(other)])
+
+    async def routed(received: Received, writer: asyncio.StreamWriter) -> None:
+        is_prompt = received.path.endswith("/completions")
+        await (next(engines) if is_prompt else engine_script(one))(received, writer)
+
+    async with listening(routed) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert code == 1
+    assert checks["other processes"]["verdict"] == "problem"
+    assert "less than were sent" in checks["other processes"]["found"]
+    assert "EnginePool" in checks["other processes"]["remedy"]
+
+
+async def test_a_cache_that_forgets_what_it_held_is_a_problem(examine):
+    engine = EmulatedEngine()
+    serve = engine_script(engine)
+
+    async def forgetting(received: Received, writer: asyncio.StreamWriter) -> None:
+        if len(engine.requests) == 3:
+            engine.reset_prefix_cache()
+        await serve(received, writer)
+
+    async with listening(forgetting) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert code == 1
+    assert verdicts(checks) == {"cached tokens stay": "problem"}
+    assert checks["cached tokens stay"]["found"] == ("0 of 2,832 tokens still cached 0.05 s later")
+
+
+def busy(engine: EmulatedEngine) -> Script:
+    """Serve an engine to which others send 100 tokens before each look at its metrics."""
+    serve = engine_script(engine)
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        if received.path == "/metrics":
+            engine.usage += CacheUsage(100, 10)
+        await serve(received, writer)
+
+    return script
+
+
+async def test_prompts_of_others_are_seen_and_are_a_question_to_the_user(examine):
+    async with listening(busy(EmulatedEngine())) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+        assert code == 0
+        assert checks["other processes"]["verdict"] == "not known"
+        assert checks["other processes"]["figures"]["foreign_prompt_tokens"] >= 100
+        assert "shared_log=SQLiteLog" in checks["other processes"]["remedy"]
+        code, checks, _ = await examine("--base-url", server.url, "--workers", 1)
+        assert (code, checks["other processes"]["verdict"]) == (0, "ok")
+        code, checks, _ = await examine("--base-url", server.url, "--workers", 4)
+        assert (code, checks["other processes"]["verdict"]) == (1, "problem")
+        assert "4 processes, and no log" in checks["other processes"]["found"]
+
+
+async def test_metrics_alone_are_enough_to_see_others(examine):
+    async with listening(busy(EmulatedEngine())) as [server]:
+        code, checks, err = await examine("--metrics", f"{server.url}/metrics")
+        assert [one.method for one in server.received] == ["GET"] * 3
+    assert (code, err, list(checks)) == (0, "", ["metrics", "other processes"])
+    assert checks["other processes"]["figures"]["foreign_prompt_tokens"] == 100
+
+
+@pytest.fixture
+def log_path(tmp_path):
+    path = tmp_path / "sent.sqlite"
+    planners = [ReusePlanner(shared_log=SQLiteLog(path)) for _ in range(2)]
+    for planner in planners:
+        for number in range(3):
+            planner.plan(ContextRequest([f"text {number}", "another text"]))
+        assert planner.catch_up(20)
+    return path
+
+
+async def test_a_log_that_all_processes_write_is_well(examine, log_path):
+    async with listening(engine_script(EmulatedEngine())) as [server]:
+        arguments = ("--base-url", server.url, "--shared-log", log_path, "--workers", 2)
+        code, checks, _ = await examine(*arguments)
+    assert (code, verdicts(checks)) == (0, {})
+    assert "2 planners wrote the latest of 6 entries" in checks["other processes"]["found"]
+
+
+async def test_a_log_that_fewer_write_than_there_are_processes_is_a_problem(examine, log_path):
+    code, checks, _ = await examine("--shared-log", log_path, "--workers", 4)
+    assert (code, list(checks)) == (1, ["other processes"])
+    assert "4 processes should" in checks["other processes"]["found"]
+
+
+async def test_a_log_in_which_nobody_writes_while_others_send_is_a_problem(examine, log_path):
+    async with listening(busy(EmulatedEngine())) as [server]:
+        code, checks, _ = await examine("--metrics", server.url, "--shared-log", log_path)
+    assert code == 1
+    assert "nobody has written meanwhile" in checks["other processes"]["found"]
+
+
+async def test_a_log_that_is_not_there_is_a_problem_and_is_not_made(examine, tmp_path):
+    code, checks, _ = await examine("--shared-log", tmp_path / "sent.sqlite")
+    assert (code, list(tmp_path.iterdir())) == (1, [])
+    assert "no process has opened it" in checks["other processes"]["found"]
+
+
+async def test_a_log_of_garbage_is_a_problem(examine, log_path, tmp_path):
+    with sqlite3.connect(log_path) as connection:
+        connection.execute("INSERT INTO entries (entry) VALUES ('a text')")
+    code, checks, _ = await examine("--shared-log", log_path)
+    assert code == 1
+    assert "1 of the latest entries of the log cannot be read" in checks["other processes"]["found"]
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(bytes(range(256)) * 100)
+    garbage.with_name("garbage.key").write_bytes(b"k" * 32)
+    code, checks, _ = await examine("--shared-log", garbage)
+    assert code == 1
+    assert "file is not a database" in checks["other processes"]["found"]
+
+
+def with_metrics(engine: EmulatedEngine, page: Callable[[], str]) -> Script:
+    """Serve an engine with another page of metrics."""
+    serve = engine_script(engine)
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        if received.path == "/metrics":
+            writer.write(response(200, page().encode()))
+        else:
+            await serve(received, writer)
+
+    return script
+
+
+def replying(cached: Callable[[dict[str, Any]], int]) -> Script:
+    """Answer prompts of 2,837 tokens, and say that so many were cached; know no other route."""
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        if not received.path.endswith("/completions"):
+            writer.write(response(404))
+            return
+        number = cached(json.loads(received.body))
+        usage = {"prompt_tokens": 2_837, "prompt_tokens_details": {"cached_tokens": number}}
+        choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": "length"}
+        events = [{"choices": [choice]}, {"choices": [], "usage": usage}]
+        writer.write(HEAD + b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in events))
+        writer.write(b"data: [DONE]\n\n")
+
+    return script
+
+
+def answering(status: int, **headers: str) -> Script:
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(status, b'{"error": {"message": "secret words"}}', **headers))
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (401, "OPENAI_API_KEY"),
+        (404, "--base-url, --model"),
+        (429, "less to do"),
+        (500, "engine's log"),
+    ],
+)
+async def test_an_engine_that_refuses_is_a_problem_with_its_remedy(examine, status, remedy):
+    async with listening(answering(status)) as [server]:
+        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    assert code == 1
+    assert checks["engine"]["verdict"] == "problem"
+    assert f"status {status}" in checks["engine"]["found"]
+    assert remedy in checks["engine"]["remedy"]
+    assert "secret words" not in json.dumps(checks)
+    assert set(verdicts(checks)) == set(CHECKS)
+
+
+async def test_an_engine_that_is_not_there_is_a_problem(examine):
+    server = HttpServer(answering(200))
+    await server.come_back()
+    await server.die()
+    code, checks, _ = await examine("--base-url", server.url)
+    assert (code, checks["engine"]["verdict"]) == (1, "problem")
+    assert "start it" in checks["engine"]["remedy"]
+
+
+@pytest.mark.parametrize("kind", [*ENDLESS, *DRIPPING])
+async def test_replies_without_an_end_end_at_the_time_out_with_a_clear_line(run, kind):
+    script = (ENDLESS | DRIPPING)[kind]
+    async with listening(script) as [server]:
+        arguments = ("--base-url", server.url, "--model", "m", "--timeout", "0.5", "--watch", "0")
+        code, out, _ = await asyncio.to_thread(run, "doctor", *arguments)
+    assert code == 1
+    [line] = [line for line in out.splitlines() if "engine: " in line]
+    assert line.startswith("problem    engine: 0 answers: the engine at 127.0.0.1:")
+
+
+@pytest.mark.parametrize("garbage", [one[:60] for one in BROKEN])
+async def test_garbage_is_a_problem_and_never_a_traceback(examine, garbage):
+    whole = next(one for one in BROKEN if one.startswith(garbage))
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(200, whole, content_type="text/event-stream"))
+
+    async with listening(script) as [server]:
+        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    assert (code, checks["engine"]["verdict"]) == (1, "problem")
+
+
+async def test_metrics_without_an_end_do_not_keep_the_engine_from_being_looked_at(run):
+    endless = repeating(HEAD, b"vllm:prefix_cache_hits_total 5\n" * 1_000)
+    serve = engine_script(EmulatedEngine())
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        await (endless if received.path == "/metrics" else serve)(received, writer)
+
+    async with listening(script) as [server]:
+        arguments = ("--base-url", server.url, "--timeout", "2", "--watch", "0", "--json")
+        code, out, _ = await asyncio.to_thread(run, "doctor", *arguments)
+        assert sum(one.path == "/metrics" for one in server.received) == 1
+    checks = {one["check"]: one for one in json.loads(out)["checks"]}
+    assert code == 0
+    assert verdicts(checks) == {"metrics": "not known", "other processes": "not known"}
+
+
+async def test_metrics_that_were_named_and_do_not_answer_are_a_problem(examine):
+    async with listening(answering(503)) as [server]:
+        code, checks, _ = await examine("--metrics", f"{server.url}/metrics")
+    assert (code, checks["metrics"]["verdict"]) == (1, "problem")
+
+
+async def test_models_that_want_another_limit_of_tokens_get_it(examine):
+    engine = EmulatedEngine()
+    serve = engine_script(engine)
+
+    async def script(received: Received, writer: asyncio.StreamWriter) -> None:
+        if b"max_tokens" in received.body:
+            writer.write(response(400, b"{}"))
+        else:
+            await serve(received, writer)
+
+    async with listening(script) as [server]:
+        code, checks, _ = await examine("--base-url", server.url)
+    assert (code, verdicts(checks)) == (0, {})
+    assert [one["max_completion_tokens"] for one in engine.requests] == [16] * 4
+
+
+async def test_prompts_fit_the_models_window_and_large_blocks_fit_the_prompts(examine):
+    async with listening(engine_script(EmulatedEngine(max_model_len=1_000))) as [server]:
+        code, checks, err = await examine("--base-url", server.url)
+    assert (code, verdicts(checks)) == (0, {})
+    assert "about 700 tokens" in err
+    async with listening(engine_script(EmulatedEngine(block_size=2_048))) as [server]:
+        code, checks, err = await examine("--base-url", server.url)
+    assert (code, verdicts(checks)) == (0, {})
+    assert "about 8,192 tokens" in err
+
+
+async def test_the_key_goes_to_the_engine_and_not_to_metrics_elsewhere(examine, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "the-key")
+    engine = EmulatedEngine()
+    async with listening(engine_script(engine), engine_script(engine)) as [api, elsewhere]:
+        arguments = ("--base-url", f"{api.url}/v1", "--metrics", f"{elsewhere.url}/metrics")
+        code, checks, err = await examine(*arguments)
+        assert code == 0
+        assert {one.headers["authorization"] for one in api.received} == {"Bearer the-key"}
+        assert all("the-key" not in str(one.headers) for one in elsewhere.received)
+        await examine("--base-url", f"{api.url}/v1", "--metrics", f"{api.url}/metrics")
+        assert {one.headers["authorization"] for one in api.received} == {"Bearer the-key"}
+    assert "the-key" not in err + json.dumps(checks)
+
+
+async def test_a_password_in_an_address_stands_in_no_line(examine):
+    async with listening(engine_script(EmulatedEngine())) as [server]:
+        url = server.url.replace("http://", "http://user:pass-word@")
+        code, checks, err = await examine("--base-url", f"{url}/v1")
+    assert code == 0
+    assert "pass-word" not in err + json.dumps(checks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentioned"),
+    [
+        ((), "give --base-url, --metrics, --shared-log or a folder"),
+        (("--base-url", "nowhere"), "base_url must be the engine's address"),
+        (("--metrics", "http://[broken"), "must be the engine's address"),
+        (("--metrics", "http://host/metrics?key=secret"), "must have no query"),
+        (("no-such-recording",), "there is no such file or folder"),
+        (("--base-url", "http://h", "--tokens", "20001"), "--tokens"),
+        (("--base-url", "http://h", "--workers", "0"), "--workers"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_is_wrong(run, arguments, mentioned):
+    code, out, err = run("doctor", *arguments)
+    assert (code, out) == (2, "")
+    assert mentioned in err
+    assert "secret" not in err
+
+
+def recording(folder, systems, **fields):
+    write_jsonl(folder / "corpus.jsonl", *({"id": n, "text": f"Text {n}."} for n in range(3)))
+    lines = [
+        {"request_id": n, "query": "?", "blocks": [0, 1, 2], "system": system, **fields}
+        for n, system in enumerate(systems)
+    ]
+    write_jsonl(folder / "trace.jsonl", *lines)
+    return folder
+
+
+async def test_a_recording_whose_system_text_varies_is_a_problem_that_shows_where(run, tmp_path):
+    systems = [f"You help with rivers. Today is 2026-11-{day}. Be brief." for day in range(10, 30)]
+    code, out, _ = run("doctor", recording(tmp_path, systems))
+    assert code == 1
+    assert out.splitlines() == [
+        "problem    in front of the contexts: 20 forms of the system text in 20 requests; they "
+        "part at token 8: “rivers. Today is” is followed by “2026-11-10.” and by “2026-11-11.”",
+        "           say a date or time behind the contexts, such as in the question: nothing "
+        "behind it is found again",
+    ]
+
+
+async def test_nothing_of_a_recording_is_sent(examine, tmp_path):
+    engine = EmulatedEngine()
+    folder = recording(tmp_path, ["A system text of the user's."] * 5)
+    async with listening(engine_script(engine)) as [server]:
+        code, checks, _ = await examine(folder, "--base-url", server.url)
+        sent = b"".join(one.body for one in server.received).decode()
+    assert (code, checks["in front of the contexts"]["verdict"]) == (0, "ok")
+    assert len(engine.requests) == 4
+    assert "user's" not in sent
+    assert "Text 1" not in sent
+
+
+def test_control_signs_of_a_trace_do_not_reach_the_terminal(run, tmp_path):
+    systems = [f"You help. \x1b[31m\u202eToday {n} \x07 it is." for n in range(20)]
+    _, out, _ = run("doctor", recording(tmp_path, systems))
+    assert all(sign.isprintable() or sign == "\n" for sign in out)
