@@ -10,6 +10,7 @@ without it, sent.sqlite. ENGINE_KEY and SALT_KEY are the engine's key and a secr
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from typing import Annotated
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EngineClient
 from ctxreuse.sharing import SQLiteLog
@@ -79,6 +80,17 @@ def retrieve(question: str, most: int = 3) -> list[ContextBlock]:
     return [ContextBlock(id=name, text=DOCUMENTS[name] * 20) for name in best]
 
 
+def planned(request: ContextRequest) -> Plan:
+    """Plan a request; if planning itself has a fault, send the documents as they were retrieved."""
+    try:
+        return planner.plan(request)
+    except CtxreuseError:
+        raise  # the request is wrong
+    except Exception as error:
+        logging.warning("planning failed with %s; sent as retrieved", type(error).__name__)
+        return ReusePlanner().plan(request, strategy="none")
+
+
 @app.post("/ask")
 async def ask(question: Question, x_tenant: Annotated[str, Header()] = "") -> Answer:
     """Answer a question. Take the tenant from your authentication; here a gateway sets a header."""
@@ -87,7 +99,7 @@ async def ask(question: Question, x_tenant: Annotated[str, Header()] = "") -> An
     request = ContextRequest(
         blocks, question.text, system="Answer from the documents.", tenant=x_tenant
     )
-    plan = planner.plan(request)
+    plan = planned(request)
     try:
         done = await app.state.client.complete(plan, max_tokens=200)
     except EngineError as error:

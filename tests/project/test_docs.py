@@ -28,6 +28,7 @@ import httpx
 import mem0_stores  # noqa: F401  # before mem0, which reads its environment at import
 import pytest
 from doc_pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
+from uvicorn.main import main as uvicorn_command
 
 import ctxreuse
 from ctxreuse.cli import main
@@ -51,7 +52,10 @@ NOT_RUN = {
     "make": "makes environments, or takes minutes; the target has to exist",
     "pip": "installs; the extras have to exist",
     "vllm": "needs a model and a server; the flags have to be those that the tests' server gets",
-    "python": "another engine, which is not installed here; nothing but the page says its flags",
+    "python": "takes minutes, or is another engine, of which nothing but the page says the flags",
+    "uvicorn": "serves until it is ended; a test of its own starts the application",
+    "celery": "needs a broker; the module has to exist",
+    "docker": "needs a daemon; the file has to exist",
 }
 """Commands that are checked, not run, and why."""
 
@@ -68,6 +72,16 @@ class Found(BaseRetriever):
 
 for question in ("Which river?", "Which country?"):
     Found().invoke(question)
+"""
+DATED_APP = """
+from openai import OpenAI
+
+client = OpenAI(base_url="http://engine.invalid/v1", api_key="EMPTY")
+for day in range(10, 20):
+    system = f"You answer questions about rivers. Today is 2026-11-{day}. Use the documents alone."
+    user = "The Seine flows through Paris.\\n\\nThe Tiber flows through Rome.\\n\\nWhich river?"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    client.chat.completions.create(model="...", messages=messages)
 """
 README_ARTICLES = json.dumps(
     [
@@ -101,6 +115,7 @@ FILES = {
         "corpus.jsonl": '{"id": 1, "tokens": 60}\n{"id": 2, "tokens": 40}\n',
         "trace.jsonl": '{"request_id": "a", "query": "?", "blocks": [1, 2]}\n',
     },
+    "docs/guides/troubleshooting.md": {"app.py": DATED_APP},
 }
 """What a page takes for granted: files of the user's own."""
 
@@ -212,12 +227,16 @@ def comparable(text: str) -> str:
 
 
 def run_command(command: Command) -> None:
-    """Run a command of this package; compare what it prints, if the page says that."""
+    """Run a command of this package; compare what it prints, if the page says that.
+
+    A command that has found a problem, as the page says, ends with exit code 1.
+    """
     with printed() as out, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", list(command.words))
         with pytest.raises(SystemExit) as exit_:
             main()
-    assert not exit_.value.code, f"{' '.join(command.words)}: exit code {exit_.value.code}"
+    code = int(bool(re.search("^problem  ", command.output, re.MULTILINE)))
+    assert (exit_.value.code or 0) == code, f"{' '.join(command.words)}: exit code {exit_.value.code}"
     if command.output:
         assert comparable(out.getvalue()) == comparable(command.output)
 
@@ -257,7 +276,29 @@ def check_vllm(words: tuple[str, ...]) -> None:
 
 
 def check_python(words: tuple[str, ...]) -> None:
-    assert words[1:3] == ("-m", "sglang.launch_server")
+    if words[1].endswith(".py"):
+        known = (ROOT / words[1]).read_text(encoding="utf-8")
+        assert all(f'"{word}"' in known for word in words[2:])
+    else:
+        assert words[1:3] == ("-m", "sglang.launch_server")
+
+
+def check_uvicorn(words: tuple[str, ...]) -> None:
+    module, _, name = words[1].partition(":")
+    program = ast.parse((ROOT / f"examples/production/{module}.py").read_text(encoding="utf-8"))
+    assert any(ast.unparse(one).startswith(f"{name} = ") for one in program.body)
+    known = {option for one in uvicorn_command.params for option in one.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def check_celery(words: tuple[str, ...]) -> None:
+    assert words[1] == "-A"
+    assert (ROOT / f"examples/production/{words[2]}.py").exists()
+
+
+def check_docker(words: tuple[str, ...]) -> None:
+    assert words[1:3] == ("compose", "-f")
+    assert (ROOT / words[3]).exists()
 
 
 CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
@@ -265,6 +306,9 @@ CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
     "pip": check_pip,
     "vllm": check_vllm,
     "python": check_python,
+    "uvicorn": check_uvicorn,
+    "celery": check_celery,
+    "docker": check_docker,
 }
 
 

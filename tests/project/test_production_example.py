@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import httpx
 import pytest
 import yaml
 from doc_pages import ROOT, blocks_of
+
+from ctxreuse import ContextRequest
 
 EXAMPLE = ROOT / "examples" / "production"
 START_S = 90
@@ -126,10 +129,25 @@ def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path: Path) -> None:
 
 def test_the_guide_shows_the_service_as_it_is() -> None:
     shown = [block.code for block in blocks_of("docs/guides/production.md")]
-    for name in ("app.py", "tasks.py"):
-        program = (EXAMPLE / name).read_text(encoding="utf-8")
-        _, _, behind_docstring = program.partition('"""\n\n')
-        assert behind_docstring in shown, f"the guide shows another {name}"
+    program = (EXAMPLE / "app.py").read_text(encoding="utf-8")
+    _, _, behind_docstring = program.partition('"""\n\n')
+    assert behind_docstring in shown, "the guide shows another app.py"
+
+
+def test_a_fault_in_planning_fails_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SENT_LOG", str(tmp_path / "sent.sqlite"))
+    app = runpy.run_path(str(EXAMPLE / "app.py"))
+    request = ContextRequest(["a secret text", "another text"], "Which?")
+
+    def fail(*_: object) -> None:
+        raise KeyError("a secret text")
+
+    monkeypatch.setattr(app["planner"]._planning, "plan", fail)
+    plan = app["planned"](request)
+    assert [block.text for block in plan.blocks] == ["a secret text", "another text"]
+    assert caplog.messages == ["planning failed with KeyError; sent as retrieved"]
 
 
 CELERY_SETTINGS = """
