@@ -236,7 +236,9 @@ def run_command(command: Command) -> None:
         with pytest.raises(SystemExit) as exit_:
             main()
     code = int(bool(re.search("^problem  ", command.output, re.MULTILINE)))
-    assert (exit_.value.code or 0) == code, f"{' '.join(command.words)}: exit code {exit_.value.code}"
+    assert (exit_.value.code or 0) == code, (
+        f"{' '.join(command.words)}: exit code {exit_.value.code}"
+    )
     if command.output:
         assert comparable(out.getvalue()) == comparable(command.output)
 
