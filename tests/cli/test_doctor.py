@@ -6,11 +6,11 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Awaitable, Callable
-from itertools import cycle
+from itertools import cycle, takewhile
 from typing import Any
 
 import pytest
-from cli_helpers import run
+from cli_helpers import run, words
 from hostile_servers import BROKEN, DRIPPING, ENDLESS, HEAD, repeating
 from http_servers import HttpServer, Received, Script, engine_script, listening, response
 from planning_helpers import write_jsonl
@@ -177,6 +177,38 @@ async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine):
     assert "whole prompts only" in checks["common half"]["remedy"]
 
 
+def hosted() -> Callable[[dict[str, Any]], int]:
+    """Return what a hosted API has cached: from 1,024 tokens on, in steps of 128."""
+    known: list[str] = []
+
+    def cached(body: dict[str, Any]) -> int:
+        text = body["messages"][0]["content"]
+        same = (
+            takewhile(lambda pair: pair[0] == pair[1], zip(text, one, strict=False))
+            for one in known
+        )
+        common = max((len(list(one)) for one in same), default=0) // 4
+        known.append(text)
+        return common // 128 * 128 if common >= 1_024 else 0
+
+    return cached
+
+
+async def test_a_hosted_api_is_asked_with_prompts_that_it_caches(examine):
+    async with listening(replying(hosted())) as [server]:
+        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    assert code == 0
+    assert verdicts(checks) == {"metrics": "not known", "other processes": "not known"}
+
+
+async def test_prompts_that_are_too_short_for_a_hosted_api_say_so(examine):
+    async with listening(replying(hosted(), prompt_tokens=600)) as [server]:
+        arguments = ("--base-url", server.url, "--model", "m", "--tokens", 600)
+        code, checks, _ = await examine(*arguments)
+    assert code == 1
+    assert "from 1,024 tokens on: --tokens 2800" in checks["prefix cache"]["remedy"]
+
+
 async def test_more_cached_tokens_than_can_be_are_not_believed(examine):
     async with listening(replying(lambda body: 2_000)) as [server]:
         _, checks, _ = await examine("--base-url", server.url, "--model", "m")
@@ -329,15 +361,15 @@ def with_metrics(engine: EmulatedEngine, page: Callable[[], str]) -> Script:
     return script
 
 
-def replying(cached: Callable[[dict[str, Any]], int]) -> Script:
-    """Answer prompts of 2,837 tokens, and say that so many were cached; know no other route."""
+def replying(cached: Callable[[dict[str, Any]], int], prompt_tokens: int = 2_837) -> Script:
+    """Answer prompts, and say how many tokens of them were cached; know no other route."""
 
     async def script(received: Received, writer: asyncio.StreamWriter) -> None:
         if not received.path.endswith("/completions"):
             writer.write(response(404))
             return
         number = cached(json.loads(received.body))
-        usage = {"prompt_tokens": 2_837, "prompt_tokens_details": {"cached_tokens": number}}
+        usage = {"prompt_tokens": prompt_tokens, "prompt_tokens_details": {"cached_tokens": number}}
         choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": "length"}
         events = [{"choices": [choice]}, {"choices": [], "usage": usage}]
         writer.write(HEAD + b"".join(b"data: %s\n\n" % json.dumps(e).encode() for e in events))
@@ -493,6 +525,16 @@ def test_wrong_usage_exits_with_2_and_says_what_is_wrong(run, arguments, mention
     assert (code, out) == (2, "")
     assert mentioned in err
     assert "secret" not in err
+
+
+def test_its_help_says_what_is_sent_and_what_for(run):
+    code, out, _ = run("doctor", "--help")
+    assert code == 0
+    for mentioned in (
+        "--base-url", "--metrics", "--shared-log", "--workers", "--tokens", "--watch", "--timeout",
+        "--json", "four made-up prompts", "OPENAI_API_KEY", "exit code 1",
+    ):  # fmt: skip
+        assert mentioned in words(out)
 
 
 def recording(folder, systems, **fields):
