@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -15,30 +17,49 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.checks import (
     checked_choice,
+    checked_each,
     checked_id,
     checked_integer,
     checked_kind,
     checked_list,
     checked_number,
     checked_optional_integer,
+    reported_count,
 )
 from ctxreuse.context.copies import made_with
+from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.conversation import Conversation
+from ctxreuse.planning.expectations import ANSWERS, Mismatch
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-from ctxreuse.planning.shadow_mode import Savings, ShadowPlanner
+from ctxreuse.planning.savings import Mode, Savings
+from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
+from ctxreuse.planning.shadow_mode import ShadowPlanner
+from ctxreuse.planning.sharing import Entry, SentEntry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+from ctxreuse.planning.tracing import AnsweredCall, Tracing
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
-Mode: TypeAlias = Literal["active", "shadow"]
-"""Whether plans are carried out, or only counted."""
-
 _STRATEGIES = get_args(Strategy)
+_log = logging.getLogger("ctxreuse")
+_SILENT = (
+    "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
+    "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
+    "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
+    "tells which it is"
+)
+_MISSING = (
+    "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
+    "process may share this engine, or a router spread the requests over several, or its cache "
+    "hold less than the planner believes. %sCompare `planner.savings.reported` with the engine's "
+    "/metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
+)
+_SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
 
 
 class ReusePlanner:
@@ -69,6 +90,11 @@ class ReusePlanner:
             for it, nor fails because of it.
         mode: "active", or "shadow": everything is sent as it was retrieved, and `savings` says what
             planning would have saved.
+        tenant_class: The class of each tenant, as a function or a mapping from their names, for
+            which `savings` counts apart: "free", "paid". At most 16 are told apart; further ones,
+            and one that bears its tenant's own name, count as "other".
+        tracing: Is told what is planned and answered; `ctxreuse.cache.telemetry.PlannerSpans`
+            writes OpenTelemetry spans.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
@@ -92,6 +118,8 @@ class ReusePlanner:
         trim_overlaps: bool = False,
         mode: Mode = "active",
         shared_log: SharedLog | None = None,
+        tenant_class: TenantClasses | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         checked_choice("mode", mode, get_args(Mode))
         self._mode: Mode = mode
@@ -107,36 +135,32 @@ class ReusePlanner:
         )
         self._shared_log = shared_log
         self._exchange: Exchange | None = None
+        if shared_log is not None:
+            self._exchange = _checked_exchange(shared_log, mode)
+        keyed = None if self._exchange is None else self._exchange.keyed
+        self._tenant_class = tenant_class
+        self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, keyed)
         self._planning: TenantPlanner | ShadowPlanner
         if mode == "shadow":
-            if shared_log is not None:
-                raise InvalidRequestError(
-                    "a planner in shadow mode sends everything as retrieved, so it has nothing to "
-                    "share; leave shared_log out"
-                )
-            self._planning = ShadowPlanner(self._settings)
-        elif shared_log is None:
-            self._planning = TenantPlanner(self._settings)
+            self._planning = ShadowPlanner(self._settings, self._meter)
         else:
-            wanted = "a ctxreuse.sharing.SQLiteLog or RedisLog, or an object with their methods"
-            log = checked_kind("shared_log", shared_log, SharedLog, wanted)
-            self._exchange = Exchange(log)
             self._planning = TenantPlanner(self._settings, self._exchange)
-            self._exchange.hand_over_to(self._planning.take_in)
+        if self._exchange is not None:
+            self._exchange.hand_over_to(self._take_in)
+        if tracing is not None:
+            wanted = "a ctxreuse.cache.telemetry.PlannerSpans, or an object with its methods"
+            checked_kind("tracing", tracing, Tracing, wanted)
+        self._tracing = tracing
+        self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
 
     @property
     def savings(self) -> Savings:
-        """What planning would have saved so far.
+        """What planning has saved so far or, in shadow mode, would have; what engines reported."""
+        return self._meter.savings()
 
-        Raises:
-            InvalidRequestError: the planner's mode is not "shadow".
-        """
-        if isinstance(self._planning, ShadowPlanner):
-            return self._planning.savings
-        raise InvalidRequestError(
-            "only a planner in shadow mode counts what planning would save; "
-            'make it with ReusePlanner(mode="shadow")'
-        )
+    def reset_savings(self) -> Savings:
+        """Count anew from now on; return what was counted so far."""
+        return self._meter.savings(reset=True)
 
     @property
     def templates(self) -> Templates:
@@ -174,7 +198,10 @@ class ReusePlanner:
             check_strategy(strategy)
         if not isinstance(request, ContextRequest):
             raise _not_a_request(request)
-        return self._planning.plan(request, strategy, deduplicate)
+        began = time.perf_counter()
+        plan = self._planning.plan(request, strategy, deduplicate)
+        self._note_planned((plan,), time.perf_counter() - began)
+        return plan
 
     def preview(self, request: ContextRequest, *, deduplicate: bool | None = None) -> Plan:
         """Return what `plan` would return now, without recording it as sent.
@@ -226,7 +253,65 @@ class ReusePlanner:
         for position, request in enumerate(batch):
             if not isinstance(request, ContextRequest):
                 raise _not_a_request(request, f" at position {position}")
-        return self._planning.plan_batch(batch, strategy, deduplicate)
+        began = time.perf_counter()
+        planned = self._planning.plan_batch(batch, strategy, deduplicate)
+        self._note_planned(planned.in_input_order(), time.perf_counter() - began)
+        return planned
+
+    def observe(
+        self,
+        plans: Plan | Iterable[Plan],
+        prompt_tokens: int | None,
+        cached_tokens: int | None = None,
+        *,
+        completion_tokens: int | None = None,
+        seconds: float | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        """Note what the engine reports of an answered prompt, for `savings`.
+
+        `EngineClient`, `EnginePool` and the wrappers around models call it; call it yourself where
+        you send prompts in another way. Counts that cannot be right count as not reported.
+
+        Args:
+            plans: The plans of the contexts in the prompt; none for one without any.
+            prompt_tokens: Tokens of the prompt, as the engine counts them; None if it does not say.
+            cached_tokens: Those that came from its prefix cache; None is unknown.
+            completion_tokens: Tokens of the answer, for traces.
+            seconds: How long the call took, for traces.
+            tenant: Whose prompt it was; None takes that of the first plan.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        given = (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
+        answered = AnsweredCall(
+            plans=tuple(given),
+            prompt_tokens=reported_count(prompt_tokens),
+            cached_tokens=reported_count(cached_tokens),
+            completion_tokens=reported_count(completion_tokens),
+            seconds=None if seconds is None else checked_number("seconds", seconds),
+        )
+        if _checked_tenant(tenant) is None:
+            tenant = given[0].request.tenant if given else ""
+        self._counting.attempt(
+            lambda: self._count_answer(answered, tenant or "", cached_tokens), lambda: None
+        )
+
+    def note_failure(self) -> None:
+        """Count that planning failed and something was sent as it came; for adapters."""
+        self._meter.failed()
+
+    def note_without_context(self, prompts: int) -> None:
+        """Count prompts in which no context was found; for wrappers around models.
+
+        Args:
+            prompts: How many.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        self._meter.had_no_context(checked_integer("prompts", prompts))
 
     def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine dropped these requests from its cache.
@@ -244,7 +329,7 @@ class ReusePlanner:
         ids = list(request_ids)
         for request_id in ids:
             checked_id("a request id", request_id)
-        return self._planning.evict(ids, _checked_tenant(tenant))
+        return self._note_evicted(self._planning.evict(ids, _checked_tenant(tenant)))
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Tell the planner that the engine dropped this many tokens, the least recently used.
@@ -256,7 +341,8 @@ class ReusePlanner:
             What left the index, and what leaves it as soon as a step of another call ends: this
             call waits for none.
         """
-        return self._planning.evict_tokens(checked_integer("tokens", tokens))
+        tokens = checked_integer("tokens", tokens)
+        return self._note_evicted(self._planning.evict_tokens(tokens))
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine holds only the beginning of a request's prompt.
@@ -272,7 +358,8 @@ class ReusePlanner:
         """
         checked_id("request_id", request_id)
         blocks = checked_integer("blocks", blocks)
-        return self._planning.trim(request_id, blocks, _checked_tenant(tenant))
+        evicted = self._planning.trim(request_id, blocks, _checked_tenant(tenant))
+        return self._note_evicted(evicted)
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens, counted or estimated as blocks are."""
@@ -323,6 +410,8 @@ class ReusePlanner:
             trim_overlaps=settings.trim_overlaps,
             mode=self._mode,
             shared_log=self._shared_log,
+            tenant_class=self._tenant_class,
+            tracing=self._tracing,
         )
 
     @property
@@ -412,6 +501,42 @@ class ReusePlanner:
         """
         return self._planning.statistics()
 
+    def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:
+        """Count requests that were planned just now."""
+        try:
+            self._meter.took(len(plans), seconds)
+            if self._mode == "active":
+                for plan in plans:
+                    self._meter.sent(plan, self._planning.block_tokens)
+            if self._tracing is not None:
+                self._tracing.planned(plans, seconds)
+        except Exception as error:
+            self._counting.note(error)
+
+    def _note_evicted(self, evicted: Evicted) -> Evicted:
+        self._meter.evicted(evicted.tokens)
+        return evicted
+
+    def _count_answer(self, answered: AnsweredCall, tenant: str, cached_tokens: object) -> None:
+        expected, before = answered.expected_cached_tokens, 0
+        system = answered.plans[0].request.system if expected else None
+        if system:  # it is cached if any block is, and counted once
+            before = self._planning.block_tokens([ContextBlock(text=system)], tenant)
+        mismatch = self._meter.answered(
+            tenant, expected, before, answered.prompt_tokens, cached_tokens
+        )
+        if mismatch is not None:
+            _log_mismatch(mismatch, is_shared=self._exchange is not None)
+        if self._tracing is not None:
+            self._tracing.answered(answered)
+
+    def _take_in(self, entry: Entry) -> None:
+        """Learn what another planner of the same engine tells."""
+        assert isinstance(self._planning, TenantPlanner), "shadow mode shares nothing"
+        self._planning.take_in(entry)
+        if isinstance(entry, SentEntry):
+            self._meter.sent_elsewhere(entry)
+
 
 def check_strategy(strategy: object) -> None:
     """Raise UnknownStrategyError if there is no such strategy."""
@@ -427,3 +552,22 @@ def _not_a_request(request: object, where: str = "") -> InvalidRequestError:
         f"a request{where} must be a ContextRequest, not {describe(request)}; "
         "build one with ContextRequest(blocks=[...], query='...')"
     )
+
+
+def _checked_exchange(shared_log: object, mode: Mode) -> Exchange:
+    if mode == "shadow":
+        raise InvalidRequestError(
+            "a planner in shadow mode sends everything as retrieved, so it has nothing to "
+            "share; leave shared_log out"
+        )
+    wanted = "a ctxreuse.sharing.SQLiteLog or RedisLog, or an object with their methods"
+    return Exchange(checked_kind("shared_log", shared_log, SharedLog, wanted))
+
+
+def _log_mismatch(found: Mismatch, *, is_shared: bool) -> None:
+    """Say that the engine's cache does not hold what a planner expects; once a planner."""
+    if found.kind == "silent":
+        _log.warning(_SILENT, ANSWERS, found.expected_tokens)
+    else:
+        remedy = "" if is_shared else _SHARE_A_LOG
+        _log.warning(_MISSING, found.expected_tokens, ANSWERS, found.found_tokens, remedy)

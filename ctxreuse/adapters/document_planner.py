@@ -102,7 +102,7 @@ class DocumentPlanner(Generic[_Item]):
         self._planner = planner_or_new(planner)
         self._annotation = checked_annotation(annotation)
         self._block_of = block_of
-        self._fail_open = FailOpen(component)
+        self._fail_open = FailOpen(component, tell=self._planner.note_failure)
 
     @property
     def faults(self) -> int:
@@ -204,13 +204,14 @@ class MetadataPlanner(Generic[_Item]):
         annotation_item: Callable[[str, dict[str, Any], Sequence[_Item]], _Item],
         appends: bool,
     ) -> None:
+        planner = planner_or_new(planner)
         self._planner = DocumentPlanner(planner, block_of, annotation, component)
         self._annotation = annotation
         self._without_plan = without_plan
         self._carrying = carrying
         self._annotation_item = annotation_item
         self._appends = appends
-        self._fail_open = FailOpen(component)
+        self._fail_open = FailOpen(component, tell=planner.note_failure)
 
     @property
     def faults(self) -> int:

@@ -43,6 +43,20 @@ _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
 
 
+class ReportedTokens(NamedTuple):
+    """What an engine reports of an answer, as far as it can be read; None is unknown.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        cached_tokens: Those that came from the prefix cache.
+        completion_tokens: Tokens of the answer.
+    """
+
+    prompt_tokens: int | None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
 class Scheduled(NamedTuple, Generic[_Result]):
     """What came out of planning for the item that arrived as the `position`-th."""
 
@@ -204,7 +218,10 @@ class ModelGateway:
     ) -> None:
         self._made_with = planner, strategy, window_s, component, registry
         self._planner = PromptPlanner(planner, strategy, registry)
-        self._fail_open = FailOpen(component, "prompts are sent as given")
+        self._note_answer = planner.observe
+        self._fail_open = FailOpen(
+            component, "prompts are sent as given", tell=planner.note_failure
+        )
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.evict)
         self.attempt = self._fail_open.attempt
         self.statistics = self._planner.statistics
@@ -227,6 +244,30 @@ class ModelGateway:
         """Tell the planner that a prompt was not sent, or that its call failed."""
         if planned.plans:
             self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
+
+    def observe(
+        self, planned: PlannedPrompt | None, usage: ReportedTokens | None, seconds: float
+    ) -> None:
+        """Tell the planner what the engine reports of a prompt that was answered.
+
+        Args:
+            planned: The prompt; None if it was not planned, of which nothing is told.
+            usage: What the engine reports; None without usage.
+            seconds: How long the call took.
+        """
+        if planned is None or usage is None:
+            return
+        self.attempt(
+            lambda: self._note_answer(
+                planned.plans,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                seconds=seconds,
+                tenant=planned.tenant,
+            ),
+            lambda: None,
+        )
 
     @contextmanager
     def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[Callable[[], None]]:

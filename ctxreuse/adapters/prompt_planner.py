@@ -44,6 +44,7 @@ class PlannedPrompt:
         plans: The plans of the contexts that were planned now.
         labels: For each part the labels that are in force behind it; none where planning failed.
         contexts: The labels of the contexts in it, in order, where they are known.
+        tenant: Whose prompt it is.
     """
 
     position: int
@@ -51,6 +52,7 @@ class PlannedPrompt:
     plans: tuple[Plan, ...] = ()
     labels: tuple[PromptLabels, ...] = ()
     contexts: tuple[ContextLabels, ...] = ()
+    tenant: str = ""
 
     @property
     def answer_labels(self) -> PromptLabels:
@@ -235,6 +237,8 @@ class PromptPlanner:
             _log_kept_in_place()
         if not counts:
             return
+        if counts["without_context"]:
+            self._planner.note_without_context(counts["without_context"])
         with self._lock:
             self._counts += counts
             are_none = not any(self._counts[name] for name in _FOUND)
@@ -275,7 +279,9 @@ class PromptPlanner:
 
 def _planned(position: int, draft: PromptDraft) -> PlannedPrompt:
     plans, contexts = tuple(draft.plans), tuple(draft.contexts)
-    return PlannedPrompt(position, draft.texts(), plans, draft.labels(), contexts)
+    return PlannedPrompt(
+        position, draft.texts(), plans, draft.labels(), contexts, tenant=draft.tenant
+    )
 
 
 def _weight(sent: SentContext) -> int:
@@ -331,7 +337,9 @@ def _log_left_alone() -> None:
 def as_given(prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
     """Return the prompts as they are, in the order of arrival: what to do where planning failed."""
     return [
-        PlannedPrompt(position, tuple(part.text for part in prompt.parts))
+        PlannedPrompt(
+            position, tuple(part.text for part in prompt.parts), tenant=prompt.scope.tenant or ""
+        )
         for position, prompt in enumerate(prompts)
     ]
 

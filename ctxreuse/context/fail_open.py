@@ -24,6 +24,7 @@ class FailOpen:
         component: What the log line names, as users know it: "ReuseRetriever".
         instead: What happens instead, for the log line: "documents go through as retrieved".
         work: What fails, for the log line: "planning", "bookkeeping".
+        tell: Called for each error, too, such as `ReusePlanner.note_failure`.
     """
 
     def __init__(
@@ -31,15 +32,17 @@ class FailOpen:
         component: str,
         instead: str = "documents go through as retrieved",
         work: str = "planning",
+        tell: Callable[[], object] | None = None,
     ) -> None:
         self._component = component
         self._instead = instead
         self._work = work
+        self._tell = tell
         self._faults = 0
         self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FailOpen, (self._component, self._instead, self._work)
+        return FailOpen, (self._component, self._instead, self._work, self._tell)
 
     @property
     def faults(self) -> int:
@@ -59,6 +62,8 @@ class FailOpen:
         with self._lock:
             self._faults += 1
             first = self._faults == 1
+        if self._tell is not None:
+            self._tell()
         if first:
             frames = traceback.extract_tb(error.__traceback__)
             place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"

@@ -3,65 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
-from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+from ctxreuse.planning.savings import Savings as Savings
+from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 
 
-@dataclass(frozen=True, slots=True)
-class Savings:
-    """What planning would have saved so far; tokens are block tokens.
-
-    Attributes:
-        requests: Requests that were sent.
-        changed: Those that would have been sent otherwise: in another order, or without blocks that
-            their conversation shows already.
-        block_tokens: Tokens of their blocks.
-        cached_as_sent: Of these, expected to be served from the cache as they were sent.
-        cached_if_planned: The same, had they been planned.
-        left_out: Tokens of the blocks that would have been left out.
-
-    Example:
-        >>> Savings(requests=2, changed=1, block_tokens=400, cached_if_planned=100).saved_share
-        0.25
-    """
-
-    requests: int = 0
-    changed: int = 0
-    block_tokens: int = 0
-    cached_as_sent: int = 0
-    cached_if_planned: int = 0
-    left_out: int = 0
-
-    @property
-    def prefilled_as_sent(self) -> int:
-        """Block tokens that the engine had to compute."""
-        return self.block_tokens - self.cached_as_sent
-
-    @property
-    def prefilled_if_planned(self) -> int:
-        """Block tokens that it would have had to compute."""
-        return self.block_tokens - self.left_out - self.cached_if_planned
-
-    @property
-    def saved_share(self) -> float:
-        """Share of the computed block tokens that planning would have saved; below 0: cost."""
-        before = self.prefilled_as_sent
-        return (before - self.prefilled_if_planned) / before if before else 0.0
-
-
 class _Arrived(NamedTuple):
-    """A request as it was sent, with the tokens of its blocks, and of those shown already."""
+    """A request as it was sent, with the tokens of its blocks, and of each one shown already."""
 
     sent: Plan
     tokens: int
-    shown: int
+    shown: Sequence[int]
 
 
 class ShadowPlanner:
@@ -71,16 +30,13 @@ class ShadowPlanner:
 
     Args:
         settings: How the second one plans.
-
-    Attributes:
-        savings: What planning would have saved so far.
+        meter: Counts what planning would have saved.
     """
 
-    def __init__(self, settings: PlannerSettings) -> None:
+    def __init__(self, settings: PlannerSettings, meter: SavingsMeter) -> None:
         self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False))
         self._planned = TenantPlanner(settings)
-        self.savings = Savings()
-        self._lock = ForkSafeLock()
+        self._meter = meter
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
@@ -169,7 +125,7 @@ class ShadowPlanner:
         return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts, limits)
 
     def _send(self, request: ContextRequest, deduplicate: bool | None) -> _Arrived:
-        shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else 0
+        shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else ()
         tokens = self.block_tokens(request.blocks, request.tenant)
         if request.outdated:
             request = replace(request, outdated=())
@@ -179,8 +135,8 @@ class ShadowPlanner:
         """Plan what was sent as it would have been planned, and count both."""
         later_turns = [one for one in arrived if one.sent.request.history]
         for one in later_turns:  # nothing changes but that blocks are left out
-            cached = min(one.sent.expected_cached_tokens, one.tokens - one.shown)
-            self._add(one, cached, is_changed=one.shown > 0)
+            cached = min(one.sent.expected_cached_tokens, one.tokens - sum(one.shown))
+            self._add(one, cached, is_changed=sum(one.shown) > 0)
         first_turns = [one for one in arrived if not one.sent.request.history]
         # evictions name the id that a request was sent under
         requests = [
@@ -195,13 +151,12 @@ class ShadowPlanner:
             self._add(one, plan.expected_cached_tokens, is_changed=is_changed)
 
     def _add(self, one: _Arrived, cached: int, *, is_changed: bool) -> None:
-        with self._lock:
-            before = self.savings
-            self.savings = Savings(
-                before.requests + 1,
-                before.changed + is_changed,
-                before.block_tokens + one.tokens,
-                before.cached_as_sent + one.sent.expected_cached_tokens,
-                before.cached_if_planned + cached,
-                before.left_out + one.shown,
-            )
+        self._meter.compared(
+            one.sent.request.tenant,
+            is_changed,
+            one.tokens,
+            one.sent.expected_cached_tokens,
+            cached,
+            sum(one.shown),
+            len(one.shown),
+        )

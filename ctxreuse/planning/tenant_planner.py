@@ -190,11 +190,11 @@ class TenantPlanner:
         unique = {block.key: block for block in blocks}
         return sum(_weights(self._tokens(unique.values(), tenant)).values())
 
-    def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> int:
-        """Return how many block tokens of a turn its history shows already."""
+    def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
+        """Return the tokens of each block of a turn that its history shows already."""
         tokens = self._tokens(request.blocks, request.tenant)
         turn = self._open_turn(request, tokens, deduplicate)
-        return sum(weight for key, weight in turn.weights.items() if key in turn.shown)
+        return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return the blocks that a turn's history shows; see `ReusePlanner.shown_blocks`."""

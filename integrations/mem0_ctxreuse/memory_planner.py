@@ -126,7 +126,9 @@ class MemoryPlanner:
         self.known = KnownMemories()
         self._registry = context_registry(registry)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
-        self._fail_open = FailOpen(component, "memories go through as retrieved")
+        self._fail_open = FailOpen(
+            component, "memories go through as retrieved", tell=self.planner.note_failure
+        )
 
     @property
     def faults(self) -> int:

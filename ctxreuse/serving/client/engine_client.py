@@ -49,7 +49,7 @@ class EngineClient(OnePerProcess, AsyncClosing):
         base_url: The engine's address, with or without `/v1`.
         model: The model's name; None takes `lora` or asks the engine, once.
         api_key: Its key; vLLM takes any unless it was started with one.
-        planner: Is told of failed requests.
+        planner: Is told of failed requests, and what the usage of answers says.
         shadow: Is told of answered requests, for engines that report no evictions.
         events: Is told which tokens a prompt had, for engines that report evictions.
         lora: The name of the LoRA adapter that `model` is, if it is one: `events` needs to know,
@@ -382,6 +382,17 @@ class EngineClient(OnePerProcess, AsyncClosing):
 
     def _note(self, call: EngineCall, completion: Completion) -> None:
         """Tell what the engine has seen to those that follow its cache."""
+        planner = self._planner
+        if planner is None and self._shadow is not None:
+            planner = self._shadow.planner
+        if planner is not None:
+            planner.observe(
+                () if call.plan is None else call.plan,
+                completion.prompt_tokens,
+                completion.cached_tokens,
+                completion_tokens=completion.completion_tokens,
+                seconds=completion.total_s,
+            )
         if call.plan is None:
             return
         if self._shadow is not None and completion.prompt_tokens is not None:

@@ -70,7 +70,9 @@ class AdmissionQueue:
         self._window_s = checked_window(window_s)
         self._strategy = strategy
         self._fail_open = FailOpen(
-            "AdmissionQueue", "requests go on in the order in which they came"
+            "AdmissionQueue",
+            "requests go on in the order in which they came",
+            tell=planner.note_failure,
         )
         self._concurrency = concurrency
         self._start_anew()

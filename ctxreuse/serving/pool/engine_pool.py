@@ -165,6 +165,11 @@ class EnginePool(OnePerProcess, AsyncClosing):
         """
         return self._router.parts
 
+    @property
+    def planners(self) -> dict[str, ReusePlanner]:
+        """Each replica's own planner, by the replica's name, for its `savings` and `statistics`."""
+        return {name: replica.planner for name, replica in self._replicas.items()}
+
     def statistics(self) -> tuple[ReplicaStatus, ...]:
         """Return the status of each replica."""
         return tuple(replica.status() for replica in self._replicas.values())

@@ -156,6 +156,7 @@ class Replica:
         circuit: Opens when it keeps failing.
         capacity_tokens: What its cache holds; None asks the engine, once it has answered.
         events: Keep its index by the engine's own events; the capacity does not matter then.
+        tells_planner: Whether its clients tell the planner what answers report; else it does.
         clock: Seconds from any start.
 
     Attributes:
@@ -174,6 +175,7 @@ class Replica:
         *,
         capacity_tokens: int | None = None,
         events: KVEventSync | None = None,
+        tells_planner: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -186,6 +188,7 @@ class Replica:
         self._connect = connect
         self._capacity: CapacityTracker | None = None
         self._events = events
+        self._tells_planner = tells_planner
         if capacity_tokens is not None and events is None:
             self._capacity = CapacityTracker(planner, capacity_tokens)
         self._questions = 0 if events is not None or self._capacity is not None else _QUESTIONS
@@ -449,6 +452,14 @@ class Replica:
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens
+        if not self._tells_planner:
+            self.planner.observe(
+                plan,
+                completion.prompt_tokens,
+                cached,
+                completion_tokens=completion.completion_tokens,
+                seconds=completion.total_s,
+            )
         is_current = sending.cache_epoch == self.cache_epoch
         if not is_current and self._events is None:
             # The index was emptied while this was on its way. It is answered all the same, so

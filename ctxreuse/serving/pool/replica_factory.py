@@ -87,7 +87,8 @@ class ReplicaFactory:
                         "clients of your own are a mapping from names to functions that make one, "
                         f"not from {describe(name)} to {describe(connect)}"
                     )
-                yield self._replica(name, connect, self.planner.sibling())
+                planner = self.planner.sibling()
+                yield self._replica(name, connect, planner, tells_planner=False)
         elif isinstance(engines, Iterable):
             for engine in engines:
                 yield self.replica_at(engine)
@@ -129,6 +130,7 @@ class ReplicaFactory:
         planner: ReusePlanner,
         capacity_tokens: int | None = None,
         events: KVEventSync | None = None,
+        tells_planner: bool = True,
     ) -> Replica:
         return Replica(
             name,
@@ -138,5 +140,6 @@ class ReplicaFactory:
             CircuitBreaker(self.failures, self.open_s),
             capacity_tokens=capacity_tokens,
             events=events,
+            tells_planner=tells_planner,
             clock=self.clock,
         )

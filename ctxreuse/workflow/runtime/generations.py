@@ -120,7 +120,8 @@ class Generations:
 
     def __init__(self, llm: LanguageModel | None, planner: ReusePlanner | None) -> None:
         self.started = 0
-        self.planning = FailOpen("WorkflowEngine")
+        tell = None if planner is None else planner.note_failure
+        self.planning = FailOpen("WorkflowEngine", tell=tell)
         self._llm = llm
         self._planner = planner
         self._templates = Templates()

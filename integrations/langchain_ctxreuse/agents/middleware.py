@@ -142,7 +142,11 @@ class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT
         )
         if find_retrieved:
             follow_runs()
-        self._fail_open = FailOpen(type(self).__name__, "messages go through as they are")
+        self._fail_open = FailOpen(
+            type(self).__name__,
+            "messages go through as they are",
+            tell=self._planner.note_failure,
+        )
         self._pointing = PointingStep(self._templates, self._registry, self._fail_open)
 
     @property

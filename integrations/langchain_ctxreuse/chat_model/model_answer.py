@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, closing
 from copy import copy
@@ -12,10 +13,11 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.messages import AIMessageChunk, BaseMessage, BaseMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.model_gateway import ModelGateway, ReportedTokens
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream, renamed
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
+from ctxreuse.context.checks import reported_count
 from langchain_ctxreuse.messages import (
     SPOKEN_FIELDS,
     TextPart,
@@ -32,7 +34,8 @@ _RunManager = TypeVar("_RunManager", CallbackManagerForLLMRun, AsyncCallbackMana
 class ModelAnswer:
     """What comes back from the inner model for one prompt.
 
-    An internal error lets an answer through as the model gave it.
+    An internal error lets an answer through as the model gave it. When an answer is whole, the
+    planner is told what its usage says.
 
     Args:
         planned: The prompt as it was sent; None if it was not planned.
@@ -40,6 +43,9 @@ class ModelAnswer:
     """
 
     def __init__(self, planned: PlannedPrompt | None, gateway: ModelGateway) -> None:
+        self._began = time.perf_counter()
+        self._planned = planned
+        self._usage: ReportedTokens | None = None
         self._gateway = gateway
         self._labels = PromptLabels() if planned is None else planned.answer_labels
         self._metadata: Mapping[str, Any] = {} if planned is None else planned.answer_metadata()
@@ -47,6 +53,9 @@ class ModelAnswer:
 
     def result(self, result: ChatResult) -> ChatResult:
         """Return a whole answer."""
+        for generation in result.generations[:1]:  # each has the usage of all
+            self._read_usage(generation)
+        self._tell_usage()
         if not self._metadata:
             return result
         return self._gateway.attempt(lambda: self._result(result), lambda: result)
@@ -93,12 +102,23 @@ class ModelAnswer:
             yield one
 
     def _rest(self, streamed: _StreamedAnswer, last: Any) -> list[Any]:
+        self._tell_usage()
         if not isinstance(last, ChatGenerationChunk):
             return []
         return self._gateway.attempt(streamed.rest, list)
 
     def _steps(self, streamed: _StreamedAnswer, step: Any, is_first: bool) -> list[Any]:
+        self._read_usage(step)
         return self._gateway.attempt(lambda: self._shown(streamed, step, is_first), lambda: [step])
+
+    def _read_usage(self, answer: ChatGeneration | Any) -> None:
+        """Take note of the usage that an answer, or a piece of one, comes with."""
+        usage = reported_usage(answer)
+        if usage is not None:
+            self._usage = usage if self._usage is None else _larger(self._usage, usage)
+
+    def _tell_usage(self) -> None:
+        self._gateway.observe(self._planned, self._usage, time.perf_counter() - self._began)
 
     def _shown(self, streamed: _StreamedAnswer, step: Any, is_first: bool) -> list[Any]:
         if not isinstance(step, ChatGenerationChunk):
@@ -130,6 +150,32 @@ class ModelAnswer:
         told: Any = copy(run_manager)
         told.on_llm_new_token = self._told = _Tokens(run_manager, self._labels, self._gateway)
         return told  # type: ignore[no-any-return]
+
+
+def reported_usage(answer: object) -> ReportedTokens | None:
+    """Return what the usage of an answer says, or of a piece of one; None if it has none.
+
+    Args:
+        answer: A generation, a chunk of one, or an event of LangChain's streaming protocol.
+    """
+    if isinstance(answer, ChatGeneration):
+        usage: Any = getattr(answer.message, "usage_metadata", None)
+    else:
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("input_token_details")
+    return ReportedTokens(
+        reported_count(usage.get("input_tokens")),
+        reported_count(details.get("cache_read")) if isinstance(details, dict) else None,
+        reported_count(usage.get("output_tokens")),
+    )
+
+
+def _larger(one: ReportedTokens, other: ReportedTokens) -> ReportedTokens:
+    """Return the larger of each two counts: models tell them at the beginning, the end, or both."""
+    pairs = zip(one, other, strict=True)
+    return ReportedTokens(*[b if a is None else a if b is None else max(a, b) for a, b in pairs])
 
 
 class _Tokens:

@@ -204,7 +204,9 @@ class ChatTurnPlanner:
         self._given_count = as_token_counter(token_counter)
         self._counting = FailOpen(component, "lengths are estimated", "the token_counter")
         self._conversation_id = uuid.uuid4().hex
-        self._fail_open = FailOpen(component, "nodes go through as retrieved")
+        self._fail_open = FailOpen(
+            component, "nodes go through as retrieved", tell=self._planner.note_failure
+        )
         self._has_warned = False
 
     @property

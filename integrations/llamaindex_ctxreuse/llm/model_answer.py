@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import aclosing, closing
 from typing import Any
@@ -14,16 +15,18 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from ctxreuse.adapters.model_gateway import ModelGateway
+from ctxreuse.adapters.model_gateway import ModelGateway, ReportedTokens
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_labels import TextStream, renamed
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
+from ctxreuse.context.checks import reported_count
 
 
 class ModelAnswer:
     """What comes back from the inner model for one prompt.
 
-    An internal error lets an answer through as the model gave it.
+    An internal error lets an answer through as the model gave it. When an answer is whole, the
+    planner is told what its usage says.
 
     Args:
         planned: The prompt as it was sent.
@@ -31,12 +34,20 @@ class ModelAnswer:
     """
 
     def __init__(self, planned: PlannedPrompt, gateway: ModelGateway) -> None:
+        self._began = time.perf_counter()
+        self._planned = planned
+        self._usage: ReportedTokens | None = None
         self._gateway = gateway
         self._labels = planned.answer_labels
         self._metadata: Mapping[str, Any] = planned.answer_metadata()
 
     def whole(self, answer: Any) -> Any:
         """Return a whole answer: a response, or the object that a structured one is."""
+        self._read_usage(answer)
+        self._tell_usage()
+        return self._whole(answer)
+
+    def _whole(self, answer: Any) -> Any:
         if not self._metadata:
             return answer
         return self._gateway.attempt(
@@ -49,6 +60,7 @@ class ModelAnswer:
         with closing(pieces):
             for piece in pieces:
                 yield self._piece(piece, deltas)
+        self._tell_usage()
         yield from self._rest(piece, deltas)
 
     async def astream(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
@@ -57,10 +69,20 @@ class ModelAnswer:
         async with aclosing(pieces):
             async for piece in pieces:
                 yield self._piece(piece, deltas)
+        self._tell_usage()
         for rest in self._rest(piece, deltas):
             yield rest
 
+    def _read_usage(self, answer: Any) -> None:
+        """Take note of the usage that an answer comes with; in a stream the last one counts."""
+        usage = self._gateway.attempt(lambda: reported_usage(answer), lambda: None)
+        self._usage = usage or self._usage
+
+    def _tell_usage(self) -> None:
+        self._gateway.observe(self._planned, self._usage, time.perf_counter() - self._began)
+
     def _piece(self, piece: Any, deltas: TextStream) -> Any:
+        self._read_usage(piece)
         if not self._metadata:
             return piece
         return self._gateway.attempt(lambda: self._so_far(piece, deltas), lambda: piece)
@@ -77,7 +99,7 @@ class ModelAnswer:
         """Yield the whole answer once more if its end was kept back."""
         kept = deltas.flush()
         if kept:
-            yield self.whole(last).model_copy(update={"delta": kept})
+            yield self._whole(last).model_copy(update={"delta": kept})
 
     def _shown(self, answer: Any, rename: Callable[[str], str]) -> Any:
         kwargs = {METADATA_KEY: self._metadata}
@@ -89,6 +111,28 @@ class ModelAnswer:
             return renamed(answer, self._labels.to_given)
         update["additional_kwargs"] = {**answer.additional_kwargs, **kwargs}
         return answer.model_copy(update=update)
+
+
+def reported_usage(answer: object) -> ReportedTokens | None:
+    """Return what the usage of an OpenAI-like model's answer says; None if it has none.
+
+    Args:
+        answer: A response, or the object that a structured one is.
+    """
+    if not isinstance(answer, CompletionResponse | ChatResponse):
+        return None
+    usage = _part(answer.raw, "usage")
+    prompt = reported_count(_part(usage, "prompt_tokens"))
+    if prompt is None:
+        return None
+    cached = _part(_part(usage, "prompt_tokens_details"), "cached_tokens")
+    completion = reported_count(_part(usage, "completion_tokens"))
+    return ReportedTokens(prompt, reported_count(cached), completion)
+
+
+def _part(value: Any, name: str) -> Any:
+    """Return a field of what is an object in one model, and a dict in another."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def with_renamed_labels(

@@ -164,7 +164,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         )
         self._source = _memory_source(self)
         name = type(self).__name__
-        self._planning = FailOpen(name, "memories go through as found")
+        self._planning = FailOpen(
+            name, "memories go through as found", tell=self._planner.note_failure
+        )
         self._reading = FailOpen(name, "those without a text are left out", "reading memories")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")

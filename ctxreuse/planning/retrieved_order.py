@@ -1,0 +1,124 @@
+"""What would be in the engine's cache if everything were sent as it was retrieved: an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from itertools import count, islice
+from math import inf
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.lru_map import LRUMap, PartSize
+
+MOST_BLOCKS: Final = 50_000
+"""Blocks that are remembered, each where it stood; about 300 bytes each."""
+_ONE_IN = 16
+_WHOLE_FAMILIES = 8
+_MOST_OF_A_REQUEST = 256
+_MOST_AT_ONCE = 64
+
+_Place: TypeAlias = tuple[Hashable, BlockKey]
+"""A block, and the number of the place before it; in front of the first block stands the root."""
+
+
+class RetrievedOrder:
+    """Follows the retriever's order of some requests, to say what an engine would have cached.
+
+    Prompts share a prefix only if they begin with the same block, so all that begin with one block
+    are followed, or none are: a family. The first 8 families are followed, and of the others those
+    for which a hash of the block says so, one in 16. (Following one request in 16 would miss most
+    of what requests share.) What is followed has a share of the engine's cache: that of its
+    tokens in all tokens.
+
+    Not locked, its owner does that. A step takes at most 256 blocks.
+
+    Args:
+        capacity_tokens: What the engine's cache holds; None bounds only the number of blocks.
+    """
+
+    def __init__(self, capacity_tokens: int | None = None) -> None:
+        self._capacity = inf if capacity_tokens is None else capacity_tokens
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._blocks: LRUMap[_Place, tuple[int, int]] = LRUMap(
+            MOST_BLOCKS, weight_of=itemgetter(1)
+        )
+        self._numbers = count()
+        self._families: set[_Place] = set()
+        self._owed = 0.0
+        self._tokens = self._followed_tokens = 0
+
+    @property
+    def size(self) -> PartSize:
+        """How many blocks are remembered, and may be."""
+        return self._blocks.size
+
+    def follows(self, root: Hashable, first: BlockKey, tokens: int) -> bool:
+        """Return whether a request is followed; each one is asked for once.
+
+        Args:
+            root: What stands before its blocks: tenant and system text.
+            first: The block that it begins with.
+            tokens: Those of all its blocks.
+        """
+        family = (root, first)
+        is_whole = family in self._families
+        if not is_whole and len(self._families) < _WHOLE_FAMILIES:
+            self._families.add(family)
+            is_whole = True
+        is_followed = is_whole or first[0] % _ONE_IN == 0
+        self._tokens += tokens
+        self._followed_tokens += tokens * is_followed
+        return is_followed
+
+    def is_sample(self, root: Hashable, first: BlockKey) -> bool:
+        """Return whether a request that is followed stands for others, too."""
+        return (root, first) not in self._families
+
+    def send(self, root: Hashable, blocks: Iterable[tuple[BlockKey, int]]) -> int:
+        """Return how many tokens of a followed request are cached; remember that it was sent.
+
+        Args:
+            root: What stands before its blocks.
+            blocks: Its blocks with their tokens, as retrieved; the first 256 count.
+        """
+        self._make_room()
+        found: list[_Place] = []
+        new: list[tuple[_Place, tuple[int, int]]] = []
+        before, cached = root, 0
+        for key, tokens in islice(blocks, _MOST_OF_A_REQUEST):
+            place = (before, key)
+            known = None if new else self._blocks.peek(place)
+            if known is None:
+                known = (next(self._numbers), tokens)
+                new.append((place, known))
+            else:
+                found.append(place)
+                cached += tokens
+            before = known[0]
+        # a block is used no later than what stands before it, so that an end is forgotten first
+        for place, known in reversed(new):
+            self._blocks.put(place, known)
+        for place in reversed(found):
+            self._blocks.get(place)
+        return cached
+
+    def evict(self, tokens: int) -> None:
+        """Forget as large a share as the engine has dropped; what is much, step by step."""
+        self._owed = min(self._owed + tokens * self._share(), float(self._blocks.weight))
+        self._make_room()
+
+    def _share(self) -> float:
+        """Return the share of all tokens that is followed."""
+        return self._followed_tokens / self._tokens if self._tokens else 1.0
+
+    def _make_room(self) -> None:
+        limit = self._capacity * self._share()
+        for _ in range(_MOST_AT_ONCE):
+            if not len(self._blocks) or (self._owed <= 0 and self._blocks.weight <= limit):
+                break
+            _, (_, tokens) = self._blocks.pop_oldest()
+            self._owed = max(0.0, self._owed - tokens)

@@ -1,0 +1,390 @@
+"""Counting what planning saves and costs, on the way of each request."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from ctxreuse.context.blocks import BlockKey, ContextBlock, encoded
+from ctxreuse.context.checks import reported_count
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.index.explain import SentPrompt
+from ctxreuse.planning.expectations import CacheExpectations, Mismatch
+from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.retrieved_order import RetrievedOrder
+from ctxreuse.planning.savings import (
+    PLANNING_BOUNDS_S,
+    Mode,
+    PlanningTime,
+    ReportedUsage,
+    Savings,
+)
+from ctxreuse.planning.sharing import SentEntry
+
+TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
+"""The class of each tenant: a function, or a mapping from their names."""
+
+MOST_CLASSES: Final = 16
+OTHER_CLASS: Final = "other"
+_LONGEST_CLASS = 64
+
+
+class SavingsMeter:
+    """Counts for one planner; threads may share it.
+
+    Its lock is held for some microseconds at a time, and for at most 256 blocks of a request.
+
+    Args:
+        mode: The planner's.
+        capacity_tokens: What the engine's cache holds, or None.
+        tenant_class: The class of each tenant. At most 16 are told apart: further ones, and one
+            that bears its tenant's own name, count as "other".
+        keyed: What stands for names in all planners that share a log; None without one.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        capacity_tokens: int | None = None,
+        tenant_class: TenantClasses | None = None,
+        keyed: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._mode: Mode = mode
+        self._keyed = keyed
+        self._class_of = _class_function(tenant_class)
+        self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
+        self._retrieved = RetrievedOrder(capacity_tokens)
+        self._expectations = CacheExpectations()
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._retrieved.forget()
+        self._has_reported = False
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Set all numbers to 0; what would be in the engine's cache stays."""
+        self._expectations.forget()
+        self._tallies: dict[str, _Tally] = {}
+        self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
+        self._planned = self._failures = self._without_context = 0
+        self._total_s = self._max_s = 0.0
+
+    def savings(self, *, reset: bool = False) -> Savings:
+        """Return all numbers, and set them to 0 if asked to."""
+        with self._lock:
+            tallies, planned = dict(self._tallies), self._planned
+            time = PlanningTime(planned, self._total_s, self._max_s, tuple(self._buckets))
+            total = _Tally()
+            for tally in tallies.values():
+                total.add(tally)
+            by_class = {
+                name: tally.savings(self._mode)
+                for name, tally in sorted(tallies.items())
+                if self._class_of is not None
+            }
+            savings = total.savings(
+                self._mode, time, self._failures, self._without_context, by_class,
+                {
+                    "retrieved_blocks": self._retrieved.size,
+                    "tenant_classes": PartSize(len(by_class), MOST_CLASSES + 1),
+                },
+            )  # fmt: skip
+            if reset:
+                self._start_anew()
+        return savings
+
+    def took(self, requests: int, seconds: float) -> None:
+        """Count how long it took to plan some requests together."""
+        if not requests:
+            return
+        each = seconds / requests
+        bucket = bisect_left(PLANNING_BOUNDS_S, each)
+        with self._lock:
+            self._buckets[bucket] += requests
+            self._planned += requests
+            self._total_s += seconds
+            if each > self._max_s:
+                self._max_s = each
+
+    def sent(self, plan: Plan, tokens_of: Callable[[list[ContextBlock], str], int]) -> None:
+        """Count a request that is sent as planned.
+
+        Args:
+            plan: Its plan, as a planner made it.
+            tokens_of: Returns the tokens of a tenant's blocks.
+        """
+        assert plan.logged is not None, "what a planner has planned is logged"
+        request, prompt, cached = plan.request, plan.logged.prompt, plan.expected_cached_tokens
+        retrieved = [block.key for block in request.blocks]
+        tokens, left_out, references = sum(prompt.tokens), 0, 0
+        if len(retrieved) != len(prompt.keys):  # some are left out, or came twice
+            unique, shown = request.unique_blocks, set(prompt.keys)
+            gone = [block for key, block in unique.items() if key not in shown]
+            references = len(gone)
+            left_out = tokens_of(gone, request.tenant) if gone else 0
+            retrieved = list(unique)
+        is_changed = tuple(retrieved) != prompt.keys
+        name = self._class_named(request.tenant)
+        with self._lock:
+            tally = self._tally(name)
+            as_retrieved = float(cached)  # of a later turn: it depends on the history only
+            if not prompt.is_later_turn and retrieved:
+                as_retrieved = self._as_retrieved(tally, prompt, retrieved, tokens)
+            tally.count(
+                is_changed, tokens + left_out, cached, cached, as_retrieved, left_out, references
+            )
+
+    def compared(
+        self, tenant: str, is_changed: bool, tokens: int, sent: int, planned: int, left_out: int,
+        references: int,
+    ) -> None:  # fmt: skip
+        """Count a request that is sent as retrieved.
+
+        Args:
+            tenant: Whose request it is.
+            is_changed: Whether planning would have sent it otherwise.
+            tokens: Tokens of its blocks.
+            sent: Of these, expected to be cached as they are sent.
+            planned: The same, had they been planned.
+            left_out: Tokens of the blocks that planning would have left out.
+            references: How many blocks that are.
+        """
+        name = self._class_named(tenant)
+        with self._lock:
+            self._tally(name).count(
+                is_changed, tokens, sent, planned, float(sent), left_out, references
+            )
+
+    def sent_elsewhere(self, entry: SentEntry) -> None:
+        """Take note of what another planner has sent to the same engine, as it was retrieved."""
+        blocks = entry.as_retrieved()
+        if not blocks or self._mode != "active":
+            return
+        root, first = (entry.tenant, entry.system), next(iter(blocks))
+        with self._lock:
+            if self._retrieved.follows(root, first, sum(blocks.values())):
+                self._retrieved.send(root, blocks.items())
+
+    def evicted(self, tokens: int) -> None:
+        """Take note that the engine dropped tokens."""
+        if tokens and self._mode == "active":
+            with self._lock:
+                self._retrieved.evict(tokens)
+
+    def answered(
+        self, tenant: str, expected: int, before: int, prompt_tokens: object, cached_tokens: object
+    ) -> Mismatch | None:
+        """Count what an engine reports of an answer; what cannot be right counts as not reported.
+
+        Args:
+            tenant: Whose prompt it was.
+            expected: Block tokens that were expected to be cached.
+            before: Tokens in front of these blocks, which must be cached if they are.
+            prompt_tokens: Tokens of the prompt; without them nothing is counted.
+            cached_tokens: Those that came from the cache.
+
+        Returns:
+            What the log should say now, if anything.
+        """
+        prompt, cached = reported_count(prompt_tokens), reported_count(cached_tokens)
+        if prompt is None:
+            return None
+        name = self._class_named(tenant)
+        with self._lock:
+            self._has_reported |= bool(cached)
+            if cached is None and cached_tokens is None and self._has_reported:
+                cached = 0
+            tally = self._tally(name)
+            if cached is None:
+                tally.unreported += 1
+            else:
+                tally.answers += 1
+                tally.prompt_tokens += prompt
+                tally.cached_tokens += min(cached, prompt)
+                tally.expected_tokens += expected
+            return self._expectations.note(min(expected + before, prompt), cached)
+
+    def failed(self) -> None:
+        """Count that planning has failed."""
+        with self._lock:
+            self._failures += 1
+
+    def had_no_context(self, prompts: int) -> None:
+        """Count prompts in which no context was found."""
+        with self._lock:
+            self._without_context += prompts
+
+    def _tally(self, name: str) -> _Tally:
+        """Return the tally of a class; the lock is held."""
+        tally = self._tallies.get(name)
+        if tally is None:
+            if len(self._tallies) >= MOST_CLASSES and name != OTHER_CLASS:
+                return self._tally(OTHER_CLASS)
+            tally = self._tallies[name] = _Tally()
+        return tally
+
+    def _class_named(self, tenant: str) -> str:
+        """Return the class of a tenant; the user's function is called without the lock."""
+        class_of = self._class_of
+        if class_of is None:
+            return ""
+        name = self._classing.attempt(lambda: _checked_class(class_of(tenant)), lambda: OTHER_CLASS)
+        return OTHER_CLASS if name == tenant else name
+
+    def _as_retrieved(
+        self, tally: _Tally, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
+    ) -> float:
+        """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
+        root, keys = self._root(prompt), retrieved
+        if self._keyed is not None:
+            keys = [BlockKey(self._keyed(retrieved[0]))]
+        if not self._retrieved.follows(root, keys[0], tokens):
+            tally.unfollowed += tokens
+            return 0.0
+        is_sample = self._retrieved.is_sample(root, keys[0])
+        if self._keyed is not None:
+            keys = [BlockKey(self._keyed(key)) for key in retrieved]
+        token_of = dict(zip(prompt.keys, prompt.tokens, strict=True))
+        blocks = zip(keys, map(token_of.__getitem__, retrieved), strict=True)
+        cached = float(self._retrieved.send(root, blocks))
+        if not is_sample or not tokens:
+            return cached
+        # it stands for those since the sample before, so that no number has to be taken back
+        unfollowed, tally.unfollowed = tally.unfollowed, 0
+        return cached * (1 + unfollowed / tokens)
+
+    def _root(self, prompt: SentPrompt) -> tuple[object, object]:
+        if self._keyed is None:
+            return prompt.tenant, prompt.system
+        return self._keyed(b"tenant" + encoded(prompt.tenant)), prompt.system
+
+
+class _Tally:
+    """The numbers of one class of tenants; the meter's lock guards it.
+
+    Attributes:
+        unfollowed: Tokens of first turns since the latest sample of the retriever's order.
+    """
+
+    __slots__ = (
+        "answers",
+        "as_retrieved",
+        "as_sent",
+        "block_tokens",
+        "cached_tokens",
+        "changed",
+        "expected_tokens",
+        "if_planned",
+        "left_out",
+        "prompt_tokens",
+        "references",
+        "requests",
+        "unfollowed",
+        "unreported",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    answers: int
+    as_retrieved: float
+    as_sent: int
+    block_tokens: int
+    cached_tokens: int
+    changed: int
+    expected_tokens: int
+    if_planned: int
+    left_out: int
+    prompt_tokens: int
+    references: int
+    requests: int
+    unfollowed: int
+    unreported: int
+
+    def count(
+        self, is_changed: bool, tokens: int, as_sent: int, if_planned: int, as_retrieved: float,
+        left_out: int, references: int,
+    ) -> None:  # fmt: skip
+        self.requests += 1
+        self.changed += is_changed
+        self.block_tokens += tokens
+        self.as_sent += as_sent
+        self.if_planned += if_planned
+        self.as_retrieved += as_retrieved
+        self.left_out += left_out
+        self.references += references
+
+    def add(self, other: _Tally) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def savings(
+        self,
+        mode: Mode,
+        planning: PlanningTime = PlanningTime(),  # noqa: B008 - frozen
+        planning_failures: int = 0,
+        prompts_without_context: int = 0,
+        by_class: Mapping[str, Savings] | None = None,
+        parts: Mapping[str, PartSize] | None = None,
+    ) -> Savings:
+        return Savings(
+            requests=self.requests,
+            changed=self.changed,
+            block_tokens=self.block_tokens,
+            cached_as_sent=self.as_sent,
+            cached_if_planned=self.if_planned,
+            left_out=self.left_out,
+            cached_as_retrieved=int(self.as_retrieved),
+            references=self.references,
+            mode=mode,
+            planning=planning,
+            reported=ReportedUsage(
+                self.answers,
+                self.unreported,
+                self.prompt_tokens,
+                self.cached_tokens,
+                self.expected_tokens,
+            ),
+            planning_failures=planning_failures,
+            prompts_without_context=prompts_without_context,
+            by_class=by_class or {},
+            parts=parts or {},
+        )
+
+
+def _class_function(tenant_class: object) -> Callable[[str], object] | None:
+    if tenant_class is None:
+        return None
+    if isinstance(tenant_class, Mapping):
+        known = dict(tenant_class)
+        return lambda tenant: known.get(tenant, OTHER_CLASS)
+    if callable(tenant_class):
+        return tenant_class
+    raise InvalidRequestError(
+        "tenant_class must be a function from a tenant to its class, a mapping or None, not "
+        f"{describe(tenant_class)}"
+    )
+
+
+def _checked_class(name: object) -> str:
+    """Return the name of a class.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if isinstance(name, str) and 0 < len(name) <= _LONGEST_CLASS and name.isprintable():
+        return name
+    raise InvalidRequestError(
+        f"a tenant's class must be a printable name of up to {_LONGEST_CLASS} characters, not "
+        f"{type(name).__name__}"
+    )

@@ -1,0 +1,409 @@
+"""What an active planner counts: what it sends, what engines report, and what it costs."""
+
+import json
+import logging
+import random
+from itertools import pairwise
+from threading import Thread
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_helpers import (
+    assistant,
+    big_request,
+    first_turns,
+    odd_contexts,
+    plan_everything,
+    queries,
+    user,
+)
+
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime, ReportedUsage
+
+requests_of_any_kind = st.lists(
+    first_turns
+    | st.builds(
+        ContextRequest,
+        odd_contexts,
+        queries,
+        history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
+        conversation_id=st.sampled_from((None, 1)),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests_of_any_kind, st.booleans())
+def test_what_is_counted_is_what_the_plans_say(requests, batch):
+    planner = ReusePlanner()
+    plans = plan_everything(planner, requests, "reuse", batch=batch)
+    savings = planner.savings
+    assert savings.requests == savings.planning.count == len(requests)
+    assert savings.cached_as_sent == sum(plan.expected_cached_tokens for plan in plans)
+    assert savings.references == sum(len(plan.references) for plan in plans)
+    assert savings.changed == sum(
+        tuple(plan.request.unique_blocks) != tuple(block.key for block in plan.blocks)
+        for plan in plans
+    )
+    assert savings.cached_as_sent + savings.left_out <= savings.block_tokens
+    assert 0 <= savings.cached_as_retrieved <= savings.block_tokens
+    assert json.loads(json.dumps(savings.as_json()))["requests"] == len(requests)
+
+
+contexts = st.lists(st.sampled_from(range(8)), min_size=1, unique=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(contexts, max_size=8), st.booleans())
+def test_what_the_retrievers_order_would_have_is_what_shadow_mode_counts(ids, batch):
+    requests = [big_request(one) for one in ids]
+    active, shadow = ReusePlanner(), ReusePlanner(mode="shadow")
+    for planner in (active, shadow):
+        plan_everything(planner, requests, "reuse", batch=batch)
+    assert active.savings.cached_as_retrieved == shadow.savings.cached_as_sent
+    assert shadow.savings.cached_as_retrieved == shadow.savings.cached_as_sent
+    assert active.savings.cached_as_sent == shadow.savings.cached_if_planned
+    for name in ("requests", "changed", "block_tokens", "saved_tokens", "saved_share"):
+        assert getattr(active.savings, name) == getattr(shadow.savings, name), name
+
+
+@pytest.mark.parametrize("capacity", [None, 40_000])
+def test_of_many_documents_it_is_an_estimate(capacity):
+    chance = random.Random(3)
+    active = ReusePlanner(capacity_tokens=capacity)
+    shadow = ReusePlanner(capacity_tokens=capacity, mode="shadow")
+    for _ in range(4_000):
+        ids = dict.fromkeys(int(chance.expovariate(1 / 150)) for _ in range(4))
+        for planner in (active, shadow):
+            planner.plan(big_request(ids), "none")
+    tokens = shadow.savings.block_tokens
+    exact = shadow.savings.cached_as_sent / tokens
+    assert 0.05 < exact < 0.25
+    assert active.savings.cached_as_retrieved / tokens == pytest.approx(exact, abs=0.025)
+
+
+def test_what_was_sent_in_another_order_is_saved():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2, 3)))
+    planner.plan(big_request((3, 1, 2)))
+    savings = planner.savings
+    assert (savings.mode, savings.requests, savings.changed) == ("active", 2, 1)
+    assert (savings.cached_as_sent, savings.cached_as_retrieved) == (300, 0)
+    assert (savings.saved_tokens, savings.saved_share) == (300, 0.5)
+    assert savings.prefilled_as_sent == savings.prefilled_if_planned == 300
+    assert savings.prefilled_as_retrieved == 600
+
+
+def test_references_and_their_tokens_are_counted():
+    planner = ReusePlanner()
+    first = planner.plan(big_request((1, 2), "First?", history=[], conversation_id="c"))
+    history = [*first.messages(), assistant("Yes.")]
+    planner.plan(big_request((2, 4, 1), "Then?", history=history, conversation_id="c"))
+    savings = planner.savings
+    assert (savings.references, savings.left_out, savings.block_tokens) == (2, 200, 500)
+    assert (savings.saved_tokens, savings.changed) == (200, 1)
+
+
+def test_what_the_engine_drops_is_gone_in_the_retrievers_order_too():
+    planner = ReusePlanner()
+    planner.plan(big_request((1, 2)))
+    planner.evict_tokens(200)
+    planner.plan(big_request((1, 2)))
+    assert planner.savings.cached_as_retrieved == planner.savings.cached_as_sent == 0
+
+
+def test_a_reset_returns_what_was_counted_and_begins_anew():
+    planner = ReusePlanner(tenant_class={"a": "paid"})
+    plan = planner.plan(big_request((1, 2), tenant="a"))
+    planner.observe(plan, 300, 0)
+    planner.note_failure()
+    planner.note_without_context(3)
+    before = planner.reset_savings()
+    assert (before.requests, before.planning_failures, before.prompts_without_context) == (1, 1, 3)
+    assert before.by_class["paid"].reported.answers == 1
+    after = planner.savings
+    assert after == ReusePlanner().savings
+    planner.plan(big_request((1, 2), tenant="a"))
+    assert planner.savings.cached_as_retrieved == 200  # the engine's cache is not empty
+
+
+@pytest.mark.parametrize(
+    "tenant_class",
+    [{"anna": "paid", "ben": "paid"}, lambda tenant: "paid" if tenant in ("anna", "ben") else 1],
+)
+def test_tenants_are_counted_by_class_and_never_by_name(tenant_class):
+    planner = ReusePlanner(tenant_class=tenant_class)
+    for tenant in ("anna", "ben", "carl"):
+        plan = planner.plan(big_request((1, 2), tenant=tenant))
+        planner.observe([plan], 250, 100)
+    by_class = planner.savings.by_class
+    assert {name: one.requests for name, one in by_class.items()} == {"paid": 2, "other": 1}
+    assert {name: one.reported.cached_tokens for name, one in by_class.items()} == {
+        "paid": 200,
+        "other": 100,
+    }
+    written = json.dumps(planner.savings.as_json())
+    assert not any(name in written for name in ("anna", "ben", "carl"))
+
+
+def test_a_function_that_returns_names_fills_no_list_of_them():
+    named, numbered = (
+        ReusePlanner(tenant_class=function) for function in (str, lambda tenant: f"c{tenant}")
+    )
+    for number in range(100):
+        for planner in (named, numbered):
+            planner.plan(big_request((1,), tenant=str(number)))
+    assert {name: one.requests for name, one in named.savings.by_class.items()} == {"other": 100}
+    assert len(numbered.savings.by_class) == 17
+    assert numbered.savings.by_class["other"].requests == 84
+    assert numbered.savings.parts["tenant_classes"] == (17, 17)
+
+
+@pytest.mark.parametrize("returned", [None, "", "x" * 65, "a\nb", 7, KeyError("anna")])
+def test_a_class_that_is_none_counts_as_other(returned, caplog):
+    def class_of(tenant):
+        if isinstance(returned, Exception):
+            raise returned
+        return returned
+
+    planner = ReusePlanner(tenant_class=class_of)
+    for _ in range(3):
+        planner.plan(big_request((1,), tenant="anna"))
+    assert planner.savings.by_class["other"].requests == 3
+    assert len(caplog.records) == 1
+    assert "anna" not in caplog.text
+
+
+def test_without_classes_there_are_none():
+    planner = ReusePlanner()
+    planner.plan(big_request((1,), tenant="anna"))
+    assert planner.savings.by_class == {}
+    with pytest.raises(InvalidRequestError, match="tenant_class must be a function"):
+        ReusePlanner(tenant_class="paid")
+
+
+def test_copies_have_the_classes_and_no_counts():
+    planner = ReusePlanner(tenant_class={"a": "paid"})
+    planner.plan(big_request((1,), tenant="a"))
+    sibling = planner.sibling()
+    assert sibling.savings.requests == 0
+    sibling.plan(big_request((1,), tenant="a"))
+    assert sibling.savings.by_class["paid"].requests == 1
+
+
+class TestReportedUsage:
+    def test_it_stands_beside_what_was_expected(self):
+        planner = ReusePlanner()
+        planner.plan(big_request((1, 2)))
+        plans = [planner.plan(big_request((1, 2))), planner.plan(big_request((2, 3)))]
+        planner.observe(plans, 900, 250, completion_tokens=5, seconds=0.5)
+        expected = sum(plan.expected_cached_tokens for plan in plans)
+        assert planner.savings.reported == ReportedUsage(1, 0, 900, 250, expected)
+        assert planner.savings.reported.hit_ratio == 250 / 900
+
+    def test_what_is_not_reported_is_unknown_until_something_was(self):
+        planner = ReusePlanner()
+        plan = planner.plan(big_request((1, 2)))
+        planner.observe(plan, None, 5)
+        planner.observe(plan, 300)
+        assert planner.savings.reported == ReportedUsage(unreported=1)
+        planner.observe(plan, 300, 200)
+        planner.observe(plan, 300)  # vLLM leaves out a 0
+        assert planner.savings.reported == ReportedUsage(2, 1, 600, 200)
+
+    @pytest.mark.parametrize("wrong", [-1, True, 1.5, "12", float("nan"), 2**60, [1]])
+    def test_what_cannot_be_right_is_not_counted(self, wrong):
+        planner = ReusePlanner()
+        plan = planner.plan(big_request((1, 2)))
+        planner.observe(plan, wrong, 5)
+        assert planner.savings.reported == ReportedUsage()
+        planner.observe(plan, 300, 100)
+        planner.observe(plan, 300, wrong)
+        assert planner.savings.reported == ReportedUsage(1, 1, 300, 100)
+
+    def test_a_prompt_without_a_plan_counts_as_well(self):
+        planner = ReusePlanner(tenant_class={"a": "paid"})
+        planner.observe((), 40, 16, tenant="a")
+        assert planner.savings.by_class["paid"].reported == ReportedUsage(1, 0, 40, 16)
+
+    def test_wrong_arguments_are_named(self):
+        planner = ReusePlanner()
+        with pytest.raises(InvalidRequestError, match="plans must be"):
+            planner.observe("plan", 1)
+        with pytest.raises(InvalidRequestError, match="each of plans must be a Plan"):
+            planner.observe([1], 1)
+        with pytest.raises(InvalidRequestError, match="seconds must be a number"):
+            planner.observe((), 1, seconds=-1)
+        with pytest.raises(InvalidRequestError, match="tenant must be a string"):
+            planner.observe((), 1, tenant=3)
+        with pytest.raises(InvalidRequestError, match="prompts must be an integer"):
+            planner.note_without_context(-1)
+
+
+class TestWarning:
+    """What the log says of answers that have less from the cache than was expected."""
+
+    def answered(self, reports, planner=None, system=None):
+        """Plan one request again and again; report as many cached tokens as a function says."""
+        planner = planner or ReusePlanner()
+        planner.plan(big_request((1, 2), system=system))
+        for number in range(len(reports)):
+            plan = planner.plan(big_request((1, 2), system=system))
+            assert plan.expected_cached_tokens == 200
+            planner.observe(plan, 300, reports[number])
+        return planner
+
+    def lines(self, caplog):
+        assert all(record.levelno == logging.WARNING for record in caplog.records)
+        return [record.getMessage() for record in caplog.records]
+
+    def test_it_comes_once_after_two_hundred_answers(self, caplog):
+        planner = self.answered([16] * 199)
+        assert not caplog.records
+        self.answered([16] * 601, planner)
+        [line] = self.lines(caplog)
+        assert "of 40000 tokens that a planner expected" in line
+        assert "200 answers report 3200" in line
+        assert "another process may share this engine" in line
+        assert "shared_log" in line
+        assert "ctxreuse doctor" in line
+
+    def test_none_comes_where_the_cache_holds_what_is_expected(self, caplog):
+        chance = random.Random(1)
+        self.answered([192] * 1_000)
+        self.answered([chance.choice((0, 200, 200, 200)) for _ in range(1_000)])
+        self.answered([300] * 100 + [0] * 90 + [300] * 210)
+        assert not caplog.records
+
+    def test_it_comes_where_that_ends(self, caplog):
+        self.answered([200] * 1_000 + [0, 60] * 200)
+        assert len(caplog.records) == 1
+
+    def test_what_is_cached_in_some_prompts_hides_no_others(self, caplog):
+        planner = ReusePlanner()
+        for request in (big_request((1, 2)), big_request(range(10, 200))):
+            planner.plan(request)
+        for _ in range(200):
+            planner.observe(planner.plan(big_request((1, 2))), 300, 8)
+        planner.observe(planner.plan(big_request(range(10, 200))), 20_000, 19_000)
+        assert len(caplog.records) == 1
+
+    @pytest.mark.parametrize("reported", [None, 0])
+    def test_an_engine_without_any_hit_has_another_remedy(self, caplog, reported):
+        self.answered([reported] * 600)
+        [line] = self.lines(caplog)
+        assert "no cached token in 200 answers, where a planner expected 40000" in line
+        assert "--enable-prefix-caching" in line
+        assert "another process" not in line
+
+    def test_small_expectations_are_no_evidence(self, caplog):
+        planner = ReusePlanner()
+        for _ in range(500):
+            plan = planner.plan(ContextRequest(["a short text"], "Which?"))
+            planner.observe(plan, 300, 0)
+        assert plan.expected_cached_tokens > 0
+        assert not caplog.records
+
+    def test_a_system_text_that_is_cached_hides_nothing(self, caplog):
+        self.answered([90] * 200, system="Be brief. " * 40)
+        assert len(caplog.records) == 1
+
+    def test_a_planner_with_a_log_is_not_told_to_take_one(self, caplog, tmp_path):
+        from ctxreuse.sharing import SQLiteLog
+
+        planner = ReusePlanner(shared_log=SQLiteLog(tmp_path / "log.sqlite"))
+        self.answered([16] * 200, planner)
+        [line] = self.lines(caplog)
+        assert "another process may share this engine" in line
+        assert "shared_log" not in line
+
+
+class TestPlanningTime:
+    def test_quantiles_are_bounds_of_buckets(self):
+        counts = [0] * len(PLANNING_BOUNDS_S) + [0]
+        counts[3], counts[6] = 99, 1
+        time = PlanningTime(100, 0.1, 0.007, tuple(counts))
+        assert time.quantile_s(0.5) == time.quantile_s(0.99) == 0.001
+        assert time.quantile_s(0.995) == time.quantile_s(1) == 0.007
+        assert time.mean_s == 0.001
+        assert PlanningTime().quantile_s(0.99) == PlanningTime().mean_s == 0
+
+    @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=30))
+    def test_no_quantile_is_below_the_share_that_it_names(self, times):
+        from ctxreuse.planning.savings_meter import SavingsMeter
+
+        meter = SavingsMeter("active")
+        for one in times:
+            meter.took(1, one)
+        time = meter.savings().planning
+        assert time.count == sum(time.buckets) == len(times)
+        assert time.max_s == time.quantile_s(1) == max(times)
+        for share in (0.1, 0.5, 0.9, 0.99, 1):
+            wanted = sorted(times)[min(len(times) - 1, int(share * len(times)))]
+            assert time.quantile_s(share) >= min(wanted, time.quantile_s(share))
+            assert sum(one <= time.quantile_s(share) for one in times) >= share * len(times)
+
+    def test_a_batch_counts_each_request_with_its_share(self):
+        planner = ReusePlanner()
+        planner.plan_batch([big_request((1, 2)), big_request((2, 3)), big_request((1, 3))])
+        planner.plan_batch([])
+        time = planner.savings.planning
+        assert time.count == 3
+        assert time.max_s == pytest.approx(time.total_s / 3)
+
+    def test_bounds_rise(self):
+        assert all(one < other for one, other in pairwise(PLANNING_BOUNDS_S))
+
+
+def test_threads_lose_no_count():
+    planner = ReusePlanner(tenant_class=lambda tenant: tenant + "!")
+
+    def work(number):
+        for turn in range(50):
+            plan = planner.plan(big_request((turn, number), tenant=f"t{number % 3}"))
+            planner.observe(plan, 300, 100)
+            planner.note_without_context(1)
+
+    threads = [Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    savings = planner.savings
+    assert savings.requests == savings.planning.count == savings.prompts_without_context == 400
+    assert savings.reported.cached_tokens == 40_000
+    assert sum(one.requests for one in savings.by_class.values()) == 400
+
+
+def test_tracing_that_fails_changes_no_plan(caplog):
+    class Broken:
+        def planned(self, plans, seconds):
+            raise ValueError("a secret")
+
+        def answered(self, call):
+            raise ValueError("a secret")
+
+    planner = ReusePlanner(tracing=Broken())
+    plan = planner.plan(big_request((1, 2)))
+    planner.observe(plan, 300, 100)
+    assert planner.savings.requests == planner.savings.reported.answers == 1
+    assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+    with pytest.raises(InvalidRequestError, match="tracing must be"):
+        ReusePlanner(tracing=3)
+
+
+def test_what_another_planner_has_sent_counts_in_the_retrievers_order(tmp_path):
+    from ctxreuse.sharing import SQLiteLog
+
+    path = tmp_path / "log.sqlite"
+    one, other = (ReusePlanner(shared_log=SQLiteLog(path)) for _ in range(2))
+    one.plan(big_request((1, 2), tenant="a", system="Be brief."))
+    assert one.catch_up()
+    assert other.catch_up()
+    other.plan(big_request((1, 2, 3), tenant="a", system="Be brief."))
+    assert other.savings.cached_as_retrieved == other.savings.cached_as_sent == 200
