@@ -1,0 +1,97 @@
+"""What `planner.savings` says of a wrapped model: the usage of its answers, and its failures."""
+
+from itertools import permutations
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration
+from langchain_model_helpers import configured, model, openai_model, question
+
+from ctxreuse import ReusePlanner
+from ctxreuse.serving import EmulatedEngine
+from langchain_ctxreuse.chat_model.model_answer import reported_usage
+
+ORDERS = ["".join(letters) for letters in permutations("abc")]
+
+
+def wrapped(**fields):
+    engine = EmulatedEngine(block_size=4)
+    planner = ReusePlanner(tenant_class={"acme": "paid"})
+    return engine, planner, model(openai_model(engine, **fields), planner=planner)
+
+
+async def calls(llm, prompts, way, config=None):
+    if way == "invoke":
+        return [llm.invoke(one, config) for one in prompts]
+    if way == "ainvoke":
+        return [await llm.ainvoke(one, config) for one in prompts]
+    if way == "stream":
+        return [list(llm.stream(one, config)) for one in prompts]
+    if way == "astream":
+        return [[piece async for piece in llm.astream(one, config)] for one in prompts]
+    if way == "batch":
+        return llm.batch(list(prompts), config)
+    return await llm.abatch(list(prompts), config)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
+async def test_the_usage_of_each_answer_is_counted_once(way):
+    engine, planner, llm = wrapped()
+    await calls(llm, [question(letters) for letters in ORDERS], way)
+    savings = planner.savings
+    assert savings.requests == savings.reported.answers == len(ORDERS)
+    assert savings.reported.prompt_tokens == engine.usage.prompt_tokens
+    assert savings.reported.cached_tokens == engine.usage.cached_tokens > 0
+    assert savings.reported.expected_cached_tokens == savings.cached_as_sent > 0
+
+
+async def test_it_counts_for_the_tenants_class():
+    engine, planner, llm = wrapped()
+    prompt = question("abc", tenant="acme")
+    await calls(llm, [prompt], "invoke", configured(tenant="acme"))
+    assert planner.savings.by_class["paid"].reported.prompt_tokens == engine.usage.prompt_tokens
+
+
+async def test_a_stream_that_is_left_early_has_no_usage():
+    _, planner, llm = wrapped()
+    stream = llm.stream(question("abc"))
+    next(stream)
+    stream.close()
+    assert planner.savings.reported.answers == 0
+
+
+def test_prompts_without_a_context_are_counted():
+    engine, planner, llm = wrapped()
+    for _ in range(3):
+        llm.invoke("Where is Paris?")
+    assert planner.savings.prompts_without_context == 3
+    assert planner.savings.requests == 0
+    assert planner.savings.reported.prompt_tokens == engine.usage.prompt_tokens
+
+
+def test_failures_of_planning_are_counted(monkeypatch):
+    _, planner, llm = wrapped()
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(planner, "plan", fail)
+    llm.invoke(question("abc"))
+    assert planner.savings.planning_failures == llm.faults == 1
+    assert planner.savings.reported.answers == 1
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {"input_tokens": "ten", "input_token_details": 3},
+        {"input_tokens": -4, "input_token_details": {"cache_read": True}},
+    ],
+)
+def test_usage_that_cannot_be_right_is_unknown(usage):
+    message = AIMessage("So.").model_copy(update={"usage_metadata": usage})
+    found = reported_usage(ChatGeneration(message=message))
+    assert found is None or set(found) == {None}
+    assert reported_usage({"event": "message-finish", "usage": usage}) == found

@@ -1,0 +1,82 @@
+"""What `planner.savings` says of a wrapped LLM: the usage of its answers, and its failures."""
+
+from types import SimpleNamespace
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llamaindex_llm_helpers import FaultyPlanner, Served, context, question
+
+from ctxreuse import ReusePlanner
+from llamaindex_ctxreuse import ReuseLLM
+from llamaindex_ctxreuse.llm.model_answer import reported_usage
+
+WORDS = ("abc", "cab", "bca", "acb")
+STREAMED = {"stream_options": {"include_usage": True}}
+
+
+async def calls(llm, way):
+    for word in WORDS:
+        if way == "chat":
+            llm.chat(question(word))
+        elif way == "achat":
+            await llm.achat(question(word))
+        elif way == "stream_chat":
+            list(llm.stream_chat(question(word), **STREAMED))
+        elif way == "astream_chat":
+            stream = await llm.astream_chat(question(word), **STREAMED)
+            _ = [piece async for piece in stream]
+    if way == "achat_batch":
+        await llm.achat_batch([question(word) for word in WORDS])
+
+
+@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat", "achat_batch"])
+async def test_the_usage_of_each_answer_is_counted_once(way):
+    served = Served()
+    llm = ReuseLLM(inner=served.bare, window_s=0)
+    await calls(llm, way)
+    savings = llm.planner.savings
+    assert savings.requests == savings.reported.answers == len(WORDS)
+    assert savings.reported.prompt_tokens == served.engine.usage.prompt_tokens
+    assert savings.reported.cached_tokens == served.engine.usage.cached_tokens > 0
+    assert savings.reported.expected_cached_tokens == savings.cached_as_sent > 0
+
+
+def test_completions_are_counted_as_well():
+    served = Served(is_chat_model=False)
+    llm = ReuseLLM(inner=served.bare, window_s=0)
+    llm.complete(f"{context('abc')}\n\nWhich?")
+    assert llm.planner.savings.reported.prompt_tokens == served.engine.usage.prompt_tokens
+
+
+def test_failures_of_planning_are_counted():
+    planner = FaultyPlanner()
+    llm = ReuseLLM(inner=Served().bare, planner=planner, window_s=0)
+    llm.chat(question("abc"))
+    assert planner.savings.planning_failures == llm.faults > 0
+    assert planner.savings.reported.answers == 1
+
+
+class Odd:
+    def __getattr__(self, name):
+        raise RuntimeError("a foreign object")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [None, 3, {}, {"usage": None}, {"usage": {"prompt_tokens": -1}}, SimpleNamespace(usage=[1])],
+)
+def test_usage_that_cannot_be_right_is_none(raw):
+    answer = ChatResponse(message=ChatMessage("So."), raw=raw)
+    assert reported_usage(answer) is None
+    assert reported_usage("a structured answer") is None
+
+
+def test_usage_that_cannot_be_read_loses_no_answer():
+    class Model(type(Served().bare)):
+        def chat(self, messages, **kwargs):
+            return ChatResponse(message=ChatMessage("So."), raw=Odd())
+
+    planner = ReusePlanner()
+    llm = ReuseLLM(inner=Model(**Served().bare.model_dump()), planner=planner, window_s=0)
+    assert llm.chat(question("abc")).message.content == "So."
+    assert planner.savings.planning_failures == 1
