@@ -1,0 +1,165 @@
+"""Metrics for Prometheus, read from planners when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS, Family, PlannerNumbers
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+_LONGEST_NAME = 64
+_Watched = TypeVar("_Watched")
+
+
+@runtime_checkable
+class WatchedPool(Protocol):
+    """What is read of a pool of engines; `EnginePool` has it all."""
+
+    @property
+    def planners(self) -> Mapping[str, ReusePlanner]:
+        """The planner of each engine, by the engine's name."""
+
+    def statistics(self) -> Sequence[Any]:
+        """Return the status of each engine."""
+
+
+class PlannerCollector:
+    r"""Shows what planners and pools have done as metrics of `prometheus_client`.
+
+    They are read when Prometheus asks; planning takes no step more. Each process shows what its own
+    planners have done.
+
+    Args:
+        planners: A planner, or several by the names that the label `planner` shall have; a single
+            one is called "default".
+        pools: A pool of engines, or several by name. Each engine's planner is shown as
+            "POOL/ENGINE".
+
+    Raises:
+        InvalidRequestError: wrong type, or a name that is no printable text of up to 64 characters.
+        MissingExtraError: `prometheus_client` is not installed.
+
+    Example:
+        >>> from prometheus_client import CollectorRegistry, generate_latest
+        >>> from ctxreuse import ContextRequest, ReusePlanner
+        >>> planner, registry = ReusePlanner(), CollectorRegistry()
+        >>> PlannerCollector(planner).register(registry)
+        >>> plan = planner.plan(ContextRequest(["a text"], "Which?"))
+        >>> [line for line in generate_latest(registry).decode().split("\n") if "_requests_t" in line]
+        ['ctxreuse_requests_total{planner="default",tenant_class=""} 1.0', \
+'ctxreuse_changed_requests_total{planner="default",tenant_class=""} 0.0']
+    """
+
+    def __init__(
+        self,
+        planners: ReusePlanner | Mapping[str, ReusePlanner] | None = None,
+        pools: WatchedPool | Mapping[str, WatchedPool] | None = None,
+    ) -> None:
+        self._planners = _named("planners", planners, ReusePlanner, "a ReusePlanner")
+        self._pools = _named("pools", pools, WatchedPool, "an EnginePool")
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            raise MissingExtraError("metrics for Prometheus", "metrics") from error
+        self._core: Any = core
+        self._failing = FailOpen("PlannerCollector", "its metrics are left out", "reading metrics")
+
+    @property
+    def faults(self) -> int:
+        """How often a planner or a pool could not be read."""
+        return self._failing.faults
+
+    def register(self, registry: CollectorRegistry | None = None) -> None:
+        """Show the metrics in a registry.
+
+        Args:
+            registry: A registry of `prometheus_client`; None is the one that it uses by itself.
+
+        Raises:
+            InvalidRequestError: wrong type.
+            ValueError: the registry has metrics of these names already.
+        """
+        kind = self._core.CollectorRegistry
+        checked_kind("registry", registry, (kind, NoneType), "a CollectorRegistry or None")
+        (self._core.REGISTRY if registry is None else registry).register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without values, as `prometheus_client` asks for them."""
+        of_planners = [self._family(one, ("planner",)) for one in OF_PLANNERS]
+        return of_planners + [self._family(one, ("pool", "replica")) for one in OF_REPLICAS]
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics, as `prometheus_client` asks for them."""
+        read: dict[tuple[str, ...], PlannerNumbers] = {}
+        status: dict[tuple[str, ...], Any] = {}
+        planners = dict(self._planners)
+        for name, pool in self._pools.items():
+            of_pool = self._failing.attempt(lambda pool=pool: dict(pool.planners), dict)  # type: ignore[misc]
+            planners |= {f"{name}/{replica}": one for replica, one in of_pool.items()}
+            found = self._failing.attempt(pool.statistics, tuple)
+            status |= {(name, one.name): one for one in found}
+        for name, planner in planners.items():
+            numbers = self._failing.attempt(lambda planner=planner: _numbers(planner), lambda: None)  # type: ignore[misc]
+            if numbers is not None:
+                read[(name,)] = numbers
+        yield from self._shown(OF_PLANNERS, ("planner",), read)
+        yield from self._shown(OF_REPLICAS, ("pool", "replica"), status)
+
+    def _shown(
+        self,
+        families: Iterable[Family],
+        whose: tuple[str, ...],
+        read: Mapping[tuple[str, ...], Any],
+    ) -> Iterator[Metric]:
+        for one in families:
+            family = self._family(one, whose)
+            for names, numbers in read.items():
+                if one.kind == "histogram":
+                    _add_times(family, names, numbers.savings.planning)
+                    continue
+                for labels, value in one.samples(numbers):
+                    family.add_metric([*names, *labels], value)
+            yield family
+
+    def _family(self, one: Family, whose: tuple[str, ...]) -> Any:
+        kinds = {
+            "counter": self._core.CounterMetricFamily,
+            "gauge": self._core.GaugeMetricFamily,
+            "histogram": self._core.HistogramMetricFamily,
+        }
+        return kinds[one.kind](one.name, one.help, labels=[*whose, *one.labels])
+
+
+def _numbers(planner: ReusePlanner) -> PlannerNumbers:
+    return PlannerNumbers(planner.savings, planner.statistics(), planner.sharing)
+
+
+def _add_times(family: Any, names: Sequence[str], times: PlanningTime) -> None:
+    bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
+    counts = list(zip(bounds, accumulate(times.buckets), strict=True))
+    family.add_metric(list(names), counts, times.total_s)
+
+
+def _named(name: str, given: Any, kind: type[_Watched], words: str) -> dict[str, _Watched]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        given = {"default": given}
+    for one, watched in given.items():
+        if not (isinstance(one, str) and 0 < len(one) <= _LONGEST_NAME and one.isprintable()):
+            raise InvalidRequestError(
+                f"a name in {name} must be printable text of 1 to {_LONGEST_NAME} characters, "
+                "which metrics show as a label"
+            )
+        checked_kind(f"each of {name}", watched, kind, words)
+    return dict(given)

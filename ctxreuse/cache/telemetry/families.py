@@ -1,0 +1,273 @@
+"""The metrics of planners and pools: their names, what they mean, and where their values stand.
+
+Labels hold the names that the operator gives to planners, pools, engines and classes of tenants,
+and names of this package: never a tenant's, a request's or a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from ctxreuse.index.radix_tree import IndexStatistics
+from ctxreuse.planning.savings import Savings
+from ctxreuse.sharing.exchange import SharingStatistics
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Samples: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
+"""The values of a metric's own labels, and its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerNumbers:
+    """What a planner says at one moment."""
+
+    savings: Savings
+    statistics: IndexStatistics
+    sharing: SharingStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric.
+
+    Attributes:
+        name: Its name, without the `_total` of counters.
+        kind: What Prometheus takes it for.
+        help: What it means, and its unit.
+        labels: Its labels besides those of who it is about.
+        samples: Returns its values, from whatever it is about.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    samples: Callable[[Any], Samples]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """The name under which Prometheus finds it; of a histogram, without its suffixes."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+def _one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
+    """Return what yields a single value, without labels."""
+
+    def samples(numbers: Any) -> Samples:
+        yield (), value(numbers)
+
+    return samples
+
+
+def _by_class(value: Callable[[Savings], float]) -> Callable[[PlannerNumbers], Samples]:
+    """Return what yields a value for each class of tenants; without classes, one for all."""
+
+    def samples(numbers: PlannerNumbers) -> Samples:
+        classes: Mapping[str, Savings] = numbers.savings.by_class or {"": numbers.savings}
+        for name, savings in classes.items():
+            yield (name,), value(savings)
+
+    return samples
+
+
+def _answers(numbers: PlannerNumbers) -> Samples:
+    classes: Mapping[str, Savings] = numbers.savings.by_class or {"": numbers.savings}
+    for name, savings in classes.items():
+        yield (name, "reported"), savings.reported.answers
+        yield (name, "unreported"), savings.reported.unreported
+
+
+def _parts(index: int) -> Callable[[PlannerNumbers], Samples]:
+    def samples(numbers: PlannerNumbers) -> Samples:
+        for name, size in (numbers.statistics.parts | dict(numbers.savings.parts)).items():  # type: ignore[operator]
+            yield (name,), size[index]
+
+    return samples
+
+
+def _limits(numbers: PlannerNumbers) -> Samples:
+    for name, number in numbers.statistics.limits_reached.items():
+        yield (name,), number
+
+
+def _shared(numbers: PlannerNumbers) -> Samples:
+    for name in ("told", "taken_in", "lost", "unreadable"):
+        yield (name,), getattr(numbers.sharing, name)
+
+
+def _states(status: Any) -> Samples:
+    for state in ("up", "resting", "on trial", "draining"):
+        yield (state,), float(status.state == state)
+
+
+_CLASS = ("tenant_class",)
+
+OF_PLANNERS: Final = (
+    Family(
+        "ctxreuse_expected_prefix_cache_queries_tokens", "counter",
+        "Block tokens that were sent.",
+        _by_class(
+            lambda savings: savings.block_tokens
+            - (savings.left_out if savings.mode == "active" else 0)
+        ),
+        _CLASS,
+    ),
+    Family(
+        "ctxreuse_expected_prefix_cache_hits_tokens", "counter",
+        "Block tokens that were expected in the engine's prefix cache as they were sent.",
+        _by_class(lambda savings: savings.cached_as_sent), _CLASS,
+    ),
+    Family(
+        "ctxreuse_reported_prefix_cache_queries_tokens", "counter",
+        "Prompt tokens of answers whose usage tells the cached ones, as the engine counts them.",
+        _by_class(lambda savings: savings.reported.prompt_tokens), _CLASS,
+    ),
+    Family(
+        "ctxreuse_reported_prefix_cache_hits_tokens", "counter",
+        "Of these, served from the engine's prefix cache.",
+        _by_class(lambda savings: savings.reported.cached_tokens), _CLASS,
+    ),
+    Family(
+        "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",
+        "Block tokens that were expected in the cache for the same answers. Where reported hits "
+        "stay far below, another process may share the engine.",
+        _by_class(lambda savings: savings.reported.expected_cached_tokens), _CLASS,
+    ),
+    Family(
+        "ctxreuse_retrieved_prefix_cache_hits_tokens", "counter",
+        "Block tokens that would be expected in the cache in the retriever's order; an estimate.",
+        _by_class(lambda savings: savings.cached_as_retrieved), _CLASS,
+    ),
+    Family(
+        "ctxreuse_planned_prefix_cache_hits_tokens", "counter",
+        "Block tokens that are expected in the cache as planned; in shadow mode, would be.",
+        _by_class(lambda savings: savings.cached_if_planned), _CLASS,
+    ),
+    Family(
+        "ctxreuse_block_tokens", "counter",
+        "Tokens of the blocks of all requests, those that are left out included.",
+        _by_class(lambda savings: savings.block_tokens), _CLASS,
+    ),
+    Family(
+        "ctxreuse_left_out_tokens", "counter",
+        "Tokens of blocks that a reference stands for; in shadow mode, would.",
+        _by_class(lambda savings: savings.left_out), _CLASS,
+    ),
+    Family(
+        "ctxreuse_references", "counter",
+        "Blocks that a reference stands for; in shadow mode, would.",
+        _by_class(lambda savings: savings.references), _CLASS,
+    ),
+    Family(
+        "ctxreuse_requests", "counter", "Requests that were planned.",
+        _by_class(lambda savings: savings.requests), _CLASS,
+    ),
+    Family(
+        "ctxreuse_changed_requests", "counter",
+        "Of these, sent otherwise than retrieved; in shadow mode, would be.",
+        _by_class(lambda savings: savings.changed), _CLASS,
+    ),
+    Family(
+        "ctxreuse_answers", "counter",
+        "Answers whose usage told the cached tokens (reported), or only the prompt's (unreported).",
+        _answers, (*_CLASS, "usage"),
+    ),
+    Family(
+        "ctxreuse_planning_seconds", "histogram",
+        "How long planning took; a request of a batch has its share of the batch's time.",
+        _one(lambda numbers: 0),
+    ),
+    Family(
+        "ctxreuse_planning_max_seconds", "gauge", "The longest time that planning took.",
+        _one(lambda numbers: numbers.savings.planning.max_s),
+    ),
+    Family(
+        "ctxreuse_planning_failures", "counter",
+        "Internal errors of planning; something was sent as it came.",
+        _one(lambda numbers: numbers.savings.planning_failures),
+    ),
+    Family(
+        "ctxreuse_prompts_without_context", "counter",
+        "Prompts in which a wrapper around a model found no context.",
+        _one(lambda numbers: numbers.savings.prompts_without_context),
+    ),
+    Family(
+        "ctxreuse_shadow_mode", "gauge", "1 if the planner only counts (shadow mode), else 0.",
+        _one(lambda numbers: float(numbers.savings.mode == "shadow")),
+    ),
+    Family(
+        "ctxreuse_index_nodes", "gauge", "Nodes of the context index.",
+        _one(lambda numbers: numbers.statistics.nodes),
+    ),
+    Family(
+        "ctxreuse_index_tokens", "gauge", "Block tokens that the planner believes to be cached.",
+        _one(lambda numbers: numbers.statistics.tokens),
+    ),
+    Family(
+        "ctxreuse_remembered_entries", "gauge",
+        "How much of each part of its state a planner remembers.", _parts(0), ("part",),
+    ),
+    Family(
+        "ctxreuse_remembered_entries_limit", "gauge", "How much of it may be remembered.",
+        _parts(1), ("part",),
+    ),
+    Family(
+        "ctxreuse_limits_reached", "counter",
+        "Searches that ended at the bound on their work, by what was looked for.",
+        _limits, ("search",),
+    ),
+    Family(
+        "ctxreuse_shared_log_entries", "counter",
+        "Entries of the shared log that were told, taken in, lost, or unreadable.",
+        _shared, ("outcome",),
+    ),
+    Family(
+        "ctxreuse_shared_log_waiting_entries", "gauge", "Entries that wait to be told.",
+        _one(lambda numbers: numbers.sharing.untold),
+    ),
+    Family(
+        "ctxreuse_shared_log_faults", "counter",
+        "How often the shared log could not be read or written.",
+        _one(lambda numbers: numbers.sharing.faults),
+    ),
+)  # fmt: skip
+"""What is told of each planner; label `planner`."""
+
+OF_REPLICAS: Final = (
+    Family(
+        "ctxreuse_replica_state", "gauge", "1 for the state of an engine of a pool, else 0.",
+        _states, ("state",),
+    ),
+    Family(
+        "ctxreuse_replica_running_requests", "gauge", "Requests that an engine has, unanswered.",
+        _one(lambda status: status.running),
+    ),
+    Family(
+        "ctxreuse_replica_waiting_requests", "gauge", "Requests that are held back for it.",
+        _one(lambda status: status.waiting),
+    ),
+    Family(
+        "ctxreuse_replica_queued_tokens", "gauge",
+        "Prompt tokens that these have still to compute, as expected.",
+        _one(lambda status: status.queued_tokens),
+    ),
+    Family(
+        "ctxreuse_replica_answered_requests", "counter", "Requests that it has answered.",
+        _one(lambda status: status.answered),
+    ),
+    Family(
+        "ctxreuse_replica_failed_requests", "counter", "Requests that it has not answered.",
+        _one(lambda status: status.failed),
+    ),
+    Family(
+        "ctxreuse_replica_busy_answers", "counter", "How often it had too much to do.",
+        _one(lambda status: status.busy),
+    ),
+    Family(
+        "ctxreuse_replica_lost_caches", "counter", "How often it was found with an empty cache.",
+        _one(lambda status: status.cache_epoch),
+    ),
+)  # fmt: skip
+"""What is told of each engine of a pool; labels `pool` and `replica`."""

@@ -1,0 +1,107 @@
+"""OpenTelemetry spans for planning, and what the cache did for the calls of models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.tracing import AnsweredCall
+
+_MODEL_SPANS = ("gen_ai.", "llm.", "openinference.span.kind", "traceloop.span.kind")
+"""What attributes of a model's own span begin with, whoever makes it."""
+
+
+class PlannerSpans:
+    """Writes what a planner does as OpenTelemetry spans: give it to `ReusePlanner(tracing=...)`.
+
+    Planning has a span of its own, `ctxreuse.plan`. What an answered call has cost is added to the
+    span that is current if it is one of a model, as instrumentations of LangChain, LlamaIndex and
+    OpenAI make them; else it is a span of its own, `ctxreuse.call`. Attributes are
+    `gen_ai.usage.input_tokens`, `gen_ai.usage.cache_read.input_tokens` and
+    `gen_ai.usage.output_tokens`, as far as the engine reports them, and `ctxreuse.*`. None holds a
+    text or the name of a tenant, a conversation or a request.
+
+    Args:
+        tracer_provider: Where spans go; None takes OpenTelemetry's global one, whose spans are
+            dropped until one is set.
+
+    Raises:
+        MissingExtraError: `opentelemetry` is not installed.
+
+    Example:
+        >>> from ctxreuse import ContextRequest, ReusePlanner
+        >>> planner = ReusePlanner(tracing=PlannerSpans())
+        >>> planner.plan(ContextRequest(["a text"], "Which?")).request_id
+        'request-0'
+    """
+
+    def __init__(self, tracer_provider: Any = None) -> None:
+        try:
+            from opentelemetry import trace
+        except ImportError as error:
+            raise MissingExtraError("spans for OpenTelemetry", "metrics") from error
+        self._trace: Any = trace
+        self._tracer = trace.get_tracer("ctxreuse", tracer_provider=tracer_provider)
+
+    def __deepcopy__(self, memo: object) -> PlannerSpans:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlannerSpans, ()  # in another process spans go to that one's provider
+
+    def planned(self, plans: Sequence[Plan], seconds: float) -> None:
+        """Write a span for requests that were planned just now.
+
+        Args:
+            plans: Their plans.
+            seconds: How long that took.
+        """
+        sent = [plan.logged.prompt.tokens for plan in plans if plan.logged is not None]
+        changed = sum(plan.order_annotation is not None for plan in plans)
+        attributes: dict[str, int] = {
+            "ctxreuse.requests": len(plans),
+            "ctxreuse.blocks": sum(map(len, sent)),
+            "ctxreuse.block_tokens": sum(map(sum, sent)),
+            "ctxreuse.references": sum(len(plan.references) for plan in plans),
+            "ctxreuse.reordered_requests": changed,
+            "ctxreuse.expected_cached_tokens": sum(plan.expected_cached_tokens for plan in plans),
+        }
+        self._write("ctxreuse.plan", attributes, seconds)
+
+    def answered(self, call: AnsweredCall) -> None:
+        """Write what an answered call has cost.
+
+        Args:
+            call: The call.
+        """
+        counts = {
+            "gen_ai.usage.input_tokens": call.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
+            "gen_ai.usage.output_tokens": call.completion_tokens,
+            "ctxreuse.expected_cached_tokens": call.expected_cached_tokens,
+            "ctxreuse.contexts": len(call.plans),
+        }
+        attributes = {name: count for name, count in counts.items() if count is not None}
+        current = self._trace.get_current_span()
+        if _is_of_a_model(current):
+            current.set_attributes(attributes)
+        else:
+            self._write("ctxreuse.call", attributes, call.seconds or 0.0)
+
+    def _write(self, name: str, attributes: Mapping[str, int], seconds: float) -> None:
+        """Write a span that ends now."""
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            name, attributes=attributes, start_time=now - round(seconds * 1e9)
+        )
+        span.end(end_time=now)
+
+
+def _is_of_a_model(span: Any) -> bool:
+    if not span.is_recording():
+        return False
+    names = getattr(span, "attributes", None) or ()
+    return any(str(name).startswith(_MODEL_SPANS) for name in names)
