@@ -502,6 +502,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     services = Services(None, {}, None, WorkflowOptions(), None, float)
     with TraceRecorder(tmp_path / "recording") as recorder:
         kept = {
+            "`planner.savings.parts`": planner.savings.parts,
             "`ISSUED_PLANS.parts`": ISSUED_PLANS.parts,
             "`SEARCHED_TEXTS.parts`": SEARCHED_TEXTS.parts,
             "`context_registry().statistics().parts`": context_registry().statistics().parts,

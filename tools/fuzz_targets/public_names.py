@@ -20,6 +20,7 @@ from typing import Any
 PACKAGES = (
     "ctxreuse",
     "ctxreuse.cache",
+    "ctxreuse.cache.telemetry",
     "ctxreuse.distance",
     "ctxreuse.serving",
     "ctxreuse.sharing",
