@@ -56,8 +56,8 @@ _SILENT = (
 _MISSING = (
     "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
     "process may share this engine, a router may spread the requests over several, or its cache "
-    "may hold less than the planner believes. %sCompare `planner.savings.reported` with the engine's "
-    "/metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
+    "may hold less than the planner believes. %sCompare `planner.savings.reported` with the "
+    "engine's /metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
 )
 _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
 
@@ -284,7 +284,9 @@ class ReusePlanner:
         Raises:
             InvalidRequestError: wrong type.
         """
-        given = (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
+        given = (
+            (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
+        )
         answered = AnsweredCall(
             plans=tuple(given),
             prompt_tokens=reported_count(prompt_tokens),

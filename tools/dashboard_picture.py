@@ -3,10 +3,10 @@
     python tools/dashboard_picture.py [--prometheus FOLDER] [-o PNG]
 
 Three hours are played in a minute: two planners send requests to emulated engines, and each minute
-of that time the metrics are read as Prometheus would. From the second hour on another process, which
-shares no log, uses the engine of one of them. A real Prometheus (the folder of its programs; Debian
-has a package) then answers the queries of the dashboard's file, and Matplotlib draws the panels
-where Grafana would put them: the numbers are real, the drawing is not Grafana's.
+of that time the metrics are read as Prometheus would. From the second hour on another process,
+which shares no log, uses the engine of one of them. A real Prometheus (the folder of its programs;
+Debian has a package) then answers the queries of the dashboard's file, and Matplotlib draws the
+panels where Grafana would put them: the numbers are real, the drawing is not Grafana's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ctxreuse.serving import EmulatedEngine
 from ctxreuse.sharing import SQLiteLog
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARD = ROOT / "docs/grafana-dashboard.json"
@@ -116,7 +116,9 @@ def played(folder: Path) -> Iterator[str]:
                 lines.append(f"{one.name}{{{labels}}} {one.value} {now}\n")
         for name in ("queries", "hits"):
             cache = [engine.usage for engine in engines]
-            counts = [one.prompt_tokens if name == "queries" else one.cached_tokens for one in cache]
+            counts = [
+                one.prompt_tokens if name == "queries" else one.cached_tokens for one in cache
+            ]
             lines = series.setdefault(f"vllm:prefix_cache_{name}", ("counter", []))[1]
             lines += [
                 f'vllm:prefix_cache_{name}_total{{engine="{number}"}} {count} {now}\n'
@@ -189,7 +191,9 @@ def drawn(panel: dict[str, Any], axes: Any, client: httpx.Client) -> None:
     unit = panel["fieldConfig"]["defaults"]["unit"]
     axes.set_title(panel["title"], loc="left", fontsize=8, color="#d8d9da")
     scale = {"percentunit": 100, "s": 1000}.get(unit, 1)
-    found = [(one, target) for target in panel["targets"] for one in answered(client, target["expr"])]
+    found = [
+        (one, target) for target in panel["targets"] for one in answered(client, target["expr"])
+    ]
     if panel["type"] == "stat":
         axes.set_axis_off()
         text = shown(float(found[0][0]["values"][-1][1]), unit) if found else "no data"
@@ -219,7 +223,9 @@ def drawn(panel: dict[str, Any], axes: Any, client: httpx.Client) -> None:
 
 def main() -> None:
     """Draw all panels."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--prometheus", type=Path, default=Path("/usr/bin"))
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs/grafana-dashboard.png")
     options = parser.parse_args()

@@ -43,9 +43,7 @@ class RetrievedOrder:
 
     def forget(self) -> None:
         """Begin anew."""
-        self._blocks: LRUMap[_Place, tuple[int, int]] = LRUMap(
-            MOST_BLOCKS, weight_of=itemgetter(1)
-        )
+        self._blocks: LRUMap[_Place, tuple[int, int]] = LRUMap(MOST_BLOCKS, weight_of=itemgetter(1))
         self._numbers = count()
         self._families: set[_Place] = set()
         self._owed = 0.0

@@ -8,13 +8,16 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
+from ctxreuse.context.checks import checked_number
 from ctxreuse.context.lru_map import PartSize
+from ctxreuse.errors import InvalidRequestError, describe
 
 Mode: TypeAlias = Literal["active", "shadow"]
 """Whether plans are carried out, or only counted."""
 
 PLANNING_BOUNDS_S: Final = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
 """Upper bounds of the buckets that planning times are counted in, in seconds; one more has none."""
 
@@ -54,7 +57,12 @@ class PlanningTime:
         Returns:
             The upper bound of the bucket in which it lies, or `max_s` if that is less; 0 before
             the first request.
+
+        Raises:
+            InvalidRequestError: `share` is no number from 0 to 1.
         """
+        if checked_number("share", share) > 1:
+            raise InvalidRequestError(f"share must be a number from 0 to 1, not {describe(share)}")
         wanted = share * self.count
         for bound, reached in zip((*PLANNING_BOUNDS_S, inf), accumulate(self.buckets), strict=True):
             if reached and reached >= wanted:

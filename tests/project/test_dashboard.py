@@ -56,9 +56,7 @@ class Query:
         return text
 
     def _is_next(self, *wanted):
-        return bool(self._tokens) and (
-            self._tokens[0][1] in wanted or self._tokens[0][0] in wanted
-        )
+        return bool(self._tokens) and (self._tokens[0][1] in wanted or self._tokens[0][0] in wanted)
 
     def _expression(self):
         self._operand()

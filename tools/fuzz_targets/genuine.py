@@ -21,6 +21,7 @@ from langchain_core.retrievers import BaseRetriever
 from llama_index.core.llms import MockLLM
 from llama_index.core.retrievers import BaseRetriever as NodeRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
+from prometheus_client import CollectorRegistry
 
 import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
@@ -35,6 +36,7 @@ from ctxreuse.cache import (
     PrefixCacheMetrics,
     PrefixCacheSimulator,
 )
+from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.evaluation.replay.estimate import TraceSummary
@@ -44,6 +46,7 @@ from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.evaluation.traces.recording import PromptRecorder, TraceRecorder
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.planning.savings import PlanningTime, Savings
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.client.request import EngineCall
 from ctxreuse.sharing import SQLiteLog
@@ -270,6 +273,8 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     KeywordRetriever: _keywords,
     LangChainEmbedder: _embedder,
     OpenAILLM: lambda: OpenAILLM(_client()),
+    PlannerCollector: lambda: PlannerCollector(_planner()),
+    PlanningTime: PlanningTime,
     Policy: lambda: OURS_ONLINE,
     PrefixCacheMetrics: PrefixCacheMetrics,
     PrefixCacheSimulator: PrefixCacheSimulator,
@@ -279,6 +284,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     ReuseMemory: lambda: ReuseMemory(_Memories()),
     ReusePlanner: _planner,
     RunResult: lambda: replace(_run_result(), request_ids=("r", "s"), first_token_s=(0.1, 0.2)),
+    Savings: lambda: _planner().savings,
     SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
     SentenceTransformerEmbedder: lambda: SentenceTransformerEmbedder(_Encoder()),
     State: lambda: _started(one_shot().compile()),
@@ -407,6 +413,13 @@ VALID: dict[str, Callable[[], Any]] = {
     "EngineBlocks.tell_below.tokens": lambda: 1,
     "ReusePlanner.trim.blocks": lambda: 1,
     "ReusePlanner.block_tokens.blocks": lambda: _blocks(2),
+    "ReusePlanner.observe.plans": lambda: [_planner().plan(_request())],
+    "ReusePlanner.observe.prompt_tokens": lambda: 9,
+    "ReusePlanner.note_without_context.prompts": lambda: 1,
+    "PlannerCollector.planners": lambda: {"a": _planner()},
+    "PlannerCollector.pools": lambda: None,
+    "PlannerCollector.register.registry": lambda: CollectorRegistry(),
+    "PlanningTime.quantile_s.share": lambda: 0.99,
     "record_client.client": lambda: openai.OpenAI(api_key="x", base_url="http://engine/v1"),
     "RetrieverStage.retriever": lambda: _Documents(),
     "langchain_ctxreuse.ReuseRetriever.retriever": lambda: _Documents(),

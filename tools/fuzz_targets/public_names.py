@@ -53,6 +53,7 @@ REASONS = {
     "llamaindex_ctxreuse.ReuseMemoryBlock.*": _INTERFACE,
     "llamaindex_ctxreuse.ReplayMemory.*": _INTERFACE,
     "llamaindex_ctxreuse.recording.*SpanHandler*": _EVENTS,
+    "ctxreuse.cache.telemetry.PlannerSpans.*": "the planner calls it with what it has made itself",
     "ctxreuse.serving.EnginePool.watch": "ends when it is cancelled; `check` is its step",
     "ctxreuse.workflow.GpuTier*": _GPU,
     "ctxreuse.workflow.fastest_tier": _GPU,
