@@ -33,7 +33,6 @@ from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.conversation import Conversation
-from ctxreuse.planning.expectations import ANSWERS, Mismatch
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
@@ -47,19 +46,6 @@ __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
 _STRATEGIES = get_args(Strategy)
 _log = logging.getLogger("ctxreuse")
-_SILENT = (
-    "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
-    "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
-    "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
-    "tells which it is"
-)
-_MISSING = (
-    "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
-    "process may share this engine, a router may spread the requests over several, or its cache "
-    "may hold less than the planner believes. %sCompare `planner.savings.reported` with the "
-    "engine's /metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
-)
-_SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
 
 
 class ReusePlanner:
@@ -528,7 +514,7 @@ class ReusePlanner:
             tenant, expected, before, answered.prompt_tokens, cached_tokens
         )
         if mismatch is not None:
-            _log_mismatch(mismatch, is_shared=self._exchange is not None)
+            _log.warning("%s", mismatch.words(is_shared=self._exchange is not None))
         if self._tracing is not None:
             self._tracing.answered(answered)
 
@@ -564,12 +550,3 @@ def _checked_exchange(shared_log: object, mode: Mode) -> Exchange:
         )
     wanted = "a ctxreuse.sharing.SQLiteLog or RedisLog, or an object with their methods"
     return Exchange(checked_kind("shared_log", shared_log, SharedLog, wanted))
-
-
-def _log_mismatch(found: Mismatch, *, is_shared: bool) -> None:
-    """Say that the engine's cache does not hold what a planner expects; once a planner."""
-    if found.kind == "silent":
-        _log.warning(_SILENT, ANSWERS, found.expected_tokens)
-    else:
-        remedy = "" if is_shared else _SHARE_A_LOG
-        _log.warning(_MISSING, found.expected_tokens, ANSWERS, found.found_tokens, remedy)

@@ -9,6 +9,20 @@ ANSWERS: Final = 200
 _LEAST_EXPECTED_TOKENS = 64
 _LEAST_SHARE = 0.5
 
+_SILENT = (
+    "an engine has reported no cached token in %d answers, where a planner expected %d: either its "
+    "prefix cache is off, or it does not report what the cache serves. Start vLLM with "
+    "--enable-prefix-caching and --enable-prompt-tokens-details; `ctxreuse doctor --base-url URL` "
+    "tells which it is"
+)
+_MISSING = (
+    "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
+    "process may share this engine, a router may spread the requests over several, or its cache "
+    "may hold less than the planner believes. %sCompare `planner.savings.reported` with the "
+    "engine's /metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
+)
+_SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
+
 
 class Mismatch(NamedTuple):
     """What is wrong with the latest answers.
@@ -23,6 +37,17 @@ class Mismatch(NamedTuple):
     kind: Literal["silent", "missing"]
     expected_tokens: int
     found_tokens: int
+
+    def words(self, *, is_shared: bool) -> str:
+        """Return what the log says of it, with a remedy.
+
+        Args:
+            is_shared: Whether the planner shares a log with others already.
+        """
+        if self.kind == "silent":
+            return _SILENT % (ANSWERS, self.expected_tokens)
+        remedy = "" if is_shared else _SHARE_A_LOG
+        return _MISSING % (self.expected_tokens, ANSWERS, self.found_tokens, remedy)
 
 
 class CacheExpectations:

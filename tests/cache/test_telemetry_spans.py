@@ -40,7 +40,7 @@ def test_planning_is_a_span_below_the_current_one():
         history = [*first.messages(), assistant("Yes.")]
         traced.planner.plan(big_request((2, 4), history=history, conversation_id="c"))
     _, span, _ = traced.spans()
-    assert span.name == "ctxreuse.plan"
+    assert span.name == "ctxreuse plan"
     assert span.parent.span_id == around.get_span_context().span_id
     assert 0 < span.end_time - span.start_time < 10e9
     assert span.attributes == {
@@ -67,7 +67,7 @@ async def test_a_call_of_the_client_has_a_span_with_its_usage():
     async with connected(engine, planner=traced.planner) as client:
         for _ in range(2):
             await client.complete(planned(traced.planner, "Paris is in France. " * 40))
-    _, span = traced.spans("ctxreuse.call")
+    _, span = traced.spans("ctxreuse call")
     usage = engine.requests and engine.usage
     assert span.attributes["gen_ai.usage.cache_read.input_tokens"] == usage.cached_tokens > 0
     assert span.attributes["gen_ai.usage.input_tokens"] == usage.prompt_tokens // 2
@@ -86,7 +86,7 @@ def test_the_span_of_an_instrumentation_gets_the_attributes(attribute):
     [span] = traced.spans("chat emulated")
     assert span.attributes["gen_ai.usage.cache_read.input_tokens"] > 0
     assert span.attributes["ctxreuse.expected_cached_tokens"] > 0
-    assert len(traced.spans("ctxreuse.call")) == 1  # of the first, which had no span around it
+    assert len(traced.spans("ctxreuse call")) == 1  # of the first, which had no span around it
 
 
 def test_another_span_around_it_is_left_alone():
@@ -96,7 +96,7 @@ def test_another_span_around_it_is_left_alone():
         llm.invoke(question("abc"))
     [span] = traced.spans("GET /")
     assert dict(span.attributes) == {"http.method": "GET"}
-    assert len(traced.spans("ctxreuse.call")) == 1
+    assert len(traced.spans("ctxreuse call")) == 1
 
 
 def test_no_span_holds_a_text_or_a_name():
@@ -119,7 +119,7 @@ def test_copies_go_on_tracing():
     traced = Traced()
     traced.planner.sibling().plan(big_request((1,)))
     copy.deepcopy(traced.planner).plan(big_request((1,)))
-    assert len(traced.spans("ctxreuse.plan")) == 2
+    assert len(traced.spans("ctxreuse plan")) == 2
     pickle.loads(pickle.dumps(traced.planner)).plan(big_request((1,)))
 
 

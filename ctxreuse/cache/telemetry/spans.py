@@ -17,9 +17,9 @@ _MODEL_SPANS = ("gen_ai.", "llm.", "openinference.span.kind", "traceloop.span.ki
 class PlannerSpans:
     """Writes what a planner does as OpenTelemetry spans: give it to `ReusePlanner(tracing=...)`.
 
-    Planning has a span of its own, `ctxreuse.plan`. What an answered call has cost is added to the
+    Planning has a span of its own, `ctxreuse plan`. What an answered call has cost is added to the
     span that is current if it is one of a model, as instrumentations of LangChain, LlamaIndex and
-    OpenAI make them; else it is a span of its own, `ctxreuse.call`. Attributes are
+    OpenAI make them; else it is a span of its own, `ctxreuse call`. Attributes are
     `gen_ai.usage.input_tokens`, `gen_ai.usage.cache_read.input_tokens` and
     `gen_ai.usage.output_tokens`, as far as the engine reports them, and `ctxreuse.*`. None holds a
     text or the name of a tenant, a conversation or a request.
@@ -69,7 +69,7 @@ class PlannerSpans:
             "ctxreuse.reordered_requests": changed,
             "ctxreuse.expected_cached_tokens": sum(plan.expected_cached_tokens for plan in plans),
         }
-        self._write("ctxreuse.plan", attributes, seconds)
+        self._write("ctxreuse plan", attributes, seconds)
 
     def answered(self, call: AnsweredCall) -> None:
         """Write what an answered call has cost.
@@ -89,7 +89,7 @@ class PlannerSpans:
         if _is_of_a_model(current):
             current.set_attributes(attributes)
         else:
-            self._write("ctxreuse.call", attributes, call.seconds or 0.0)
+            self._write("ctxreuse call", attributes, call.seconds or 0.0)
 
     def _write(self, name: str, attributes: Mapping[str, int], seconds: float) -> None:
         """Write a span that ends now."""
