@@ -73,7 +73,7 @@ class Service:
         ranks = [int(self._chance.expovariate(1 / 30)) for _ in range(5)]
         blocks = [self._documents[min(rank, 199)] for rank in dict.fromkeys(ranks)]
         tenant = "a" if self._chance.random() < 0.7 else "b"
-        in_chat = tenant == "a" and self._chance.random() < 0.3
+        in_chat = tenant == "a" and self._chance.random() < 0.1
         request = ContextRequest(blocks, "Which?", tenant=tenant)
         if in_chat:  # the first turns of conversations, one after the other
             conversation = {"history": self._history, "conversation_id": "chat"}

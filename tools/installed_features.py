@@ -326,6 +326,23 @@ def keeps_clusters_on_a_gpu() -> None:
     assert workflow.GpuTier(index, 10_000, device="cpu").index is index
 
 
+def shows_metrics() -> None:
+    """Show what a planner has done to Prometheus."""
+    telemetry = import_module("ctxreuse.cache.telemetry")
+    core = import_module("ctxreuse")
+    collector = telemetry.PlannerCollector(core.ReusePlanner())
+    assert len(list(collector.collect())) > 20
+
+
+def writes_spans() -> None:
+    """Plan with OpenTelemetry's spans, which nobody keeps."""
+    telemetry = import_module("ctxreuse.cache.telemetry")
+    core = import_module("ctxreuse")
+    planner = core.ReusePlanner(tracing=telemetry.PlannerSpans())
+    planner.observe(planner.plan(core.ContextRequest(_TEXTS, _QUESTION)), 30, 0)
+    assert planner.savings.reported.answers == 1
+
+
 FEATURES = (
     Feature("import", imports_little),
     Feature("names without extras", imports_all_that_needs_nothing),
@@ -344,6 +361,8 @@ FEATURES = (
     Feature("mem0_ctxreuse over mem0", wraps_mem0, ("mem0",), foreign="mem0"),
     Feature("EngineClient", asks_an_engine, ("openai",)),
     Feature("record --source openai", records_openai, ("openai",), on=(CLI,)),
+    Feature("PlannerCollector", shows_metrics, ("metrics",)),
+    Feature("PlannerSpans", writes_spans, ("metrics",)),
     Feature("KVEventSync", follows_events, ("vllm-events",)),
     Feature("chain_of_agents", runs_agents, ("agents",)),
     Feature("WorkflowEngine", runs_workflows, ("workflow",)),

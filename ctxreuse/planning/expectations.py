@@ -67,23 +67,22 @@ class CacheExpectations:
         self._answers = self._expected = self._found = 0
         self._shares = 0.0
 
-    def note(self, expected: int, cached: int | None) -> Mismatch | None:
+    def note(self, expected: int, confirmed: int) -> Mismatch | None:
         """Take note of an answer.
 
         Args:
             expected: Tokens of the prompt that were expected to be cached.
-            cached: Those that were, as reported; None where that is unknown.
+            confirmed: Those of them that were; see `confirmed_tokens`.
 
         Returns:
             What is to be said now, each kind once; mostly None.
         """
         if expected < _LEAST_EXPECTED_TOKENS:
             return None
-        found = min(cached or 0, expected)
         self._answers += 1
         self._expected += expected
-        self._found += found
-        self._shares += found / expected
+        self._found += confirmed
+        self._shares += confirmed / expected
         if self._answers < ANSWERS:
             return None
         mismatch: Mismatch | None = None
@@ -96,3 +95,18 @@ class CacheExpectations:
             return None
         self._said.add(mismatch.kind)
         return mismatch
+
+
+def confirmed_tokens(expected: int, before: int, prompt: int, cached: int) -> int:
+    """Return how many of the expected tokens an answer confirms to be cached.
+
+    Where a prompt has less cached than its beginning and these together, they have their share.
+
+    Args:
+        expected: Tokens that were expected to be cached.
+        before: Tokens in front of them, which must be cached if they are.
+        prompt: Tokens of the prompt, as the engine counts them: no more can be cached.
+        cached: Those that were.
+    """
+    due = min(expected + before, prompt)
+    return expected * min(cached, due) // due if due else 0

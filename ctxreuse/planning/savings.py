@@ -82,8 +82,10 @@ class ReportedUsage:
         prompt_tokens: Tokens of the prompts, as the engine counts them.
         cached_tokens: Of these, served from the engine's prefix cache.
         expected_cached_tokens: Block tokens that the planner expected in the cache for the same
-            answers. What stands before the blocks is cached, too, so that it should be less than
-            `cached_tokens`.
+            answers.
+        confirmed_cached_tokens: Of these, cached as far as the answers say: each one's cached
+            tokens count up to what was expected of it. What else is cached, such as histories, is
+            in `cached_tokens` alone.
 
     Example:
         >>> ReportedUsage(answers=2, prompt_tokens=400, cached_tokens=100).hit_ratio
@@ -95,11 +97,18 @@ class ReportedUsage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     expected_cached_tokens: int = 0
+    confirmed_cached_tokens: int = 0
 
     @property
     def hit_ratio(self) -> float:
         """Share of the prompt tokens that came from the cache; 0 before the first answer."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def confirmed_share(self) -> float:
+        """Share of the expected tokens that answers confirm; 1 where nothing was expected."""
+        expected = self.expected_cached_tokens
+        return self.confirmed_cached_tokens / expected if expected else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +198,11 @@ class Savings:
             "saved_tokens": self.saved_tokens,
             "saved_share": self.saved_share,
             "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
-            "reported": {**asdict(self.reported), "hit_ratio": self.reported.hit_ratio},
+            "reported": {
+                **asdict(self.reported),
+                "hit_ratio": self.reported.hit_ratio,
+                "confirmed_share": self.reported.confirmed_share,
+            },
             "by_class": {name: one.as_json() for name, one in self.by_class.items()},
             "parts": {name: size._asdict() for name, size in self.parts.items()},
         }

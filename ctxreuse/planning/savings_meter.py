@@ -13,7 +13,11 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.explain import SentPrompt
-from ctxreuse.planning.expectations import CacheExpectations, Mismatch
+from ctxreuse.planning.expectations import (
+    CacheExpectations,
+    Mismatch,
+    confirmed_tokens,
+)
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.retrieved_order import RetrievedOrder
 from ctxreuse.planning.savings import (
@@ -204,6 +208,7 @@ class SavingsMeter:
             if cached is None and cached_tokens is None and self._has_reported:
                 cached = 0
             tally = self._tally(name)
+            confirmed = confirmed_tokens(expected, before, prompt, cached or 0)
             if cached is None:
                 tally.unreported += 1
             else:
@@ -211,7 +216,8 @@ class SavingsMeter:
                 tally.prompt_tokens += prompt
                 tally.cached_tokens += min(cached, prompt)
                 tally.expected_tokens += expected
-            return self._expectations.note(min(expected + before, prompt), cached)
+                tally.confirmed_tokens += confirmed
+            return self._expectations.note(expected, confirmed)
 
     def failed(self) -> None:
         """Count that planning has failed."""
@@ -282,6 +288,7 @@ class _Tally:
         "block_tokens",
         "cached_tokens",
         "changed",
+        "confirmed_tokens",
         "expected_tokens",
         "if_planned",
         "left_out",
@@ -302,6 +309,7 @@ class _Tally:
     block_tokens: int
     cached_tokens: int
     changed: int
+    confirmed_tokens: int
     expected_tokens: int
     if_planned: int
     left_out: int
@@ -354,6 +362,7 @@ class _Tally:
                 self.prompt_tokens,
                 self.cached_tokens,
                 self.expected_tokens,
+                self.confirmed_tokens,
             ),
             planning_failures=planning_failures,
             prompts_without_context=prompts_without_context,

@@ -202,7 +202,7 @@ class TestReportedUsage:
         plans = [planner.plan(big_request((1, 2))), planner.plan(big_request((2, 3)))]
         planner.observe(plans, 900, 250, completion_tokens=5, seconds=0.5)
         expected = sum(plan.expected_cached_tokens for plan in plans)
-        assert planner.savings.reported == ReportedUsage(1, 0, 900, 250, expected)
+        assert planner.savings.reported == ReportedUsage(1, 0, 900, 250, expected, 200)
         assert planner.savings.reported.hit_ratio == 250 / 900
 
     def test_what_is_not_reported_is_unknown_until_something_was(self):
@@ -224,6 +224,29 @@ class TestReportedUsage:
         planner.observe(plan, 300, 100)
         planner.observe(plan, 300, wrong)
         assert planner.savings.reported == ReportedUsage(1, 1, 300, 100)
+
+    def test_each_answer_confirms_no_more_than_was_expected_of_it(self):
+        planner = ReusePlanner()
+        planner.plan(big_request((1, 2)))
+        for cached in (250, 50, 0):
+            planner.observe(planner.plan(big_request((1, 2))), 300, cached)
+        reported = planner.savings.reported
+        assert (reported.expected_cached_tokens, reported.confirmed_cached_tokens) == (600, 250)
+        assert reported.confirmed_share == 250 / 600
+        assert ReportedUsage().confirmed_share == 1
+
+    @given(*[st.integers(0, 1_000)] * 4)
+    def test_what_is_confirmed_is_a_part_of_what_is_expected(
+        self, expected, before, prompt, cached
+    ):
+        from ctxreuse.planning.expectations import confirmed_tokens
+
+        confirmed = confirmed_tokens(expected, before, prompt, cached)
+        assert 0 <= confirmed <= expected
+        if 0 < prompt <= cached or 0 < expected + before <= min(cached, prompt):
+            assert confirmed == expected
+        if expected + before <= prompt:
+            assert confirmed <= cached
 
     def test_a_prompt_without_a_plan_counts_as_well(self):
         planner = ReusePlanner(tenant_class={"a": "paid"})

@@ -131,9 +131,14 @@ OF_PLANNERS: Final = (
     ),
     Family(
         "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",
-        "Block tokens that were expected in the cache for the same answers. Where reported hits "
-        "stay far below, another process may share the engine.",
+        "Block tokens that were expected in the cache for the same answers.",
         _by_class(lambda savings: savings.reported.expected_cached_tokens), _CLASS,
+    ),
+    Family(
+        "ctxreuse_reported_prefix_cache_confirmed_tokens", "counter",
+        "Of these, cached as far as the answers say; where it stays far below, another process may "
+        "share the engine.",
+        _by_class(lambda savings: savings.reported.confirmed_cached_tokens), _CLASS,
     ),
     Family(
         "ctxreuse_retrieved_prefix_cache_hits_tokens", "counter",
