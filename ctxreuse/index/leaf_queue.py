@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from ctxreuse.index.nodes import NodeTree
 
 _STEPS = 64
 _MOVED_AT_ONCE = 8
+_DROPPED_AT_ONCE = 10_000
 _NODE_BITS = 32
 _NODE = (1 << _NODE_BITS) - 1
 
@@ -77,6 +79,13 @@ class LeafQueue:
             return self._tree.last_uses[leaf]
         heap = self._first()
         return heap[0] >> _NODE_BITS if heap else None
+
+    def drop(self) -> Iterator[None]:
+        """Free the memory of all entries as `NodeTree.drop` does."""
+        for entries in (self._entries, self._former):
+            while entries:
+                del entries[-_DROPPED_AT_ONCE:]
+                yield
 
     def _first(self) -> list[int]:
         """Return the heap with the older entry on top; empty if both are."""

@@ -8,7 +8,7 @@ be an object stands in arrays of numpy, into which the collector does not look.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ Objects: TypeAlias = NDArray[Any]
 
 _Packed: TypeAlias = bytes | tuple[int, ...]
 _DOUBLES_UP_TO = 1 << 18
+_DROPPED_AT_ONCE = 2_000
 
 _WIDE = 8
 _NARROW = 4
@@ -253,6 +254,14 @@ class NodeTree:
         self._free.append(node)
         return weight
 
+    def drop(self) -> Iterator[None]:
+        """Free all nodes at once, and their memory a little at a time, between the yields."""
+        yield from drop_objects(self.runs)
+        yield from drop_objects(self._weights)
+        yield from drop_items(self._same_keys)
+        for table in self.wide.values():
+            yield from drop_items(table)
+
     def _new(
         self, parent: int, run: tuple[BlockKey, ...], weights: _Packed, uses: int, now: int
     ) -> int:
@@ -344,6 +353,21 @@ def with_room(objects: Objects | None = None) -> Objects:
     larger: Objects = np.empty(size * (2 if size < _DOUBLES_UP_TO else 8), dtype=object)
     larger[:size] = objects
     return larger
+
+
+def drop_objects(objects: Objects) -> Iterator[None]:
+    """Take the objects out of an array, some at a time, between the yields."""
+    for start in range(0, len(objects), _DROPPED_AT_ONCE):
+        objects[start : start + _DROPPED_AT_ONCE] = None
+        yield
+
+
+def drop_items(table: dict[Any, Any]) -> Iterator[None]:
+    """Take the items out of a dictionary, some at a time, between the yields."""
+    while table:
+        for _ in range(min(len(table), _DROPPED_AT_ONCE)):
+            table.popitem()
+        yield
 
 
 def path_to(tree: NodeTree, node: int, matched: int) -> tuple[BlockKey, ...]:

@@ -12,8 +12,10 @@ with every child of a node instead; `ordering.paper.paper_order` does that, for
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
@@ -26,6 +28,7 @@ _REQUESTS_A_NODE = 4
 _STEPS = 128
 _LEAVES = 32
 _STEPS_UP = 4_096
+_SMALL = 2_000
 
 
 class Inserted(NamedTuple):
@@ -114,6 +117,7 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self._most_tokens = math.inf if capacity_tokens is None else capacity_tokens
         self._removal: Removal | None = None
+        self._dropped: deque[Iterator[None]] = deque()  # each step frees a little
         self._start_with(NodeTree())
 
     def _start_with(self, tree: NodeTree) -> None:
@@ -268,11 +272,13 @@ class ContextIndex:
             Whether leaves have to go still.
         """
         tree = self.tree
+        if self._dropped and next(self._dropped[0], self) is self:
+            self._dropped.popleft()
         if self._removal is not None:
             self._go_on()
         elif not self._roots:
             if tree.births > self._births_before:  # gives back what all that has been took
-                self._start_with(NodeTree(tree.births))
+                self._start_anew()
             return False
         elif tree.node_count <= self.max_nodes and tree.tokens <= self._most_tokens:
             return False  # as nearly always
@@ -284,6 +290,20 @@ class ContextIndex:
             else:
                 self.evict_oldest(self.tokens - self._most_tokens)
         return self.needs_tidying
+
+    def clear(self) -> int:
+        """Forget all that was sent, in a few steps; return its tokens."""
+        tokens, removal = self.tokens, self._removal
+        if removal is not None:
+            self._removal, removal.is_done = None, True
+        self._start_anew()
+        return tokens
+
+    def _start_anew(self) -> None:
+        tree, requests, leaves = self.tree, self._requests, self._leaves
+        if tree.births - self._births_before > _SMALL:
+            self._dropped.append(chain(tree.drop(), requests.drop(), leaves.drop()))
+        self._start_with(NodeTree(tree.births))
 
     def evict(self, request_id: RequestId) -> Removal | None:
         """Begin to forget a request that the engine dropped (ContextPilot section 4.1).

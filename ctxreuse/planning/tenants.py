@@ -11,7 +11,6 @@ tenant's lock takes the common one only, never a second tenant's.
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -158,6 +157,7 @@ _LIMITS = (
 """The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
 
 _STEPS_A_HOLD = 64
+_LEAVES_A_CALL = 300
 
 
 _NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
@@ -436,11 +436,12 @@ class Tenants:
     def evict_tokens(self, tokens: int) -> Evicted:
         """Shorten the least recently used leaves of all tenants: the engine's cache is one.
 
-        Waits for nobody: where the tenant that is next is busy, whoever holds its state goes on
-        when done, in the same order. What leaves then is among the tokens returned.
+        Waits for nobody, and takes a few milliseconds: where the tenant that is next is busy, or
+        there are very many leaves, whoever plans next goes on, in the same order. What leaves then
+        is among the tokens returned.
         """
-        evicted = self._evict_oldest(tokens)
-        if evicted.busy is None:
+        evicted = self._evict_oldest(tokens, _LEAVES_A_CALL)
+        if evicted.tokens >= tokens or evicted.is_empty:
             self.enforce_bounds()  # others may have left to us what we held
             return Evicted(0, evicted.tokens, ())
         with self._lock:
@@ -464,14 +465,15 @@ class Tenants:
                 return  # it was enough for one call, or whoever is busy comes here next
             evicted.busy.lock.release()
 
-    def _evict_oldest(self, tokens: int, most_leaves: float = math.inf) -> _EvictedOldest:
+    def _evict_oldest(self, tokens: int, most_leaves: int) -> _EvictedOldest:
         """Shorten the least recently used leaves until a tenant that is next is busy.
 
         Args:
-            tokens: How many tokens to evict.
-            most_leaves: How many leaves are shortened at most.
+            tokens: How many tokens to evict; where that is all, tenant by tenant.
+            most_leaves: How many leaves, or tenants, are gone through at most.
         """
         with self._lock:
+            is_all = tokens >= sum([state.index.tokens for state in self._states.values()])
             heap = [
                 (oldest, number, state)
                 for number, state in enumerate(self._states.values())
@@ -484,7 +486,8 @@ class Tenants:
             if not state.lock.acquire(blocking=False):
                 return _EvictedOldest(gone, state)
             try:
-                gone += state.index.evict_oldest(tokens - gone)
+                index = state.index
+                gone += index.clear() if is_all else index.evict_oldest(tokens - gone)
                 oldest = state.index.oldest_use()
                 self.measure(state)
             finally:
