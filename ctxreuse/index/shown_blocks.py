@@ -86,9 +86,17 @@ EMPTY_HISTORY = History({}, {}, frozenset())
 
 @dataclass(slots=True)
 class _Record:
-    """One conversation: recorded blocks by ordinal, and where its last turn ends in the index."""
+    """One conversation: recorded blocks by ordinal, and where its last turn ends in the index.
 
-    shown: OrderedDict[tuple[int, BlockKey], ShownBlock] = field(default_factory=OrderedDict)
+    Attributes:
+        shown: (ordinal, identity) -> (id, length, digest) of each block, the latest last; plain
+            values, into which the garbage collector need not look.
+        end: Names the index node.
+        system: The digest of the system text.
+        last_use: When it was used.
+    """
+
+    shown: dict[tuple[int, BlockKey], tuple[BlockId, int, bytes]] = field(default_factory=dict)
     end: int = 0
     system: bytes | None = None
     last_use: int = 0
@@ -144,8 +152,8 @@ class Conversations:
         record = None if conversation_id is None else self._records.get(conversation_id)
         recorded: dict[int, list[ShownBlock]] = {}
         if record is not None:
-            for (ordinal, _), shown in reversed(record.shown.items()):  # the latest is right
-                recorded.setdefault(ordinal, []).append(shown)
+            for (ordinal, key), shown in reversed(record.shown.items()):  # the latest is right
+                recorded.setdefault(ordinal, []).append(ShownBlock(key, *shown))
         return recorded
 
     def remember(
@@ -171,15 +179,11 @@ class Conversations:
         self._records.move_to_end(conversation_id)
         record.end, record.system, record.last_use = end, system, self._requests
         for ordinal, block in sent:
-            if (ordinal, block.key) not in record.shown:
-                self.shown_size += id_size(block.id)
-            record.shown[ordinal, block.key] = ShownBlock(
-                block.key, block.id, len(block.text), block.digest
-            )
-            record.shown.move_to_end((ordinal, block.key))
+            self._forget_shown(record, (ordinal, block.key))
+            record.shown[ordinal, block.key] = block.id, len(block.text), block.digest
+            self.shown_size += id_size(block.id)
         while len(record.shown) > self._max_blocks:
-            _, gone = record.shown.popitem(last=False)
-            self.shown_size -= id_size(gone.id)
+            self._forget_shown(record, next(iter(record.shown)))
         while self._records and (
             len(self._records) > self._max_conversations
             or next(iter(self._records.values())).last_use < self._requests - self._max_idle
@@ -199,8 +203,13 @@ class Conversations:
         if record is None:
             return False
         self.size -= id_size(conversation_id)
-        self.shown_size -= sum([id_size(shown.id) for shown in record.shown.values()])
+        self.shown_size -= sum([id_size(block_id) for block_id, _, _ in record.shown.values()])
         return True
+
+    def _forget_shown(self, record: _Record, place: tuple[int, BlockKey]) -> None:
+        shown = record.shown.pop(place, None)
+        if shown is not None:
+            self.shown_size -= id_size(shown[0])
 
     def forget_oldest(self) -> None:
         """Drop the record of the least recently used conversation, if there is one."""

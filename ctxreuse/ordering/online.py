@@ -7,9 +7,11 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.index.nodes import NodeTree
+from ctxreuse.index.nodes import NodeTree, Objects
 from ctxreuse.index.path_search import Match, heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex
 
@@ -57,7 +59,7 @@ class Cooccurrence:
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
         self._window = window
         self._max_entries = max_entries
-        self._requests: list[tuple[BlockKey, ...]] = [()] * window
+        self._requests: Objects = np.empty(window, dtype=object)  # the collector looks past it
         self._next = 0
         self._oldest = 0
         self._entries = 0
@@ -105,13 +107,14 @@ class Cooccurrence:
     def _forget(self, slot: int) -> None:
         members = self._members
         keep = ~(1 << slot)
-        for key in self._requests[slot]:
+        blocks: tuple[BlockKey, ...] = self._requests[slot]
+        for key in blocks:
             left = members[key] & keep
             if left:
                 members[key] = left
             else:
                 del members[key]
-        self._entries -= len(self._requests[slot])
+        self._entries -= len(blocks)
         self._requests[slot] = ()
 
 

@@ -43,7 +43,9 @@ def measured(tenants: Tenants) -> dict[str, int]:
             for node in nodes_of(index)
         ),
         "request_ids": sum(state.index._requests.number for state in states),
-        "recent_blocks": sum(len(one) for state in states for one in state.online.recent._requests),
+        "recent_blocks": sum(
+            len(one or ()) for state in states for one in state.online.recent._requests
+        ),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
             len(one.shown) for state in states for one in state.conversations._records.values()
