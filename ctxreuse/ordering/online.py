@@ -292,6 +292,7 @@ class OnlineOrder:
         system: Hashable,
         *,
         learns: bool,
+        order: list[BlockKey] | None = None,
     ) -> LongContext:
         """Return all that the order of a long context depends on, and its trials if there are any.
 
@@ -303,12 +304,13 @@ class OnlineOrder:
             root: As in `order`.
             system: The request's system text.
             learns: Whether both continuations are tried on it.
+            order: The context's order, if that is known.
         """
         follow = partial(continuation, self.recent.members(context))
         return LongContext(
             context,
             system,
-            self._cached_path(context, tree, root),
+            self._cached_path(context, tree, root) if order is None else order,
             follow,
             self.follows_cooccurrence and _leads_on(tree, root),
             self._trial_paths(context, system) if learns and self._is_tried() else {},
@@ -398,7 +400,8 @@ def _order_behind(
 class LongContext:
     """A long context that is being ordered, with what its tenant's state said about it.
 
-    Made by `OnlineOrder.look_up`, while the state is held.
+    Made by `OnlineOrder.look_up`, while the state is held; `path` is its best cached path, or the
+    whole order if that is known.
 
     Attributes:
         context: Block -> weight, in the retriever's order.
@@ -411,7 +414,7 @@ class LongContext:
         self,
         context: Mapping[BlockKey, int],
         system: Hashable,
-        path: Match,
+        path: Match | list[BlockKey],
         follow: _Follow,
         follows_cooccurrence: bool,
         trials: Mapping[bool, Match],
@@ -429,6 +432,8 @@ class LongContext:
     def order(self) -> list[BlockKey]:
         """Return the order, and work out those of the trials; the state need not be held."""
         self.tried = {one: self._behind(path, one) for one, path in self.trials.items()}
+        if isinstance(self._path, list):
+            return self._path
         return self._behind(self._path, self._follows_cooccurrence)
 
     def _behind(self, path: Match, by_cooccurrence: bool) -> list[BlockKey]:

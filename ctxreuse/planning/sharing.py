@@ -6,9 +6,10 @@ choose orders that do not contradict each other, whichever process serves a requ
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, encoded, text_digest
 
 
 class SentEntry(NamedTuple):
@@ -66,3 +67,63 @@ class Sharing(Protocol):
 
     def tell(self, entry: Entry) -> None:
         """Tell the others; takes no time, and waits for nobody."""
+
+
+class IndexedContext(NamedTuple):
+    """The weights of a context's blocks, by the names that the index has for them.
+
+    Attributes:
+        own: Block -> weight, by the blocks' own keys, in the retriever's order.
+        weights: The same, by the names.
+    """
+
+    own: Mapping[BlockKey, int]
+    weights: Mapping[BlockKey, int]
+
+    def named(self, order: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        """Return the names of blocks."""
+        if self.weights is self.own:
+            return order
+        names = dict(zip(self.own, self.weights, strict=True))
+        return [names[key] for key in order]
+
+    def unnamed(self, order: Sequence[BlockKey]) -> list[BlockKey]:
+        """Return the keys of the blocks that names stand for."""
+        if self.weights is self.own:
+            return list(order)
+        keys = dict(zip(self.weights, self.own, strict=True))
+        return [keys[name] for name in order]
+
+
+class IndexNames:
+    """What stands for tenants, system texts and blocks in the index, and in what others are told.
+
+    These are keyed digests where planners share, and else the tenants' names and plain digests. A
+    digest is computed anew each time: a common memory of them would tell a tenant, by time, which
+    blocks others have.
+
+    Args:
+        sharing: What planners tell each other through; None plans alone.
+    """
+
+    def __init__(self, sharing: Sharing | None) -> None:
+        self._keyed = None if sharing is None else sharing.keyed
+
+    def tenant(self, tenant: str) -> str:
+        """Return under which name a tenant's state is kept."""
+        return tenant if self._keyed is None else self._keyed(b"tenant" + encoded(tenant)).hex()
+
+    def system(self, system: str | None) -> bytes | None:
+        """Return what stands for a system text: the index keeps its roots for long."""
+        if system is None:
+            return None
+        digest = text_digest(system)
+        return digest if self._keyed is None else self._keyed(b"system" + digest)
+
+    def context(self, weights: Mapping[BlockKey, int]) -> IndexedContext:
+        """Return the weights of a context's blocks by their names."""
+        if self._keyed is None:
+            return IndexedContext(weights, weights)
+        keyed = self._keyed
+        named = {BlockKey(keyed(key)): weight for key, weight in weights.items()}
+        return IndexedContext(weights, named)

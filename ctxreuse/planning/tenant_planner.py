@@ -14,8 +14,6 @@ from ctxreuse.context.blocks import (
     ContextBlock,
     ContextRequest,
     Message,
-    encoded,
-    text_digest,
 )
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import (
@@ -41,8 +39,16 @@ from ctxreuse.index.shown_blocks import (
 from ctxreuse.ordering.batch import BatchContext, arrange
 from ctxreuse.ordering.online import LONG_CONTEXT, LongContext
 from ctxreuse.ordering.paper import paper_order
+from ctxreuse.ordering.repeats import context_digest, ranks_of
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
-from ctxreuse.planning.sharing import Entry, LostEntry, SentEntry, Sharing
+from ctxreuse.planning.sharing import (
+    Entry,
+    IndexedContext,
+    IndexNames,
+    LostEntry,
+    SentEntry,
+    Sharing,
+)
 from ctxreuse.planning.tenants import Tenants, TenantState
 
 
@@ -62,20 +68,28 @@ class PlannerSettings:
 class _PreparedRequest(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
-    `system` is the digest of the system text; `shown` holds the blocks to leave out, with the
+    `tenant` and `system` are the names of the tenant and of the system text in `IndexNames`;
+    `digest` is that of a first turn's context; `shown` holds the blocks to leave out, with the
     labels under which the history shows them; `outdated` holds the labels there of blocks that no
     longer hold, as far as this has not been said; `ordinals` are those of the others, in any order.
     """
 
     request: ContextRequest
+    tenant: str
     system: bytes | None
     blocks: Mapping[BlockKey, ContextBlock]
     tokens: Mapping[BlockKey, int]
-    weights: Mapping[BlockKey, int]
+    context: IndexedContext
+    digest: bytes
     history: History
     shown: Mapping[BlockKey, str]
     outdated: Mapping[str, BlockKey]
     ordinals: Sequence[int]
+
+    @property
+    def weights(self) -> Mapping[BlockKey, int]:
+        """The weight of each block, in the retriever's order."""
+        return self.context.own
 
     def sent(self, order: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """Return the blocks of an order that are not left out."""
@@ -108,21 +122,21 @@ class TenantPlanner:
         self._tenants = Tenants(settings.capacity_tokens)
         self._clock = count(1)
         self._sharing = sharing
+        self._names = IndexNames(sharing)
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
-        tokens = self._tokens(request.blocks, request.tenant)
-        turn = self._open_turn(request, tokens, deduplicate)
+        turn = self._opened(request, deduplicate)
         if _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
-            order = self._unkeyed(long.order(), turn.weights)
-            with self._tenants.holding(self._name(request.tenant)) as state:
+            order = turn.context.unnamed(long.order())
+            with self._tenants.holding(turn.tenant) as state:
                 state.online.learn_from(long)
                 recorded = self._record(turn, state, order, learns=True)
         else:
-            with self._tenants.holding(self._name(request.tenant)) as state:
+            with self._tenants.holding(turn.tenant) as state:
                 order = self._order(turn, state, strategy)
                 recorded = self._record(turn, state, order, learns=strategy == "reuse")
         return self._plan(turn, order, recorded)
@@ -131,12 +145,11 @@ class TenantPlanner:
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
     ) -> Plan:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
-        tokens = self._tokens(request.blocks, request.tenant)
-        turn = self._open_turn(request, tokens, deduplicate)
+        turn = self._opened(request, deduplicate)
         if _is_long(turn, strategy):
-            order = self._unkeyed(self._look_up(turn, learns=False).order(), turn.weights)
+            order = turn.context.unnamed(self._look_up(turn, learns=False).order())
         else:
-            with self._tenants.holding(self._name(request.tenant)) as state:
+            with self._tenants.holding(turn.tenant) as state:
                 order = self._order(turn, state, strategy, preview=True)
         return self._plan(turn, order, None)
 
@@ -148,7 +161,8 @@ class TenantPlanner:
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
-        tokens = [self._tokens(request.blocks, request.tenant) for request in requests]
+        names = {tenant: self._names.tenant(tenant) for tenant in {one.tenant for one in requests}}
+        tokens = [self._tokens(request.blocks, names[request.tenant]) for request in requests]
         if strategy == "none":
             orders = [list(counted) for counted in tokens]
             execution = list(range(len(requests)))
@@ -156,15 +170,18 @@ class TenantPlanner:
             # one for each tenant: what others send with it changes nothing for a request
             budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
             contexts = [
-                self._context(request, counted, budgets[request.tenant])
+                self._context(
+                    request, names[request.tenant], counted, strategy, budgets[request.tenant]
+                )
                 for request, counted in zip(requests, tokens, strict=True)
             ]
             arrangement = arrange(contexts, strategy, self._settings.alpha)
             orders, execution = arrangement.orders, arrangement.execution
         plans = []
         for position in execution:
-            turn = self._open_turn(requests[position], tokens[position], deduplicate)
-            with self._tenants.holding(self._name(turn.request.tenant)) as state:
+            request = requests[position]
+            turn = self._open_turn(request, names[request.tenant], tokens[position], deduplicate)
+            with self._tenants.holding(turn.tenant) as state:
                 recorded = self._record(turn, state, orders[position])
             plans.append(self._plan(turn, orders[position], recorded))
         return BatchPlan(tuple(plans), tuple(execution))
@@ -188,17 +205,16 @@ class TenantPlanner:
     def block_tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> int:
         """Return how many tokens the index counts for blocks."""
         unique = {block.key: block for block in blocks}
-        return sum(_weights(self._tokens(unique.values(), tenant)).values())
+        return sum(_weights(self._tokens(unique.values(), self._names.tenant(tenant))).values())
 
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
         """Return the tokens of each block of a turn that its history shows already."""
-        tokens = self._tokens(request.blocks, request.tenant)
-        turn = self._open_turn(request, tokens, deduplicate)
+        turn = self._opened(request, deduplicate)
         return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return the blocks that a turn's history shows; see `ReusePlanner.shown_blocks`."""
-        return self._history(request).blocks
+        return self._history(request, self._names.tenant(request.tenant)).blocks
 
     def without_blocks(
         self,
@@ -208,26 +224,27 @@ class TenantPlanner:
         tenant: str,
     ) -> list[dict[str, Any]]:
         """Return messages without some blocks' texts; see `ReusePlanner.without_blocks`."""
-        with self._tenants.holding(self._name(tenant)) as state:
+        with self._tenants.holding(self._names.tenant(tenant)) as state:
             recorded = state.conversations.recorded(conversation_id)
         return without_blocks(messages, recorded, list(block_ids), self._settings.templates)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache; see `ReusePlanner.cached_tokens`."""
-        if self._tenants.known(self._name(request.tenant)) is None:
+        tenant = self._names.tenant(request.tenant)
+        if self._tenants.known(tenant) is None:
             return 0
-        weights = _weights(self._tokens(request.blocks, request.tenant))
-        system = self._system(request.system)
-        with self._tenants.holding(self._name(request.tenant)) as state:
+        context = self._names.context(_weights(self._tokens(request.blocks, tenant)))
+        system = self._names.system(request.system)
+        with self._tenants.holding(tenant) as state:
             if not in_order:
-                return self._cached_path(state, system, weights).weight
+                return self._cached_path(state, system, context).weight
             index = state.index
-            sent = sent_prefix(index.tree, index.root(system), list(self._keyed(weights)))
-        return sum(list(weights.values())[:sent])
+            sent = sent_prefix(index.tree, index.root(system), list(context.weights))
+        return sum(list(context.weights.values())[:sent])
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
-        return self._tenants.forget_conversation(conversation_id, self._name(tenant))
+        return self._tenants.forget_conversation(conversation_id, self._names.tenant(tenant))
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index and of all else that is remembered."""
@@ -236,7 +253,8 @@ class TenantPlanner:
     def _tokens(self, blocks: Iterable[ContextBlock], tenant: str) -> dict[BlockKey, int]:
         """Return each block's tokens, in order; those without a count are counted.
 
-        The tenant's state is held only to keep counts, because a counter may take its time.
+        The tenant, by its name in `IndexNames`, is held only to keep counts, because a counter may
+        take its time.
         """
         tokens: dict[BlockKey, int] = {}
         uncounted: dict[BlockKey, str] = {}
@@ -249,7 +267,7 @@ class TenantPlanner:
             tokens[key] = number if number < MOST_BLOCK_TOKENS else MOST_BLOCK_TOKENS
         if not uncounted:
             return tokens
-        known = self._tenants.state(self._name(tenant)).token_counts
+        known = self._tenants.state(tenant).token_counts
         counted: dict[BlockKey, int] = {}
         for key, text in uncounted.items():
             number = known.get(key)  # one step, which needs no lock
@@ -257,36 +275,54 @@ class TenantPlanner:
                 number = counted[key] = min(self._settings.count_tokens(text), MOST_BLOCK_TOKENS)
             tokens[key] = number
         if counted:
-            with self._tenants.holding(self._name(tenant)) as state:
+            with self._tenants.holding(tenant) as state:
                 state.token_counts.update(counted)
         return tokens
 
     def _context(
-        self, request: ContextRequest, tokens: Mapping[BlockKey, int], budget: SearchBudget
+        self,
+        request: ContextRequest,
+        tenant: str,
+        tokens: Mapping[BlockKey, int],
+        strategy: Strategy,
+        budget: SearchBudget,
     ) -> BatchContext:
         """Return what is arranged of a request: of a first turn, behind what is cached of it."""
-        weights = _weights(tokens)
-        cached: tuple[BlockKey, ...] = ()
+        context = self._names.context(_weights(tokens))
+        cached: Sequence[BlockKey] = ()
         if not request.history:
-            system = self._system(request.system)
-            with self._tenants.holding(self._name(request.tenant)) as state:
-                match = self._cached_path(state, system, weights, budget)
-            if match.weight >= ENGINE_BLOCK_TOKENS:
-                cached = match.path
-        return BatchContext(request, weights, cached)
+            system = self._names.system(request.system)
+            digest = context_digest(system, context.weights)
+            with self._tenants.holding(tenant) as state:
+                order = self._sent_order(state, system, digest, context)
+                if order is not None and strategy == "reuse":
+                    cached = context.unnamed(order)
+                else:
+                    match = self._cached_path(state, system, context, budget)
+                    if match.weight >= ENGINE_BLOCK_TOKENS:
+                        cached = context.unnamed(match.path)
+        return BatchContext(request, context.own, tuple(cached))
 
-    def _history(self, request: ContextRequest) -> History:
+    def _history(self, request: ContextRequest, tenant: str) -> History:
         """Return what the messages before a turn show of the blocks that were sent there."""
         if not request.history:
             return EMPTY_HISTORY
-        with self._tenants.holding(self._name(request.tenant)) as state:
+        with self._tenants.holding(tenant) as state:
             recorded = state.conversations.recorded(request.conversation_id)
         return shown_in(request.history, recorded, self._settings.templates)
 
+    def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
+        tenant = self._names.tenant(request.tenant)
+        return self._open_turn(request, tenant, self._tokens(request.blocks, tenant), deduplicate)
+
     def _open_turn(
-        self, request: ContextRequest, tokens: Mapping[BlockKey, int], deduplicate: bool | None
+        self,
+        request: ContextRequest,
+        tenant: str,
+        tokens: Mapping[BlockKey, int],
+        deduplicate: bool | None,
     ) -> _PreparedRequest:
-        history = self._history(request)
+        history = self._history(request, tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
         shown = history.label_of if deduplicate else {}
@@ -299,12 +335,16 @@ class TenantPlanner:
             current = {key: label for label, key in reversed(holding.items())}
             shown = {key: current[key] for key in shown if key in current}
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
+        system = self._names.system(request.system)
+        context = self._names.context(_weights(tokens))
         return _PreparedRequest(
             request=request,
-            system=self._system(request.system),
+            tenant=tenant,
+            system=system,
             blocks=request.unique_blocks,
             tokens=tokens,
-            weights=_weights(tokens),
+            context=context,
+            digest=b"" if request.history else context_digest(system, context.weights),
             history=history,
             shown=shown,
             outdated=outdated,
@@ -323,36 +363,51 @@ class TenantPlanner:
         if strategy == "none" or turn.request.history:
             return list(turn.weights)
         tree, root = state.index.tree, state.index.root(turn.system)
-        weights = self._keyed(turn.weights)
+        weights = turn.context.weights
         if strategy == "paper":
             papers = paper_order(weights, tree, root, self._settings.alpha)
             if papers.is_cut_short:
                 self._tenants.note_limit("paper_orders")
-            return self._unkeyed(papers.order, turn.weights)
+            return turn.context.unnamed(papers.order)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
-        order = state.online.order(weights, tree, root)
+        order = self._sent_order(state, turn.system, turn.digest, turn.context)
+        if order is None:
+            order = state.online.order(weights, tree, root)
         if not preview:
             state.online.learn(weights, turn.system)
-        return self._unkeyed(order, turn.weights)
+        return turn.context.unnamed(order)
+
+    def _sent_order(
+        self, state: TenantState, system: bytes | None, digest: bytes, context: IndexedContext
+    ) -> list[BlockKey] | None:
+        """Return the order in which a context was sent last, if all of that is cached still."""
+        order = state.sent_orders.order(digest, context.weights)
+        index = state.index
+        if order is None or sent_prefix(index.tree, index.root(system), order) < len(order):
+            return None
+        return order
 
     def _cached_path(
         self,
         state: TenantState,
         system: bytes | None,
-        weights: Mapping[BlockKey, int],
+        context: IndexedContext,
         budget: SearchBudget | None = None,
     ) -> Match:
         """Return what is expected in the cache of a context, in a state that is held."""
         index = state.index
-        match = heaviest_path(index.tree, index.root(system), self._keyed(weights), budget)
+        match = heaviest_path(index.tree, index.root(system), context.weights, budget)
         match.note_limits(self._tenants.note_limit)
-        return match._replace(path=tuple(self._unkeyed(match.path, weights)))
+        return match
 
     def _look_up(self, turn: _PreparedRequest, *, learns: bool) -> LongContext:
-        with self._tenants.holding(self._name(turn.request.tenant)) as state:
-            index, weights = state.index, self._keyed(turn.weights)
-            root = index.root(turn.system)
-            return state.online.look_up(weights, index.tree, root, turn.system, learns=learns)
+        weights = turn.context.weights
+        with self._tenants.holding(turn.tenant) as state:
+            index, root = state.index, state.index.root(turn.system)
+            order = self._sent_order(state, turn.system, turn.digest, turn.context)
+            return state.online.look_up(
+                weights, index.tree, root, turn.system, learns=learns, order=order
+            )
 
     def _record(
         self,
@@ -366,7 +421,7 @@ class TenantPlanner:
         request, index, conversations = turn.request, state.index, state.conversations
         now = next(self._clock)
         sent = turn.sent(order)
-        keys, weights = self._index_keys(sent), [turn.weights[key] for key in sent]
+        keys, weights = turn.context.named(sent), [turn.weights[key] for key in sent]
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{next(state.request_numbers)}"
@@ -376,7 +431,13 @@ class TenantPlanner:
         else:
             inserted = index.insert(turn.system, keys, weights, request_id, now)
             state.online.recent.add(keys)
-            self._tell_sent(turn, request_id, keys, weights, sent, learns)
+            ranks = ranks_of(keys, turn.context.weights)
+            state.sent_orders.note(turn.digest, ranks)
+            if self._sharing is not None:
+                uid = self._uid(turn.tenant, request_id)
+                tenant = bytes.fromhex(turn.tenant)
+                told = turn.system, tuple(keys), tuple(weights), ranks, learns
+                self._sharing.tell(SentEntry(uid, tenant, *told))
         blocks = [turn.blocks[key] for key in sent]
         if request.conversation_id is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
@@ -445,8 +506,6 @@ class TenantPlanner:
             logged=None if recorded is None else recorded.logged,
         )
 
-    # Sharing: names and digests that are the same in all planners that tell each other.
-
     def take_in(self, entry: Entry) -> None:
         """Learn of what another planner has sent, or of what its engine has lost."""
         name = entry.tenant.hex()
@@ -457,68 +516,17 @@ class TenantPlanner:
                 self._tenants.trim(entry.uid, entry.blocks, name)
             return
         context = entry.as_retrieved()
+        digest = context_digest(entry.system, context)
         with self._tenants.holding(name) as state:
             if entry.is_learnt:
                 state.online.learn(context, entry.system)
             now = next(self._clock)
             state.index.insert(entry.system, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
-
-    def _name(self, tenant: str) -> str:
-        """Return under which name a tenant's state is kept."""
-        if self._sharing is None:
-            return tenant
-        return self._sharing.keyed(b"tenant" + encoded(tenant)).hex()
+            state.sent_orders.note_others(digest, entry.ranks)
 
     def _known_name(self, tenant: str | None) -> str | None:
-        return None if tenant is None else self._name(tenant)
-
-    def _system(self, system: str | None) -> bytes | None:
-        """Return what stands for a system text: the index keeps its roots for long."""
-        if system is None:
-            return None
-        digest = text_digest(system)
-        return digest if self._sharing is None else self._sharing.keyed(b"system" + digest)
-
-    def _keyed(self, weights: Mapping[BlockKey, int]) -> Mapping[BlockKey, int]:
-        """Return weights by the keys that the index has for blocks."""
-        if self._sharing is None:
-            return weights
-        keyed = self._sharing.keyed
-        return {BlockKey(keyed(key)): weight for key, weight in weights.items()}
-
-    def _index_keys(self, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
-        if self._sharing is None:
-            return keys
-        keyed = self._sharing.keyed
-        return [BlockKey(keyed(key)) for key in keys]
-
-    def _unkeyed(
-        self, order: Sequence[BlockKey], weights: Mapping[BlockKey, int]
-    ) -> list[BlockKey]:
-        """Return an order of keys of the index as one of the blocks' own keys."""
-        if self._sharing is None:
-            return list(order)
-        own = dict(zip(self._keyed(weights), weights, strict=True))
-        return [own[key] for key in order]
-
-    def _tell_sent(
-        self,
-        turn: _PreparedRequest,
-        request_id: str | int,
-        keys: Sequence[BlockKey],
-        weights: Sequence[int],
-        sent: Sequence[BlockKey],
-        learns: bool,
-    ) -> None:
-        if self._sharing is None:
-            return
-        name = self._name(turn.request.tenant)
-        rank = {key: position for position, key in enumerate(turn.weights)}
-        ranks = tuple([rank[key] for key in sent])
-        uid = self._uid(name, request_id)
-        told = bytes.fromhex(name), turn.system, tuple(keys), tuple(weights), ranks, learns
-        self._sharing.tell(SentEntry(uid, *told))
+        return None if tenant is None else self._names.tenant(tenant)
 
     def _tell_lost(self, name: str, request_id: RequestId, blocks: int | None) -> None:
         if self._sharing is not None and not isinstance(request_id, bytes):

@@ -29,6 +29,7 @@ from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.request_ends import RequestId
 from ctxreuse.index.shown_blocks import Conversations
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
+from ctxreuse.ordering.repeats import SentOrders
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Bounds:
         index_blocks: Blocks that these nodes hold.
         request_ids: Ids of requests, for eviction.
         recent_blocks: Blocks of the recent requests that arriving ones are ordered by.
+        repeat_blocks: Blocks of contexts that keep their order when they come again.
         conversations: Conversations, by their ids.
         shown_blocks: Blocks that conversations were shown.
         logged_blocks: Blocks of the prompts that `Plan.explain` compares with.
@@ -55,6 +57,7 @@ class Bounds:
     index_blocks: int = 4_000_000
     request_ids: int = 1_000_000
     recent_blocks: int = 1_000_000
+    repeat_blocks: int = 1_000_000
     conversations: int = 100_000
     shown_blocks: int = 200_000
     logged_blocks: int = 500_000
@@ -74,6 +77,7 @@ class TenantState:
         lock: Who reads or changes what follows holds it.
         index: What was sent.
         online: The order of arriving requests.
+        sent_orders: In which order contexts were sent.
         conversations: What conversations were shown.
         log: The latest prompts.
         token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
@@ -108,6 +112,7 @@ class TenantState:
         """Forget all but the sizes: the totals hold them still."""
         self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
         self.online = OnlineOrder(Cooccurrence(), self._note_limit)
+        self.sent_orders = SentOrders()
         self.conversations = Conversations()
         self.log = PromptLog()
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
@@ -122,6 +127,7 @@ def _sizes(state: TenantState) -> list[int]:
         index.block_count + online.block_count,
         index.request_size,
         online.recent.entries,
+        state.sent_orders.size,
         conversations.size,
         conversations.shown_size,
         state.log.size,
@@ -141,6 +147,7 @@ _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
     "index_blocks": _shrink_index,
     "request_ids": lambda state: state.index.forget_oldest_request(),
     "recent_blocks": lambda state: state.online.recent.forget_oldest(),
+    "repeat_blocks": lambda state: state.sent_orders.forget_oldest(),
     "conversations": lambda state: state.conversations.forget_oldest(),
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
 from weakref import WeakMethod, ref
 
@@ -25,7 +25,6 @@ from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
 _MAX_UNTOLD = 100_000
-_NAMES = 200_000
 _READ_AT_ONCE = 500
 _POLL_S = 0.02
 _LONGEST_PAUSE_S = 5.0
@@ -102,16 +101,12 @@ class Exchange:
 
     Args:
         log: The log.
-
-    Attributes:
-        keyed: Returns 16 bytes that stand for a name in all planners that share the log.
     """
 
     def __init__(self, log: SharedLog) -> None:
         self._log = log
         self._take_in: Callable[[], Callable[[Entry], object] | None] = lambda: None
-        self._digest = partial(_digest, bytes(log.secret)[:64])
-        self.keyed: Callable[[bytes], bytes] = lru_cache(_NAMES)(self._digest)
+        self._keyed = hashlib.blake2b(digest_size=16, key=bytes(log.secret)[:64])
         self._lock = ForkSafeLock()
         self._start_anew()
         renew_after_fork(self._start_anew)
@@ -142,9 +137,15 @@ class Exchange:
         """Have a method called with each entry of another planner, as long as its object lives."""
         self._take_in = WeakMethod(take_in)
 
+    def keyed(self, name: bytes) -> bytes:
+        """Return 16 bytes that stand for a name in all planners that share the log."""
+        digest = self._keyed.copy()  # half the time of a new one
+        digest.update(name)
+        return digest.digest()
+
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
-        return self._digest(self._writer + name)
+        return self.keyed(self._writer + name)
 
     def tell(self, entry: Entry) -> None:
         """Have an entry appended."""
@@ -242,10 +243,6 @@ class Exchange:
                 "the log is back. Further faults are only counted.",
                 type(error).__name__,
             )
-
-
-def _digest(secret: bytes, name: bytes) -> bytes:
-    return hashlib.blake2b(name, digest_size=16, key=secret).digest()
 
 
 def _run(exchange: ref[Exchange]) -> None:

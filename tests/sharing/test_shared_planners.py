@@ -116,6 +116,31 @@ def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
             assert ours.messages() == theirs.messages()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(first: int) -> None:
+    log = Memory()
+    planners = one, other = sharing(log)
+    one.plan(asked("bax"), "none")  # what each of them alone has in its cache
+    other.plan(asked("cab"), "none")
+    orders = {order(planner.plan(asked("abc"))) for planner in (planners[first], planners[~first])}
+    assert orders == {"bac", "cab"}
+    caught_up(*planners)
+    [late] = sharing(log, 1)
+    caught_up(late)
+    prompts = [planner.plan(asked("abc")).messages() for planner in (*planners, late)]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
+def test_a_repeat_keeps_its_prompt_in_all_processes(log: SQLiteLog) -> None:
+    one, other = sharing(log)
+    one.plan(asked("ba"), "none")
+    prompt = one.plan(asked("ab"), "none").messages()
+    for _ in range(3):
+        one.plan(asked("ba"), "none")
+    caught_up(one, other)
+    assert other.plan(asked("ab")).messages() == one.plan(asked("ab")).messages() == prompt
+
+
 def test_tenants_stay_apart(log: SQLiteLog) -> None:
     one, other = sharing(log)
     one.plan(asked("abc", tenant="A"))

@@ -13,6 +13,7 @@ SMALL = Bounds(
     index_blocks=30,
     request_ids=10,
     recent_blocks=20,
+    repeat_blocks=16,
     conversations=4,
     shown_blocks=15,
     logged_blocks=25,
@@ -45,6 +46,9 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "request_ids": sum(state.index._requests.number for state in states),
         "recent_blocks": sum(
             len(one or ()) for state in states for one in state.online.recent._requests
+        ),
+        "repeat_blocks": sum(
+            max(1, len(one)) for state in states for one in state.sent_orders._orders.values()
         ),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(

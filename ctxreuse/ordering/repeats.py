@@ -1,0 +1,103 @@
+"""Exact repeats: a context that comes again as it was retrieved before keeps its order.
+
+Where several cached paths hold all its blocks, each would do for the blocks. What stands behind
+them, the annotation and a question that is asked again, is cached behind one of them only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.lru_map import LRUMap
+
+_MAX_BLOCKS = 500_000
+_DIGEST_BYTES = 16
+
+
+def context_digest(system: bytes | None, blocks: Iterable[BlockKey]) -> bytes:
+    """Return 16 bytes that stand for a context as it was retrieved.
+
+    Args:
+        system: The digest of its system text; None without one.
+        blocks: Its blocks, in the retriever's order.
+    """
+    root = b"\0" if system is None else b"\1" + system
+    return hashlib.blake2b(root + b"".join(blocks), digest_size=_DIGEST_BYTES).digest()
+
+
+def ranks_of(order: Sequence[BlockKey], retrieved: Iterable[BlockKey]) -> tuple[int, ...]:
+    """Return the place of each block of an order as it was retrieved, from 0.
+
+    Args:
+        order: A permutation of `retrieved`.
+        retrieved: The blocks, in the retriever's order.
+    """
+    rank = {key: place for place, key in enumerate(retrieved)}
+    return tuple([rank[key] for key in order])
+
+
+class SentOrders:
+    """In which order each context of one tenant was sent last, least recently sent first.
+
+    An order is kept as the ranks of its blocks; one that is as retrieved is kept as `()`. A context
+    of fewer than two blocks has one order, and is not kept.
+
+    Args:
+        max_blocks: Bound on the blocks of all contexts together.
+    """
+
+    def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
+        self._orders = LRUMap[bytes, tuple[int, ...]](max_weight=max_blocks, weight_of=_weight)
+
+    @property
+    def size(self) -> int:
+        """The blocks of all contexts together; one that was sent as retrieved counts once."""
+        return self._orders.weight
+
+    def forget_oldest(self) -> None:
+        """Forget the context that was sent least recently; there must be one."""
+        self._orders.pop_oldest()
+
+    def order(self, context: bytes, retrieved: Iterable[BlockKey]) -> list[BlockKey] | None:
+        """Return the order in which a context was sent last; None if it is not known.
+
+        Args:
+            context: Its `context_digest`.
+            retrieved: Its blocks, in the retriever's order.
+        """
+        ranks = self._orders.peek(context)
+        if ranks is None:
+            return None
+        keys = list(retrieved)
+        return [keys[rank] for rank in ranks] if ranks else keys
+
+    def note(self, context: bytes, ranks: tuple[int, ...]) -> None:
+        """Note that a context is sent.
+
+        Args:
+            context: Its `context_digest`.
+            ranks: Its `ranks_of`.
+        """
+        if len(ranks) > 1:
+            self._orders.put(context, _shortened(ranks))
+
+    def note_others(self, context: bytes, ranks: tuple[int, ...]) -> None:
+        """Note that another planner has sent a context.
+
+        Both may have done so before they heard of each other. Then all keep the same one of their
+        orders, whichever they heard of first.
+        """
+        if len(ranks) > 1:
+            known = self._orders.peek(context)
+            new = _shortened(ranks)
+            self._orders.put(context, new if known is None else min(known, new))
+
+
+def _shortened(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return () if ranks == tuple(range(len(ranks))) else ranks
+
+
+def _weight(ranks: tuple[int, ...]) -> int:
+    return len(ranks) or 1
