@@ -7,9 +7,11 @@ what others have sent, and no call: the thread tries again, later and later, and
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -17,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
-from weakref import WeakMethod, ref
+from weakref import WeakMethod, WeakSet, ref
 
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.planning.sharing import Entry
@@ -25,9 +27,10 @@ from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
 _MAX_UNTOLD = 100_000
-_READ_AT_ONCE = 500
-_POLL_S = 0.02
+_AT_ONCE = 500
+_SHORTEST_POLL_S, _LONGEST_POLL_S, _SLOWER = 0.002, 0.02, 1.25
 _LONGEST_PAUSE_S = 5.0
+_FLUSH_S = 1.0
 
 
 class LogRead(NamedTuple):
@@ -93,11 +96,85 @@ class SharingStatistics:
     faults: int = 0
 
 
+class _Outbox:
+    """What one planner tells others: entries that wait for the log, oldest first.
+
+    Its thread keeps it, so that what waits is told though the planner is gone.
+
+    Attributes:
+        writer: 8 bytes that name the planner; a child that is forked has another name.
+        process: The process whose thread appends.
+        wake: Ends a pause of that thread.
+        told: Entries that were appended.
+        lost: Entries that were dropped because too many waited.
+    """
+
+    def __init__(self, log: SharedLog) -> None:
+        self._log = log
+        self._lock = ForkSafeLock()
+        self.writer = os.urandom(8)
+        self.process = os.getpid()
+        self.wake = threading.Event()
+        self.told = self.lost = 0
+        self._failures = 0
+        self._waiting: deque[Entry] = deque()
+        self._appending: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._appending)
+
+    def put(self, entry: Entry) -> None:
+        """Have an entry appended."""
+        self._waiting.append(entry)
+        if len(self._waiting) > _MAX_UNTOLD:
+            self._drop_excess()
+
+    def append(self) -> None:
+        """Append what waits, oldest first, some hundreds at a time."""
+        while self._waiting:
+            self._append_some()
+
+    def flush(self, until: float) -> None:
+        """Wait until what waits is appended, or the log has failed.
+
+        Args:
+            until: How long to wait at most, on the monotonic clock.
+        """
+        failures = self._failures
+        self.wake.set()
+        while len(self) and self._failures == failures and time.monotonic() < until:
+            time.sleep(_SHORTEST_POLL_S)
+
+    def _append_some(self) -> None:
+        with self._lock:
+            number = min(len(self._waiting), _AT_ONCE)
+            self._appending = [self._waiting.popleft() for _ in range(number)]
+        try:
+            self._log.append([encode(self.writer, one) for one in self._appending])
+            self.told += number
+            self._appending = []
+        except Exception:
+            self._failures += 1
+            raise
+        finally:
+            with self._lock:
+                self._waiting.extendleft(reversed(self._appending))
+                self._appending = []
+            self._drop_excess()
+
+    def _drop_excess(self) -> None:
+        with self._lock:
+            while len(self._waiting) > _MAX_UNTOLD:
+                self._waiting.popleft()
+                self.lost += 1
+
+
 class Exchange:
     """Tells others through a log, and takes in what they tell.
 
     Its thread starts with the first entry, or with `catch_up`; in a process that is forked it
-    starts anew.
+    starts anew. What waits when the process ends is appended, if that takes no longer than a
+    second.
 
     Args:
         log: The log.
@@ -113,22 +190,20 @@ class Exchange:
 
     def _start_anew(self) -> None:
         """Have no thread, and another name: a child writes for itself."""
-        self._writer = os.urandom(8)
-        self._untold: deque[bytes] = deque()
-        self._telling: list[bytes] = []  # is being appended
+        self._outbox = _Outbox(self._log)
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._is_caught_up = threading.Event()
+        self._rounds = threading.Condition()
+        self._begun = self._finished = 0  # of these
         self._position = ""
-        self._told = self._taken_in = self._lost = self._unreadable = self._faults = 0
+        self._taken_in = self._unreadable = self._faults = 0
 
     def statistics(self) -> SharingStatistics:
         """Return what has become of entries so far."""
         return SharingStatistics(
-            told=self._told,
+            told=self._outbox.told,
             taken_in=self._taken_in,
-            untold=len(self._untold) + len(self._telling),
-            lost=self._lost,
+            untold=len(self._outbox),
+            lost=self._outbox.lost,
             unreadable=self._unreadable,
             faults=self._faults,
         )
@@ -145,78 +220,76 @@ class Exchange:
 
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
-        return self.keyed(self._writer + name)
+        return self.keyed(self._outbox.writer + name)
 
     def tell(self, entry: Entry) -> None:
         """Have an entry appended."""
-        written = encode(self._writer, entry)
-        with self._lock:
-            self._untold.append(written)
-            self._drop_excess()
+        self._outbox.put(entry)
         self._start()
 
     def catch_up(self, timeout_s: float) -> bool:
         """Wait until all that the log holds is taken in; return whether it is."""
-        self._is_caught_up.clear()
         self._start()
-        self._wake.set()
-        return self._is_caught_up.wait(timeout_s)
+        with self._rounds:
+            wanted = self._begun + 1  # the one that goes on may be past what is there by now
+            self._outbox.wake.set()
+            return self._rounds.wait_for(lambda: self._finished >= wanted, timeout_s)
 
     def _start(self) -> None:
         if self._thread is not None:
             return
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_run, args=(ref(self),), name="ctxreuse-sharing", daemon=True
+                thread = threading.Thread(
+                    target=_run,
+                    args=(ref(self), self._outbox),
+                    name="ctxreuse-sharing",
+                    daemon=True,
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # too many threads, or the interpreter ends
+                    self._note(error)
+                    return
+                self._thread = thread
+                _outboxes.add(self._outbox)
+                _flush_at_exit(os.getpid())
 
-    def _drop_excess(self) -> None:
-        while len(self._untold) > _MAX_UNTOLD:
-            self._untold.popleft()
-            self._lost += 1
-
-    def work(self, pause_s: float) -> tuple[float, threading.Event]:
+    def work(self, pause_s: float) -> float:
         """Append and take in all there is; what the thread does.
 
         Args:
             pause_s: How long it paused before.
 
         Returns:
-            How long to pause now, and what ends the pause.
+            How long to pause now.
         """
-        wake = self._wake
+        done = self._outbox.told + self._taken_in
+        with self._rounds:
+            self._begun += 1
+            number = self._begun
         try:
-            while not self._exchange():
-                pass
+            is_all = False
+            while not is_all:
+                self._outbox.append()
+                is_all = self._read()
         except Exception as error:
             self._note(error)
-            return min(2 * pause_s, _LONGEST_PAUSE_S), wake
-        if not self._untold:
-            self._is_caught_up.set()
-        return _POLL_S, wake
+            return min(2 * pause_s, _LONGEST_PAUSE_S)
+        with self._rounds:
+            self._finished = number
+            self._rounds.notify_all()
+        if self._outbox.told + self._taken_in > done:
+            return _SHORTEST_POLL_S
+        return min(_SLOWER * pause_s, _LONGEST_POLL_S)
 
-    def _exchange(self) -> bool:
-        """Append what waits, and take in what is new; return whether that was all."""
-        with self._lock:
-            number = min(len(self._untold), _READ_AT_ONCE)
-            self._telling = [self._untold.popleft() for _ in range(number)]
-        if self._telling:
-            try:
-                self._log.append(self._telling)
-                self._told += number
-                self._telling = []
-            finally:
-                with self._lock:
-                    self._untold.extendleft(reversed(self._telling))
-                    self._telling = []
-                    self._drop_excess()
-        read = self._log.read(self._position, _READ_AT_ONCE)
+    def _read(self) -> bool:
+        """Take in what is new, some hundreds at a time; return whether that was all."""
+        read = self._log.read(self._position, _AT_ONCE)
         for one in read.entries:
             self._take(one)
         self._position = read.position
-        return len(read.entries) < _READ_AT_ONCE
+        return len(read.entries) < _AT_ONCE
 
     def _take(self, one: bytes) -> None:
         try:
@@ -226,7 +299,7 @@ class Exchange:
             _log_unreadable(str(error))
             return
         take_in = self._take_in()
-        if writer != self._writer and take_in is not None:
+        if writer != self._outbox.writer and take_in is not None:
             try:
                 take_in(entry)
             except Exception as error:  # one that fails would else be read again, with those before
@@ -245,17 +318,42 @@ class Exchange:
             )
 
 
-def _run(exchange: ref[Exchange]) -> None:
+def _run(exchange: ref[Exchange], outbox: _Outbox) -> None:
     """Exchange until nobody uses the exchange any more."""
-    pause = _POLL_S
-    while True:
-        one = exchange()
-        if one is None:
-            return
-        pause, wake = one.work(pause)
+    pause = _SHORTEST_POLL_S
+    while (one := exchange()) is not None:
+        pause = one.work(pause)
         del one
-        wake.wait(pause)
-        wake.clear()
+        outbox.wake.wait(pause)
+        outbox.wake.clear()
+    try:
+        outbox.append()
+    except Exception as error:
+        _log.warning(
+            "the shared log failed with %s; the last %d entries of a planner that is gone are lost",
+            type(error).__name__,
+            len(outbox),
+        )
+
+
+_outboxes: WeakSet[_Outbox] = WeakSet()
+"""Those that a thread appends what waits in; it keeps them."""
+
+
+@lru_cache(1)
+def _flush_at_exit(process: int) -> None:
+    """Have what waits appended when a process ends, however it was started."""
+    atexit.register(_flush_all)
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:  # its forked children end without what atexit knows
+        multiprocessing.Finalize(None, _flush_all, exitpriority=0)
+
+
+def _flush_all() -> None:
+    until = time.monotonic() + _FLUSH_S
+    for outbox in list(_outboxes):
+        if outbox.process == os.getpid():  # a child has no thread of its parent's
+            outbox.flush(until)
 
 
 @lru_cache(1)

@@ -232,7 +232,7 @@ def test_a_log_that_cannot_be_used_costs_no_plan(
         assert order(plan) == order(alone.plan(asked(letters)))
     until(lambda: planner.sharing.faults > 1)
     assert not planner.catch_up(0.01)
-    [said] = [one for one in caplog.records if "shared log" in one.message]
+    [said] = [one for one in caplog.records if "goes on alone" in one.message]
     assert "says" not in said.message
 
 
