@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.lru_map import LRUMap
+
+Ranks: TypeAlias = tuple[int, ...]
+"""An order: the place of each of its blocks as they were retrieved, from 0."""
 
 _MAX_BLOCKS = 500_000
 _DIGEST_BYTES = 16
@@ -27,11 +31,11 @@ def context_digest(system: bytes | None, blocks: Iterable[BlockKey]) -> bytes:
     return hashlib.blake2b(root + b"".join(blocks), digest_size=_DIGEST_BYTES).digest()
 
 
-def ranks_of(order: Sequence[BlockKey], retrieved: Iterable[BlockKey]) -> tuple[int, ...]:
-    """Return the place of each block of an order as it was retrieved, from 0.
+def ranks_of(order: Sequence[BlockKey], retrieved: Iterable[BlockKey]) -> Ranks:
+    """Return the ranks of the blocks of an order.
 
     Args:
-        order: A permutation of `retrieved`.
+        order: Some or all of `retrieved`, in any order.
         retrieved: The blocks, in the retriever's order.
     """
     rank = {key: place for place, key in enumerate(retrieved)}
@@ -49,7 +53,7 @@ class SentOrders:
     """
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
-        self._orders = LRUMap[bytes, tuple[int, ...]](max_weight=max_blocks, weight_of=_weight)
+        self._orders = LRUMap[bytes, Ranks](max_weight=max_blocks, weight_of=_weight)
 
     @property
     def size(self) -> int:
@@ -73,7 +77,7 @@ class SentOrders:
         keys = list(retrieved)
         return [keys[rank] for rank in ranks] if ranks else keys
 
-    def note(self, context: bytes, ranks: tuple[int, ...]) -> None:
+    def note(self, context: bytes, ranks: Ranks) -> None:
         """Note that a context is sent.
 
         Args:
@@ -83,7 +87,7 @@ class SentOrders:
         if len(ranks) > 1:
             self._orders.put(context, _shortened(ranks))
 
-    def note_others(self, context: bytes, ranks: tuple[int, ...]) -> None:
+    def note_others(self, context: bytes, ranks: Ranks) -> None:
         """Note that another planner has sent a context.
 
         Both may have done so before they heard of each other. Then all keep the same one of their
@@ -95,9 +99,9 @@ class SentOrders:
             self._orders.put(context, new if known is None else min(known, new))
 
 
-def _shortened(ranks: tuple[int, ...]) -> tuple[int, ...]:
+def _shortened(ranks: Ranks) -> Ranks:
     return () if ranks == tuple(range(len(ranks))) else ranks
 
 
-def _weight(ranks: tuple[int, ...]) -> int:
+def _weight(ranks: Ranks) -> int:
     return len(ranks) or 1

@@ -6,10 +6,11 @@ choose orders that do not contradict each other, whichever process serves a requ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
+from ctxreuse.ordering.repeats import Ranks, ranks_of
 
 
 class SentEntry(NamedTuple):
@@ -62,6 +63,9 @@ class Sharing(Protocol):
     def keyed(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name in all planners that share, and nowhere else."""
 
+    def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
+        """Return what `keyed` returns for each name; every plan asks for all its blocks."""
+
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
 
@@ -80,19 +84,19 @@ class IndexedContext(NamedTuple):
     own: Mapping[BlockKey, int]
     weights: Mapping[BlockKey, int]
 
-    def named(self, order: Sequence[BlockKey]) -> Sequence[BlockKey]:
-        """Return the names of blocks."""
-        if self.weights is self.own:
-            return order
-        names = dict(zip(self.own, self.weights, strict=True))
-        return [names[key] for key in order]
+    def ranks(self, order: Sequence[BlockKey]) -> Ranks:
+        """Return an order of names as ranks."""
+        return ranks_of(order, self.weights)
 
-    def unnamed(self, order: Sequence[BlockKey]) -> list[BlockKey]:
-        """Return the keys of the blocks that names stand for."""
-        if self.weights is self.own:
-            return list(order)
-        keys = dict(zip(self.weights, self.own, strict=True))
-        return [keys[name] for name in order]
+    def order(self, ranks: Ranks) -> list[BlockKey]:
+        """Return the blocks' own keys in an order."""
+        keys = list(self.own)
+        return [keys[rank] for rank in ranks]
+
+    def named(self, ranks: Ranks) -> list[BlockKey]:
+        """Return the blocks' names in an order."""
+        names = list(self.weights)
+        return [names[rank] for rank in ranks]
 
 
 class IndexNames:
@@ -107,23 +111,24 @@ class IndexNames:
     """
 
     def __init__(self, sharing: Sharing | None) -> None:
-        self._keyed = None if sharing is None else sharing.keyed
+        self._sharing = sharing
 
     def tenant(self, tenant: str) -> str:
         """Return under which name a tenant's state is kept."""
-        return tenant if self._keyed is None else self._keyed(b"tenant" + encoded(tenant)).hex()
+        if self._sharing is None:
+            return tenant
+        return self._sharing.keyed(b"tenant" + encoded(tenant)).hex()
 
     def system(self, system: str | None) -> bytes | None:
         """Return what stands for a system text: the index keeps its roots for long."""
         if system is None:
             return None
         digest = text_digest(system)
-        return digest if self._keyed is None else self._keyed(b"system" + digest)
+        return digest if self._sharing is None else self._sharing.keyed(b"system" + digest)
 
     def context(self, weights: Mapping[BlockKey, int]) -> IndexedContext:
         """Return the weights of a context's blocks by their names."""
-        if self._keyed is None:
+        if self._sharing is None:
             return IndexedContext(weights, weights)
-        keyed = self._keyed
-        named = {BlockKey(keyed(key)): weight for key, weight in weights.items()}
-        return IndexedContext(weights, named)
+        names = cast(list[BlockKey], self._sharing.keyed_each(weights))
+        return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))

@@ -39,7 +39,7 @@ from ctxreuse.index.shown_blocks import (
 from ctxreuse.ordering.batch import BatchContext, arrange
 from ctxreuse.ordering.online import LONG_CONTEXT, LongContext
 from ctxreuse.ordering.paper import paper_order
-from ctxreuse.ordering.repeats import context_digest, ranks_of
+from ctxreuse.ordering.repeats import Ranks, context_digest, ranks_of
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.sharing import (
     Entry,
@@ -91,9 +91,9 @@ class _PreparedRequest(NamedTuple):
         """The weight of each block, in the retriever's order."""
         return self.context.own
 
-    def sent(self, order: Sequence[BlockKey]) -> Sequence[BlockKey]:
-        """Return the blocks of an order that are not left out."""
-        return [key for key in order if key not in self.shown] if self.shown else order
+    def order(self, ranks: Ranks) -> list[BlockKey]:
+        """Return the blocks of an order."""
+        return self.context.order(ranks)
 
 
 class _Recorded(NamedTuple):
@@ -131,15 +131,15 @@ class TenantPlanner:
         turn = self._opened(request, deduplicate)
         if _is_long(turn, strategy):
             long = self._look_up(turn, learns=True)
-            order = turn.context.unnamed(long.order())
+            ranks = turn.context.ranks(long.order())
             with self._tenants.holding(turn.tenant) as state:
                 state.online.learn_from(long)
-                recorded = self._record(turn, state, order, learns=True)
+                recorded = self._record(turn, state, ranks, learns=True)
         else:
             with self._tenants.holding(turn.tenant) as state:
-                order = self._order(turn, state, strategy)
-                recorded = self._record(turn, state, order, learns=strategy == "reuse")
-        return self._plan(turn, order, recorded)
+                ranks = self._order(turn, state, strategy)
+                recorded = self._record(turn, state, ranks, learns=strategy == "reuse")
+        return self._plan(turn, ranks, recorded)
 
     def preview(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
@@ -147,11 +147,11 @@ class TenantPlanner:
         """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
         turn = self._opened(request, deduplicate)
         if _is_long(turn, strategy):
-            order = turn.context.unnamed(self._look_up(turn, learns=False).order())
+            ranks = turn.context.ranks(self._look_up(turn, learns=False).order())
         else:
             with self._tenants.holding(turn.tenant) as state:
-                order = self._order(turn, state, strategy, preview=True)
-        return self._plan(turn, order, None)
+                ranks = self._order(turn, state, strategy, preview=True)
+        return self._plan(turn, ranks, None)
 
     def plan_batch(
         self,
@@ -181,9 +181,10 @@ class TenantPlanner:
         for position in execution:
             request = requests[position]
             turn = self._open_turn(request, names[request.tenant], tokens[position], deduplicate)
+            ranks = ranks_of(orders[position], turn.context.own)
             with self._tenants.holding(turn.tenant) as state:
-                recorded = self._record(turn, state, orders[position])
-            plans.append(self._plan(turn, orders[position], recorded))
+                recorded = self._record(turn, state, ranks)
+            plans.append(self._plan(turn, ranks, recorded))
         return BatchPlan(tuple(plans), tuple(execution))
 
     def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
@@ -294,14 +295,12 @@ class TenantPlanner:
             system = self._names.system(request.system)
             digest = context_digest(system, context.weights)
             with self._tenants.holding(tenant) as state:
-                order = self._sent_order(state, system, digest, context)
-                if order is not None and strategy == "reuse":
-                    cached = context.unnamed(order)
-                else:
+                cached = self._sent_order(state, system, digest, context) or ()
+                if strategy != "reuse" or not cached:
                     match = self._cached_path(state, system, context, budget)
-                    if match.weight >= ENGINE_BLOCK_TOKENS:
-                        cached = context.unnamed(match.path)
-        return BatchContext(request, context.own, tuple(cached))
+                    cached = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
+        order = context.order(context.ranks(cached))
+        return BatchContext(request, context.own, tuple(order))
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
         """Return what the messages before a turn show of the blocks that were sent there."""
@@ -358,24 +357,24 @@ class TenantPlanner:
         strategy: Strategy,
         *,
         preview: bool = False,
-    ) -> list[BlockKey]:
+    ) -> Ranks:
         """Return the order of an arriving turn; behind a history there is nothing to gain."""
         if strategy == "none" or turn.request.history:
-            return list(turn.weights)
+            return tuple(range(len(turn.weights)))
         tree, root = state.index.tree, state.index.root(turn.system)
         weights = turn.context.weights
         if strategy == "paper":
             papers = paper_order(weights, tree, root, self._settings.alpha)
             if papers.is_cut_short:
                 self._tenants.note_limit("paper_orders")
-            return turn.context.unnamed(papers.order)
+            return turn.context.ranks(papers.order)
         assert strategy == "reuse", f"there is no order for {strategy!r} here"
         order = self._sent_order(state, turn.system, turn.digest, turn.context)
         if order is None:
             order = state.online.order(weights, tree, root)
         if not preview:
             state.online.learn(weights, turn.system)
-        return turn.context.unnamed(order)
+        return turn.context.ranks(order)
 
     def _sent_order(
         self, state: TenantState, system: bytes | None, digest: bytes, context: IndexedContext
@@ -413,15 +412,18 @@ class TenantPlanner:
         self,
         turn: _PreparedRequest,
         state: TenantState,
-        order: Sequence[BlockKey],
+        ranks: Ranks,
         *,
         learns: bool = False,
     ) -> _Recorded:
         """Record that a turn sends its blocks in an order."""
         request, index, conversations = turn.request, state.index, state.conversations
         now = next(self._clock)
-        sent = turn.sent(order)
-        keys, weights = turn.context.named(sent), [turn.weights[key] for key in sent]
+        if turn.shown:  # the history shows the others
+            order = zip(ranks, turn.order(ranks), strict=True)
+            ranks = tuple([rank for rank, key in order if key not in turn.shown])
+        sent, keys = turn.order(ranks), turn.context.named(ranks)
+        weights = [turn.weights[key] for key in sent]
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{process_name()}{next(state.request_numbers)}"
@@ -431,7 +433,6 @@ class TenantPlanner:
         else:
             inserted = index.insert(turn.system, keys, weights, request_id, now)
             state.online.recent.add(keys)
-            ranks = ranks_of(keys, turn.context.weights)
             state.sent_orders.note(turn.digest, ranks)
             if self._sharing is not None:
                 uid = self._uid(turn.tenant, request_id)
@@ -460,13 +461,13 @@ class TenantPlanner:
         cached = sum(tokens[: inserted.blocks_before])
         return _Recorded(LoggedPrompt(prompt, state.log, now), cached)
 
-    def _plan(
-        self, turn: _PreparedRequest, order: list[BlockKey], recorded: _Recorded | None
-    ) -> Plan:
+    def _plan(self, turn: _PreparedRequest, ranks: Ranks, recorded: _Recorded | None) -> Plan:
         """Return the plan for an order; None is recorded of a preview."""
         request, shown, templates = turn.request, turn.shown, self._settings.templates
+        order = turn.order(ranks)
         labels_of_sent = templates.block_labels(turn.ordinals)
-        label_of = dict(zip(turn.sent(order), labels_of_sent, strict=True))
+        sent = [key for key in order if key not in shown] if shown else order
+        label_of = dict(zip(sent, labels_of_sent, strict=True))
         annotation = None
         if self._settings.annotate and not request.history and order != list(turn.weights):
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
@@ -517,13 +518,27 @@ class TenantPlanner:
             return
         context = entry.as_retrieved()
         digest = context_digest(entry.system, context)
+        if entry.is_learnt:
+            self._learn(name, context, entry)
         with self._tenants.holding(name) as state:
-            if entry.is_learnt:
-                state.online.learn(context, entry.system)
             now = next(self._clock)
             state.index.insert(entry.system, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
             state.sent_orders.note_others(digest, entry.ranks)
+
+    def _learn(self, tenant: str, context: Mapping[BlockKey, int], entry: SentEntry) -> None:
+        """Try on a context what the planner that has sent it has tried, in holds as short."""
+        if len(context) <= LONG_CONTEXT:
+            with self._tenants.holding(tenant) as state:
+                state.online.learn(context, entry.system)
+            return
+        with self._tenants.holding(tenant) as state:
+            tree, root = state.index.tree, state.index.root(entry.system)
+            order, system = list(entry.keys), entry.system
+            long = state.online.look_up(context, tree, root, system, learns=True, order=order)
+        long.order()
+        with self._tenants.holding(tenant) as state:
+            state.online.learn_from(long)
 
     def _known_name(self, tenant: str | None) -> str | None:
         return None if tenant is None else self._names.tenant(tenant)

@@ -23,6 +23,7 @@ from planning_helpers import assert_keeps_the_promises
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import ContextIndex
+from ctxreuse.ordering.online import LongContext
 from ctxreuse.planning.plan import Plan
 from ctxreuse.sharing import SharedLog, SharingStatistics, SQLiteLog
 from ctxreuse.sharing.exchange import LogRead
@@ -319,6 +320,30 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
     caught_up(planner)
     assert planner.sharing == SharingStatistics(told=4, lost=2)
     assert len(log.entries) == 4
+
+
+def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, is_ordering, go_on = Memory(), threading.Event(), threading.Event()
+    one, other = sharing(log)
+    one.plan(asked("ab"))
+    caught_up(one, other)
+    order_of = LongContext.order
+
+    def slowly(long: LongContext) -> Any:
+        if threading.current_thread().name == "ctxreuse-sharing":
+            is_ordering.set()
+            assert go_on.wait(WAIT_S)
+        return order_of(long)
+
+    monkeypatch.setattr(LongContext, "order", slowly)
+    one.plan(ContextRequest([f"text {number}" for number in range(100)]))
+    assert is_ordering.wait(WAIT_S)
+    assert order(other.plan(asked("cba"))) == "abc"
+    go_on.set()
+    caught_up(other)
+    assert other.sharing.taken_in == 2
 
 
 def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
