@@ -50,6 +50,16 @@ def estimate(
             "counts as its tokens, and questions and annotations as none."
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Worker processes that use one engine (uvicorn --workers 8): also measure what "
+            "they reach together, without a log of what they have sent and with a shared one. "
+            "Requests go to them in turn, conversations to one each; with a log each knows of a "
+            "request once as many others have come as there are workers.",
+        ),
+    ] = None,
     html: HtmlPath = None,
     results: Annotated[
         str | None, typer.Option(help="Write what a report shows, as JSON, too.")
@@ -60,12 +70,16 @@ def estimate(
 
     Conversations are replayed, each turn answered "OK.", with and without de-duplication; an
     unlimited cache and smaller ones.
+
+    `ctxreuse estimate recording --workers 8` also says what eight processes on one engine reach:
+    without a shared log they may compute more than as retrieved, with it about what one does.
     """
     measured = measure_savings(
         trace,
         corpus,
         capacities=capacity_tokens or (),
         tokenizer=tokenizer,
+        workers=workers,
         for_report=html is not None or results is not None,
         progress=progress,
     )

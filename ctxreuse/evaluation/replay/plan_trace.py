@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.errors import InputFileError, describe
@@ -16,6 +16,14 @@ from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 
 Step: TypeAlias = tuple[PlannedRequest, Plan]
+
+
+class OnlinePlanner(Protocol):
+    """What plans requests one by one: a `ReusePlanner`, or several that share an engine."""
+
+    def plan(self, request: ContextRequest, strategy: Strategy) -> Plan:
+        """Plan a request that has just arrived."""
+
 
 Replayed: TypeAlias = Generator[Step, str | None, None]
 """Yields each request's plan in execution order; is sent the request's answer."""
@@ -55,7 +63,7 @@ def plan_trace(
 def plan_under(
     policy: Policy,
     trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
+    planner: OnlinePlanner,
     *,
     conversations: bool = False,
     advance: Callable[[], object] = lambda: None,
@@ -82,7 +90,7 @@ def next_step(plans: Replayed, answer: str | None) -> Step | None:
 def replayed(
     policy: Policy,
     trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
+    planner: OnlinePlanner,
     *,
     conversations: bool = False,
 ) -> Replayed:
@@ -94,7 +102,7 @@ def replayed(
     Args:
         policy: How requests are planned.
         trace: The requests in arrival order.
-        planner: Plans them; a fresh one for a fresh cache.
+        planner: Plans them; a fresh one for a fresh cache. For a batch it is a `ReusePlanner`.
         conversations: Whether turns stand behind the history of their conversation.
 
     Raises:
@@ -108,7 +116,12 @@ def replayed(
                 "turns in the trace; give some of them another conversation_id"
             )
     is_batch = policy.mode == "offline" and policy.strategy != "none"
-    for traced, planned in (_offline if is_batch else _online)(policy, trace, planner, histories):
+    if is_batch:
+        assert isinstance(planner, ReusePlanner), "only one planner plans a batch"
+        plans = _offline(policy, trace, planner, histories)
+    else:
+        plans = _online(policy, trace, planner, histories)
+    for traced, planned in plans:
         plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
         after = histories.last.get(histories.key(traced))
         answer = yield PlannedRequest.of(plan, traced.turn, after), plan
@@ -186,7 +199,7 @@ _Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
 
 
 def _online(
-    policy: Policy, trace: Sequence[TraceRequest], planner: ReusePlanner, histories: _Histories
+    policy: Policy, trace: Sequence[TraceRequest], planner: OnlinePlanner, histories: _Histories
 ) -> _Planned:
     for traced in trace:
         if histories.key(traced) not in histories.ended:

@@ -1,16 +1,74 @@
-"""Several worker processes that use one engine: how their planners order a trace together."""
+"""Several worker processes that use one engine: what their planners reach together on a trace."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.evaluation.replay.estimate import deduplications
+from ctxreuse.evaluation.replay.plan_trace import plan_under
+from ctxreuse.evaluation.replay.policies import Policy
+from ctxreuse.evaluation.replay.run_result import Run, RunResult
+from ctxreuse.evaluation.replay.simulate import Replay
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.sharing import Entry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+
+
+def worker_policies(workers: int) -> tuple[Policy, Policy]:
+    """Return how a number of workers order: each on its own, and with a shared log."""
+    return (
+        Policy(f"{workers} workers, no log", "reuse", "online"),
+        Policy(f"{workers} workers, shared log", "reuse", "online"),
+    )
+
+
+def estimate_workers(
+    replay: Replay, capacities: Sequence[int | None], workers: int
+) -> Iterator[RunResult]:
+    """Yield what several workers reach, each on its own and then with a shared log.
+
+    Args:
+        replay: The trace.
+        capacities: Tokens that the cache holds; None is unlimited.
+        workers: How many there are, from 2.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range.
+    """
+    checked_kind("replay", replay, Replay, "a Replay")
+    checked_integer("workers", workers, 2)
+    sizes = checked_list("capacities", capacities, "a list of tokens, None for unlimited")
+    for shares, policy in enumerate(worker_policies(workers)):
+        for deduplicate in deduplications(replay.trace):
+            for capacity in sizes:
+                run = Run(policy, replay.trace, deduplicate, capacity)
+                yield _measured(replay, run, workers, shares=bool(shares))
+
+
+def _measured(replay: Replay, run: Run, workers: int, *, shares: bool) -> RunResult:
+    settings = PlannerSettings(
+        alpha=0.0,
+        count_tokens=estimate_tokens,
+        capacity_tokens=run.capacity_tokens,
+        templates=DEFAULT_TEMPLATES,
+        deduplicate=run.deduplicate,
+        annotate=True,
+        trim_overlaps=False,
+    )
+    planners = WorkerPlanners(settings, workers, shares=shares)
+    planned = plan_under(
+        run.policy, run.trace, planners, conversations=True, advance=replay.advance
+    )
+    usages = replay.served(planned, run.capacity_tokens)
+    return RunResult.of_run(run, run.reordered(), planned, usages, planners.planning_s)
 
 
 class WorkerPlanners:
@@ -24,9 +82,13 @@ class WorkerPlanners:
         settings: How each of them plans.
         workers: How many there are.
         shares: Whether they share a log.
+
+    Attributes:
+        planning_s: Planning time in seconds, without what threads of theirs do meanwhile.
     """
 
     def __init__(self, settings: PlannerSettings, workers: int, *, shares: bool) -> None:
+        self.planning_s = 0.0
         self._log: list[tuple[int, Entry]] = []
         self._planners = [
             TenantPlanner(settings, _Worker(number, self._log) if shares else None)
@@ -45,7 +107,9 @@ class WorkerPlanners:
             conversation = request.tenant, request.conversation_id
             number = self._of_conversation.setdefault(conversation, number)
         self._take_in(number)
+        started = time.perf_counter()
         plan = self._planners[number].plan(request, strategy)
+        self.planning_s += time.perf_counter() - started
         self._lengths.append(len(self._log))
         return plan
 

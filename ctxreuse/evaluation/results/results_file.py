@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import ctxreuse
-from ctxreuse.context.checks import check_function, checked_each, checked_kind, checked_list
+from ctxreuse.context.checks import (
+    check_function,
+    checked_each,
+    checked_integer,
+    checked_kind,
+    checked_list,
+)
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.evaluation.replay.estimate import (
@@ -34,6 +40,7 @@ from ctxreuse.evaluation.replay.simulate import (
     load_tokenizer,
     no_progress,
 )
+from ctxreuse.evaluation.replay.workers import estimate_workers, worker_policies
 from ctxreuse.evaluation.results import stored_results as read
 from ctxreuse.evaluation.traces.recording_folder import read_recording
 from ctxreuse.evaluation.traces.trace_files import Corpus
@@ -210,6 +217,7 @@ def measure_savings(
     *,
     capacities: Sequence[int] = (),
     tokenizer: str | Path | None = None,
+    workers: int | None = None,
     for_report: bool = False,
     progress: Progress = no_progress,
 ) -> Results:
@@ -220,6 +228,8 @@ def measure_savings(
         corpus: Its blocks; None is `corpus.jsonl` beside the trace.
         capacities: Tokens that the smaller caches hold; where empty, sizes that suit the trace.
         tokenizer: A `tokenizer.json`, to count whole prompts; None counts blocks by their tokens.
+        workers: Also measure this many worker processes that use one engine, each with a planner
+            of its own and with a shared log.
         for_report: Whether to measure what only a report shows, too: several numbers of blocks a
             request, and which requests lost most.
         progress: Is told how far it is.
@@ -231,22 +241,25 @@ def measure_savings(
     """
     check_function("progress", progress, "a function")
     smaller = checked_list("capacities", capacities, "a list of tokens")
+    number = None if workers is None else checked_integer("workers", workers, 2)
     blocks, requests = read_recording(trace, corpus)
     summary = TraceSummary.of(requests)
     encoder = None if tokenizer is None else load_tokenizer(str(tokenizer))
     sizes = [None, *smaller] if smaller else summary.cache_sizes()
     most = max((len(one.blocks) for one in requests), default=0)
     ks = [*(k for k in KS if k < most), *([most] if most else [])] if for_report else []
-    rounds = len(POLICIES) * (len(deduplications(requests)) * len(sizes) + len(ks))
+    policies = len(POLICIES) if number is None else len(POLICIES) + len(worker_policies(number))
+    rounds = policies * len(deduplications(requests)) * len(sizes) + len(POLICIES) * len(ks)
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance)
         runs = list(estimate(replay, sizes))
+        of_workers = [] if number is None else list(estimate_workers(replay, sizes, number))
         over_k = [run for _, run in estimate_over_k(replay, ks)]
     return Results.of(
         Path(trace).name,
         "blocks" if tokenizer is None else "tokens",
         summary,
-        [*runs, *over_k],
+        [*runs, *of_workers, *over_k],
         shown(runs).planned if for_report else (),
         blocks,
         bounds=reuse_bounds(requests, ks),

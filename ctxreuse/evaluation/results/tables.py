@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
-from ctxreuse.evaluation.replay.policies import POLICIES
+from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
@@ -29,6 +29,10 @@ POLICY_COLOURS = {
 }
 """A policy's colour in every chart."""
 
+_OURS = (OURS_ONLINE.name, OURS_BATCH.name)
+"""This package's policies for one planner; its others are of several workers."""
+
+_SHARE = "Workers share a log by ReusePlanner(shared_log=SQLiteLog(path))."
 _POLICY = "order of the blocks"
 _DEDUPLICATED = "without what a chat shows"
 _TIMES = "hit ratio; prefilled tokens, as many times as retrieved"
@@ -465,10 +469,17 @@ def _advice(runs: _Runs) -> Iterator[str]:
             f"({best.total.prefilled_tokens:,} instead of {before:,}); at "
             f"{COMMON_RATES.prefill_tokens_per_s:,.0f} tokens a second, {seconds:,.1f} s less."
         )
+    of_workers = [run for run in runs if run.strategy == "reuse" and run.policy not in _OURS]
+    for name in dict.fromkeys(run.policy for run in of_workers):
+        after = min(run.total.prefilled_tokens for run in of_workers if run.policy == name)
+        more = "more" if after > before else "fewer"
+        yield f"{name}: {abs(after - before) / before:.0%} {more} tokens to compute."
+    if of_workers:
+        yield _SHARE
 
 
 def best_of_ours(runs: _Runs) -> dict[str, RunResult]:
     """Return this package's runs that compute the fewest tokens: "online" and "offline"."""
     by_work = sorted(runs, key=lambda run: run.total.prefilled_tokens)
-    best = {run.mode: run for run in reversed(by_work) if run.strategy == "reuse"}
+    best = {run.mode: run for run in reversed(by_work) if run.policy in _OURS}
     return {mode: best[mode] for mode in ("online", "offline") if mode in best}
