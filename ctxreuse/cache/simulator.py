@@ -349,7 +349,7 @@ class BlockLevelCache:
         checked_kind("group", group, Hashable, "hashable, such as a string or a tuple of strings")
         self._requests += 1
         now = self._requests
-        inserted = self._index.insert(group, blocks, tokens, now, now)
+        inserted = self._index.insert(group, blocks, tokens, None, now)
         while self._index.tidy():
             pass  # nobody waits for it
         return CacheUsage(sum(tokens), sum(tokens[: inserted.blocks_before]))

@@ -186,7 +186,7 @@ class ContextIndex:
         system: Hashable,
         path: Sequence[BlockKey],
         weights: Sequence[int],
-        request_id: RequestId,
+        request_id: RequestId | None,
         now: int,
     ) -> Inserted:
         """Record that a block sequence was sent.
@@ -195,7 +195,7 @@ class ContextIndex:
             system: The system text that it was sent with.
             path: The blocks in the order in which they were sent.
             weights: Each block's weight.
-            request_id: For eviction by request.
+            request_id: For eviction by request; None where that is never asked for.
             now: A clock that never goes back.
         """
         tree, path = self.tree, tuple(path)
@@ -469,14 +469,15 @@ class ContextIndex:
             self._systems[root] = system
         return root
 
-    def _end_request(self, node: int, request_id: RequestId) -> None:
+    def _end_request(self, node: int, request_id: RequestId | None) -> None:
         requests = self._requests
-        earlier = requests.forget(request_id)
-        requests.add(request_id, node)
-        if earlier:
-            self._note_leaf(earlier)
-        if requests.number > _REQUESTS_A_NODE * self.max_nodes:
-            self.forget_oldest_request()
+        if request_id is not None:
+            earlier = requests.forget(request_id)
+            requests.add(request_id, node)
+            if earlier:
+                self._note_leaf(earlier)
+            if requests.number > _REQUESTS_A_NODE * self.max_nodes:
+                self.forget_oldest_request()
         self._note_leaf(node)
         self.tidy()
 

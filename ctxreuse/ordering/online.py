@@ -19,7 +19,7 @@ _TRIED_AT_LEAST = 32
 _TRIED_ALWAYS = 256
 _TRIED_LATER = 4
 _FORGETTING = 0.998
-_TRIAL_NODES = 2_000
+_TRIAL_NODES = 4_000
 _MORE_THAN_ALL = -1  # every bit set, as an integer of any width
 _STEPS = 1 << 17
 _STEPS_A_BLOCK = 32
@@ -218,7 +218,7 @@ class OnlineOrder:
     order is what later requests can share, and mostly more is shared if they follow by
     co-occurrence. Not always: where similar questions get the same first blocks, the retriever's
     order is as good and needs no annotation. So both are tried on the tenant's own requests, each
-    in a small index of its own. What a continuation would have found cached, less what its
+    in a small index. What a continuation would have found cached, less what its
     annotations would have cost, is its gain; the one that is ahead orders the next request. Behind
     a system text that nothing was sent with, the retriever's order stays: nothing is cached there,
     and texts that no other request begins with, such as a question, would make each request new.
@@ -234,8 +234,6 @@ class OnlineOrder:
         recent: The tenant's recent requests; the caller adds each that is sent.
         follows_cooccurrence: Whether co-occurrence, rather than the retriever, orders what stands
             behind a cached path.
-        node_count: How many index nodes the trials hold.
-        block_count: How many blocks these nodes hold together.
     """
 
     def __init__(
@@ -249,12 +247,18 @@ class OnlineOrder:
         self.forget_trials()
 
     def forget_trials(self) -> None:
-        """Empty the indexes in which continuations are tried; what they gained so far counts on."""
-        self._trials = {
-            True: ContextIndex(max_nodes=_TRIAL_NODES),
-            False: ContextIndex(max_nodes=_TRIAL_NODES),
-        }
-        self.node_count = self.block_count = 0
+        """Empty the index in which continuations are tried; what they gained so far counts on."""
+        self._trials = ContextIndex(max_nodes=_TRIAL_NODES)
+
+    @property
+    def node_count(self) -> int:
+        """How many index nodes the trials hold."""
+        return self._trials.node_count
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks these nodes hold together."""
+        return self._trials.block_count
 
     def order(self, context: Mapping[BlockKey, int], tree: NodeTree, root: int) -> list[BlockKey]:
         """Order a context.
@@ -276,9 +280,10 @@ class OnlineOrder:
         """Try both continuations on a request, before it counts as a recent one."""
         if not self._is_tried():
             return
+        trials = self._trials
         for by_cooccurrence, path in self._trial_paths(context, system).items():
-            trial = self._trials[True]
-            follows = by_cooccurrence and _leads_on(trial.tree, trial.root(system))
+            root = trials.root((by_cooccurrence, system))
+            follows = by_cooccurrence and _leads_on(trials.tree, root)
             follow = self.recent.continuation if follows else None
             order = _order_behind(path, context, follow, self._note_limit)
             self._gain(by_cooccurrence, path, order, context, system)
@@ -331,9 +336,10 @@ class OnlineOrder:
         return self._requests <= _TRIED_ALWAYS or not self._requests % _TRIED_LATER
 
     def _trial_paths(self, context: Mapping[BlockKey, int], system: Hashable) -> dict[bool, Match]:
+        trials = self._trials
         return {
-            by_cooccurrence: self._cached_path(context, trial.tree, trial.root(system))
-            for by_cooccurrence, trial in self._trials.items()
+            one: self._cached_path(context, trials.tree, trials.root((one, system)))
+            for one in (True, False)
         }
 
     def _gain(
@@ -349,13 +355,9 @@ class OnlineOrder:
         gain = path.weight if order == list(context) else path.weight - annotation
         self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
         weights = [context[key] for key in order]
-        trial = self._trials[by_cooccurrence]
-        trial.insert(system, order, weights, self._requests, self._requests)
+        self._trials.insert((by_cooccurrence, system), order, weights, None, self._requests)
 
     def _compare(self) -> None:
-        one, other = self._trials.values()
-        self.node_count = one.node_count + other.node_count
-        self.block_count = one.block_count + other.block_count
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 

@@ -35,12 +35,12 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "index_nodes": sum(
             sum(node.parent is not None for node in nodes_of(index))
             for state in states
-            for index in (state.index, *state.online._trials.values())
+            for index in (state.index, state.online._trials)
         ),
         "index_blocks": sum(
             len(node.run)
             for state in states
-            for index in (state.index, *state.online._trials.values())
+            for index in (state.index, state.online._trials)
             for node in nodes_of(index)
         ),
         "request_ids": sum(state.index._requests.number for state in states),
