@@ -9,6 +9,7 @@
     ├── ConversationError      conversation calls in an order that makes no sense
     ├── InputFileError         a trace, corpus or plan file that cannot be read as one
     ├── EngineError            a request that the engine did not answer
+    ├── SharedLogError         a shared log that cannot be read or written
     └── MissingExtraError      an optional dependency that is not installed
 
 Every message names the value at fault and the remedy. `describe` cuts a value after 60 characters,
@@ -78,6 +79,10 @@ class EngineError(CtxreuseError, RuntimeError):
         self.status = status
         self.attempts = attempts
         self.retry_after_s = retry_after_s
+
+
+class SharedLogError(CtxreuseError, RuntimeError):
+    """A shared log cannot be read or written; the store's own error is the cause."""
 
 
 class MissingExtraError(CtxreuseError, ImportError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ctxreuse.sharing.exchange import SharedLog, SharingStatistics
+from ctxreuse.sharing.exchange import LogRead, SharedLog, SharingStatistics
 
 if TYPE_CHECKING:
+    from ctxreuse.sharing.redis_log import RedisLog
     from ctxreuse.sharing.sqlite_log import SQLiteLog
 
-__all__ = ["SQLiteLog", "SharedLog", "SharingStatistics"]
+__all__ = ["LogRead", "RedisLog", "SQLiteLog", "SharedLog", "SharingStatistics"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from ctxreuse.sharing.sqlite_log import SQLiteLog
 
         return SQLiteLog
+    if name == "RedisLog":
+        from ctxreuse.sharing.redis_log import RedisLog
+
+        return RedisLog
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Entries of a shared log as bytes: keyed digests and numbers, never a text.
 
-An entry is a header (version, kind, writer, uid, tenant), what its kind holds, and a checksum, so
-that a damaged or a newer one is told from one of ours. All numbers are little-endian.
+An entry is a header (version, kind, writer, number, uid, tenant), what its kind holds, and a
+checksum, so that a damaged or a newer one is told from one of ours. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ctxreuse.planning.sharing import Entry, LostEntry, SentEntry
 
 VERSION = 1
 _SENT, _LOST = 1, 2
-_HEADER = struct.Struct("<BB8s16s16s")
+_HEADER = struct.Struct("<BB8sQ16s16s")
 _SENT_HEAD = struct.Struct("<??16sI")
 _BLOCKS = struct.Struct("<q")
 _CHECK = struct.Struct("<I")
@@ -33,30 +33,33 @@ class Written(NamedTuple):
 
     Attributes:
         writer: 8 bytes that name the planner that wrote it.
+        number: Its place among those of its writer: one that comes again is known by it.
         entry: The entry.
     """
 
     writer: bytes
+    number: int
     entry: Entry
 
 
-def encode(writer: bytes, entry: Entry) -> bytes:
-    """Return an entry as bytes: about 70, and 24 for each block that was sent.
+def encode(writer: bytes, number: int, entry: Entry) -> bytes:
+    """Return an entry as bytes: about 80, and 24 for each block that was sent.
 
     Args:
         writer: 8 bytes that name this planner.
+        number: Its place among those of the writer; higher than any before, below 2**64.
         entry: The entry.
     """
     is_sent = isinstance(entry, SentEntry)
     kind = _SENT if is_sent else _LOST
-    parts = [_HEADER.pack(VERSION, kind, writer, entry.uid, entry.tenant)]
+    parts = [_HEADER.pack(VERSION, kind, writer, number, entry.uid, entry.tenant)]
     if isinstance(entry, SentEntry):
-        number = len(entry.keys)
+        size = len(entry.keys)
         has_system = entry.system is not None
-        parts.append(_SENT_HEAD.pack(entry.is_learnt, has_system, entry.system or b"", number))
+        parts.append(_SENT_HEAD.pack(entry.is_learnt, has_system, entry.system or b"", size))
         parts += entry.keys
-        parts.append(struct.pack(f"<{number}I", *(min(one, 2**32 - 1) for one in entry.weights)))
-        parts.append(struct.pack(f"<{number}I", *entry.ranks))
+        parts.append(struct.pack(f"<{size}I", *(min(one, 2**32 - 1) for one in entry.weights)))
+        parts.append(struct.pack(f"<{size}I", *entry.ranks))
     else:
         parts.append(_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks))
     body = b"".join(parts)
@@ -77,7 +80,7 @@ def decode(written: bytes) -> Written:
 
 def _decode(written: bytes) -> Written:
     body, check = written[: -_CHECK.size], written[-_CHECK.size :]
-    version, kind, writer, uid, tenant = _HEADER.unpack_from(body)
+    version, kind, writer, number, uid, tenant = _HEADER.unpack_from(body)
     if version != VERSION:
         raise UnreadableEntryError(
             f"a log entry has version {version}; this process reads {VERSION}: use one version "
@@ -88,18 +91,18 @@ def _decode(written: bytes) -> Written:
     at = _HEADER.size
     if kind == _LOST:
         [blocks] = _BLOCKS.unpack(body[at:])
-        return Written(writer, LostEntry(uid, tenant, None if blocks < 0 else blocks))
+        return Written(writer, number, LostEntry(uid, tenant, None if blocks < 0 else blocks))
     if kind != _SENT:
         raise ValueError("kind")
-    is_learnt, has_system, system, number = _SENT_HEAD.unpack_from(body, at)
+    is_learnt, has_system, system, size = _SENT_HEAD.unpack_from(body, at)
     at += _SENT_HEAD.size
-    end = at + number * _DIGEST
-    if number > _MOST_BLOCKS or len(body) != end + 8 * number:
+    end = at + size * _DIGEST
+    if size > _MOST_BLOCKS or len(body) != end + 8 * size:
         raise ValueError("length")
     keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(at, end, _DIGEST)])
-    numbers = struct.unpack_from(f"<{2 * number}I", body, end)
-    weights, ranks = numbers[:number], numbers[number:]
-    if len(set(keys)) < number or sorted(ranks) != list(range(number)) or 0 in weights:
+    numbers = struct.unpack_from(f"<{2 * size}I", body, end)
+    weights, ranks = numbers[:size], numbers[size:]
+    if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in weights:
         raise ValueError("no permutation")
     root = system if has_system else None
-    return Written(writer, SentEntry(uid, tenant, root, keys, weights, ranks, is_learnt))
+    return Written(writer, number, SentEntry(uid, tenant, root, keys, weights, ranks, is_learnt))

@@ -22,6 +22,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from weakref import WeakMethod, WeakSet, ref
 
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
+from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.errors import CtxreuseError
 from ctxreuse.planning.sharing import Entry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
@@ -29,6 +31,7 @@ _log = logging.getLogger("ctxreuse")
 _MAX_UNTOLD = 100_000
 _AT_ONCE = 500
 _SHORTEST_POLL_S, _LONGEST_POLL_S, _SLOWER = 0.003, 0.02, 1.5
+_WRITERS = 10_000
 _LONGEST_PAUSE_S = 5.0
 _FLUSH_S = 1.0
 
@@ -39,10 +42,13 @@ class LogRead(NamedTuple):
     Attributes:
         position: Where to go on.
         entries: What stands between, oldest first.
+        has_gap: Whether entries that were not read may be gone: the log was cut, emptied or
+            replaced. Entries that were read before may then come again.
     """
 
     position: str
     entries: Sequence[bytes]
+    has_gap: bool = False
 
 
 @runtime_checkable
@@ -50,7 +56,8 @@ class SharedLog(Protocol):
     """A sequence of entries that several processes append to and read; two methods.
 
     Both are called by one thread of each planner. What they raise is counted, logged once, and
-    tried again.
+    tried again: entries of which only the answer was lost are then appended twice, and taken in
+    once.
 
     Attributes:
         secret: The key with which names become digests; the same in all processes.
@@ -86,6 +93,7 @@ class SharingStatistics:
         lost: Entries that were dropped because too many waited.
         unreadable: Entries that were damaged, or written by a newer version.
         faults: How often the log could not be read or written.
+        gaps: How often entries were gone before they were read.
     """
 
     told: int = 0
@@ -94,6 +102,14 @@ class SharingStatistics:
     lost: int = 0
     unreadable: int = 0
     faults: int = 0
+    gaps: int = 0
+
+
+class _Numbered(NamedTuple):
+    """An entry that a log was given before, and may hold; it keeps its number."""
+
+    number: int
+    entry: Entry
 
 
 class _Outbox:
@@ -117,11 +133,17 @@ class _Outbox:
         self.wake = threading.Event()
         self.told = self.lost = 0
         self._failures = 0
-        self._waiting: deque[Entry] = deque()
-        self._appending: list[Entry] = []
+        self._numbers = 0  # of entries that were given to the log
+        self._waiting: deque[Entry | _Numbered] = deque()
+        self._appending: list[_Numbered] = []
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._appending)
+
+    @property
+    def last_number(self) -> int:
+        """The number that the latest entry has, or will have."""
+        return self._numbers + sum(not isinstance(one, _Numbered) for one in self._waiting)
 
     def put(self, entry: Entry) -> None:
         """Have an entry appended."""
@@ -148,9 +170,9 @@ class _Outbox:
     def _append_some(self) -> None:
         with self._lock:
             number = min(len(self._waiting), _AT_ONCE)
-            self._appending = [self._waiting.popleft() for _ in range(number)]
+            self._appending = [self._numbered(self._waiting.popleft()) for _ in range(number)]
         try:
-            self._log.append([encode(self.writer, one) for one in self._appending])
+            self._log.append([encode(self.writer, *one) for one in self._appending])
             self.told += number
             self._appending = []
         except Exception:
@@ -162,6 +184,12 @@ class _Outbox:
                 self._appending = []
             self._drop_excess()
 
+    def _numbered(self, entry: Entry | _Numbered) -> _Numbered:
+        if isinstance(entry, _Numbered):
+            return entry
+        self._numbers += 1
+        return _Numbered(self._numbers, entry)
+
     def _drop_excess(self) -> None:
         with self._lock:
             while len(self._waiting) > _MAX_UNTOLD:
@@ -172,9 +200,9 @@ class _Outbox:
 class Exchange:
     """Tells others through a log, and takes in what they tell.
 
-    Its thread starts with the first entry, or with `catch_up`; in a process that is forked it
-    starts anew. What waits when the process ends is appended, if that takes no longer than a
-    second.
+    Its thread starts with the first entry, or with `catch_up`. A process that is forked has one of
+    its own, and goes on reading where its parent was: what that has told and taken in so far, it
+    knows. What waits when the process ends is appended, if that takes no longer than a second.
 
     Args:
         log: The log.
@@ -187,8 +215,14 @@ class Exchange:
         key = hashlib.blake2s(bytes(log.secret)[:64]).digest()
         self._keyed = hashlib.blake2s(key, digest_size=16)
         self._lock = ForkSafeLock()
+        self._position = ""
+        self._latest_of: LRUMap[bytes, int] = LRUMap(_WRITERS)  # numbers of entries, by writer
         self._start_anew()
-        renew_after_fork(self._start_anew)
+        renew_after_fork(self._leave_parent)
+
+    def _leave_parent(self) -> None:
+        self._latest_of.put(self._outbox.writer, self._outbox.last_number)
+        self._start_anew()
 
     def _start_anew(self) -> None:
         """Have no thread, and another name: a child writes for itself."""
@@ -196,8 +230,7 @@ class Exchange:
         self._thread: threading.Thread | None = None
         self._rounds = threading.Condition()
         self._begun = self._finished = 0  # of these
-        self._position = ""
-        self._taken_in = self._unreadable = self._faults = 0
+        self._taken_in = self._unreadable = self._faults = self._gaps = 0
 
     def statistics(self) -> SharingStatistics:
         """Return what has become of entries so far."""
@@ -208,6 +241,7 @@ class Exchange:
             lost=self._outbox.lost,
             unreadable=self._unreadable,
             faults=self._faults,
+            gaps=self._gaps,
         )
 
     def hand_over_to(self, take_in: Callable[[Entry], object]) -> None:
@@ -277,13 +311,15 @@ class Exchange:
         with self._rounds:
             self._begun += 1
             number = self._begun
+        is_all, is_appended = False, True
         try:
-            is_all = False
             while not is_all:
-                self._outbox.append()
+                is_appended = is_appended and self._append()
                 is_all = self._read()
         except Exception as error:
             self._note(error)
+            is_appended = False
+        if not is_appended:
             return min(2 * pause_s, _LONGEST_PAUSE_S)
         with self._rounds:
             self._finished = number
@@ -292,9 +328,20 @@ class Exchange:
             return _SHORTEST_POLL_S
         return min(_SLOWER * pause_s, _LONGEST_POLL_S)
 
+    def _append(self) -> bool:
+        """Append what waits; return whether the log takes it: a full one can be read still."""
+        try:
+            self._outbox.append()
+        except Exception as error:
+            self._note(error)
+            return False
+        return True
+
     def _read(self) -> bool:
         """Take in what is new, some hundreds at a time; return whether that was all."""
         read = self._log.read(self._position, _AT_ONCE)
+        if read.has_gap:
+            self._note_gap()
         for one in read.entries:
             self._take(one)
         self._position = read.position
@@ -302,20 +349,25 @@ class Exchange:
 
     def _take(self, one: bytes) -> None:
         try:
-            writer, entry = decode(one)
+            writer, number, entry = decode(one)
         except UnreadableEntryError as error:
             self._unreadable += 1
-            _log_unreadable(str(error))
+            if self._unreadable == 1:
+                _log.warning("%s; it is left out. Further ones are only counted.", error)
             return
         take_in = self._take_in()
-        if writer != self._outbox.writer and take_in is not None:
-            try:
-                take_in(entry)
-            except Exception as error:  # one that fails would else be read again, with those before
-                self._note(error)
-            else:
-                self._taken_in += 1
-            time.sleep(0)  # let a thread that plans go on
+        if writer == self._outbox.writer or take_in is None:
+            return
+        if number <= (self._latest_of.get(writer) or 0):
+            return  # appended twice, or read again behind a gap
+        self._latest_of.put(writer, number)
+        try:
+            take_in(entry)
+        except Exception as error:  # one that fails would else be read again, with those before
+            self._note(error)
+        else:
+            self._taken_in += 1
+        time.sleep(0)  # let a thread that plans go on
 
     def _note(self, error: Exception) -> None:
         self._faults += 1
@@ -323,7 +375,16 @@ class Exchange:
             _log.warning(
                 "the shared log failed with %s; this process goes on alone, and catches up when "
                 "the log is back. Further faults are only counted.",
-                type(error).__name__,
+                _shown(error),
+            )
+
+    def _note_gap(self) -> None:
+        self._gaps += 1
+        if self._gaps == 1:
+            _log.warning(
+                "the shared log no longer holds what this process has read last: it was cut, "
+                "emptied or replaced. Planning goes on with what it holds now; if it was cut, let "
+                "it keep more entries. Further gaps are only counted."
             )
 
 
@@ -340,7 +401,7 @@ def _run(exchange: ref[Exchange], outbox: _Outbox) -> None:
     except Exception as error:
         _log.warning(
             "the shared log failed with %s; the last %d entries of a planner that is gone are lost",
-            type(error).__name__,
+            _shown(error),
             len(outbox),
         )
 
@@ -365,6 +426,6 @@ def _flush_all() -> None:
             outbox.flush(until)
 
 
-@lru_cache(1)
-def _log_unreadable(words: str) -> None:
-    _log.warning("%s; it is left out. Further ones are only counted.", words)
+def _shown(error: Exception) -> str:
+    """Return what a log may show of an error: those that are not ours may hold anything."""
+    return str(error) if isinstance(error, CtxreuseError) else type(error).__name__

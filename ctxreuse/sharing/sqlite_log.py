@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
 from ctxreuse.context.fork_safety import renew_after_fork
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
 from ctxreuse.sharing.exchange import LogRead
 
 _BUSY_S = 5.0
@@ -21,7 +23,19 @@ _APPENDS_A_CHECK = 64
 _DELETED_AT_ONCE = 2_000
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY AUTOINCREMENT, entry BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS log (name TEXT NOT NULL);
+INSERT INTO log SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM log);
 """
+_POSITION = re.compile(r"(\d{1,18})-([0-9A-F]{16})", re.ASCII)
+
+_REMEDIES = {
+    "SQLITE_BUSY": "another program locks it",
+    "SQLITE_CORRUPT": "stop all processes that use it, and delete it and its -wal and -shm files",
+    "SQLITE_FULL": "make room on its disk",
+    "SQLITE_NOTADB": "delete it, or name another file",
+    "SQLITE_READONLY": "let this user write it and its folder",
+    "SQLITE_CANTOPEN": "name a file in a folder that exists and may be written",
+}
 
 
 class SQLiteLog:
@@ -69,18 +83,19 @@ class SQLiteLog:
 
         Raises:
             InvalidRequestError: wrong type.
-            sqlite3.Error: the file cannot be written.
+            SharedLogError: the file cannot be written.
         """
         for one in checked_list("entries", entries, "a list of bytes"):
             checked_kind("an entry", one, bytes, "bytes")
-        connection = self._connection()
-        with connection:
-            connection.executemany(
-                "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in entries]
-            )
-        self._appends += 1
-        if self._appends % _APPENDS_A_CHECK == 0:
-            self._drop_oldest(connection)
+        with self._errors("written"):
+            connection = self._connection()
+            with connection:
+                connection.executemany(
+                    "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in entries]
+                )
+            self._appends += 1
+            if self._appends % _APPENDS_A_CHECK == 0:
+                self._drop_oldest(connection)
 
     def read(self, position: str, most: int) -> LogRead:
         """Return what stands behind a position; see `SharedLog.read`.
@@ -91,21 +106,27 @@ class SQLiteLog:
 
         Raises:
             InvalidRequestError: wrong type, or no position.
-            sqlite3.Error: the file cannot be read.
+            SharedLogError: the file cannot be read.
         """
         checked_kind("position", position, str, "a string that an earlier read returned, or ''")
         checked_integer("most", most, 1)
-        if position and not (position.isascii() and position.isdigit() and len(position) < 19):
+        parts = _POSITION.fullmatch(position)
+        if position and parts is None:
             raise InvalidRequestError(
                 f"position is {describe(position)}; pass what an earlier read returned, or ''"
             )
-        after = int(position or 0)
-        rows = self._connection().execute(
-            "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
-            (after, min(most, 2**62)),
-        )
-        found = rows.fetchall()
-        return LogRead(str(found[-1][0] if found else after), [entry for _, entry in found])
+        with self._errors("read"):
+            connection = self._connection()
+            name: str = self._of_thread.name
+            after, of = (int(parts[1]), parts[2]) if parts else (0, name)
+            # another file of this name, or an earlier state of it
+            is_other = after > 0 and (of != name or after > _latest(connection))
+            after = 0 if is_other else after
+            found = _rows(connection, after, most)
+        has_gap = is_other or bool(after and found and found[0][0] > after + 1)
+        # SQLite keeps what others wrote there, whatever its type
+        entries = [one if isinstance(one, bytes) else b"" for _, one in found]
+        return LogRead(f"{found[-1][0] if found else after}-{name}", entries, has_gap)
 
     def _drop_oldest(self, connection: sqlite3.Connection) -> None:
         [first, last] = connection.execute(
@@ -119,7 +140,11 @@ class SQLiteLog:
                 )
 
     def _connection(self) -> sqlite3.Connection:
+        """Return this thread's connection to the file that now has the name."""
         connection: sqlite3.Connection | None = getattr(self._of_thread, "connection", None)
+        if connection is not None and self._of_thread.file != _identity(self._path):
+            connection.close()
+            connection = None
         if connection is None:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -127,8 +152,47 @@ class SQLiteLog:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_SCHEMA)
+            [self._of_thread.name] = connection.execute("SELECT name FROM log").fetchone()
             self._of_thread.connection = connection
+            self._of_thread.file = _identity(self._path)
         return connection
+
+    @contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        """Name the file in errors of SQLite, and what to do.
+
+        Args:
+            done: What is done in this context: "read" or "written".
+        """
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            code: str = getattr(error, "sqlite_errorname", "")
+            remedies = (remedy for kind, remedy in _REMEDIES.items() if code.startswith(kind))
+            advice = next((f"; {remedy}" for remedy in remedies), "")
+            raise SharedLogError(f"{self._path} cannot be {done}: {error}{advice}") from error
+
+
+def _rows(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[int, bytes]]:
+    return connection.execute(
+        "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
+        (after, min(most, 2**62)),
+    ).fetchall()
+
+
+def _latest(connection: sqlite3.Connection) -> int:
+    """Return the number of the entry that was appended last, gone or not; 0 without one."""
+    latest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+    return latest[0] if latest else 0
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one of its name; None without one."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _secret(path: Path) -> bytes:

@@ -38,6 +38,7 @@ def test_every_error_has_the_common_base_and_the_builtin_that_fits():
         "ConversationError": ["CtxreuseError", "RuntimeError"],
         "InputFileError": ["CtxreuseError", "ValueError"],
         "EngineError": ["CtxreuseError", "RuntimeError"],
+        "SharedLogError": ["CtxreuseError", "RuntimeError"],
         "MissingExtraError": ["CtxreuseError", "ImportError"],
     }
 

@@ -36,9 +36,9 @@ def sent(draw: st.DrawFn) -> SentEntry:
 lost = st.builds(LostEntry, digests, digests, st.none() | st.integers(0, 2**40))
 
 
-@given(sent() | lost)
-def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
-    assert decode(encode(WRITER, entry)) == (WRITER, entry)
+@given(sent() | lost, st.integers(0, 2**64 - 1))
+def test_an_entry_comes_back_as_it_was(entry: Entry, number: int) -> None:
+    assert decode(encode(WRITER, number, entry)) == (WRITER, number, entry)
 
 
 @given(sent())
@@ -56,7 +56,7 @@ def test_garbage_is_no_entry(garbage: bytes) -> None:
 
 @given(sent() | lost, st.data())
 def test_a_damaged_entry_is_none(entry: Entry, data: st.DataObject) -> None:
-    written = bytearray(encode(WRITER, entry))
+    written = bytearray(encode(WRITER, 1, entry))
     at = data.draw(st.integers(1, len(written) - 1))  # the first byte is the version
     written[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(UnreadableEntryError, match="damaged"):
@@ -64,7 +64,7 @@ def test_a_damaged_entry_is_none(entry: Entry, data: st.DataObject) -> None:
 
 
 def test_a_newer_version_says_what_to_do() -> None:
-    body = b"\x02" + encode(WRITER, LostEntry(bytes(16), bytes(16), None))[1:-4]
+    body = b"\x02" + encode(WRITER, 1, LostEntry(bytes(16), bytes(16), None))[1:-4]
     with pytest.raises(UnreadableEntryError, match=r"version 2.*one version of ctxreuse"):
         decode(body + struct.pack("<I", zlib.crc32(body)))
 
@@ -79,4 +79,4 @@ def test_a_newer_version_says_what_to_do() -> None:
 )
 def test_what_no_planner_sends_is_no_entry(entry: SentEntry) -> None:
     with pytest.raises(UnreadableEntryError):
-        decode(encode(WRITER, entry))
+        decode(encode(WRITER, 1, entry))

@@ -8,8 +8,7 @@ import pickle
 import sqlite3
 import stat
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,67 +18,18 @@ from forked import in_children
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises
+from shared_logs import WAIT_S, MemoryLog, asked, caught_up, order, sharing, until
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.ordering.online import LongContext
-from ctxreuse.planning.plan import Plan
-from ctxreuse.sharing import SharedLog, SharingStatistics, SQLiteLog
-from ctxreuse.sharing.exchange import LogRead
-
-WAIT_S = 20
-
-
-def asked(letters: str, **fields: Any) -> ContextRequest:
-    """Return a request for blocks of about 50 tokens."""
-    return ContextRequest([f"{letter} says: {letter * 200}" for letter in letters], **fields)
-
-
-def order(plan: Plan) -> str:
-    return "".join(block.text[0] for block in plan.blocks)
-
-
-def sharing(log: SharedLog, number: int = 2, **settings: Any) -> list[ReusePlanner]:
-    return [ReusePlanner(shared_log=log, **settings) for _ in range(number)]
-
-
-def caught_up(*planners: ReusePlanner) -> None:
-    for _ in range(2):  # one may tell while another one reads
-        assert all(planner.catch_up(WAIT_S) for planner in planners)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from ctxreuse.sharing import SharingStatistics, SQLiteLog
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> SQLiteLog:
     return SQLiteLog(tmp_path / "sent.sqlite")
-
-
-class Memory:
-    """A log in memory, which can be made to fail."""
-
-    def __init__(self) -> None:
-        self.entries: list[bytes] = []
-        self.error: Exception | None = None
-        self.secret = b"a secret"
-
-    def append(self, entries: Sequence[bytes]) -> None:
-        if self.error is not None:
-            raise self.error
-        self.entries += entries
-
-    def read(self, position: str, most: int) -> LogRead:
-        if self.error is not None:
-            raise self.error
-        start = int(position or 0)
-        found = self.entries[start : start + most]
-        return LogRead(str(start + len(found)), found)
 
 
 def test_a_planner_orders_by_what_another_one_has_sent(log: SQLiteLog) -> None:
@@ -119,7 +69,7 @@ def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(first: int) -> None:
-    log = Memory()
+    log = MemoryLog()
     planners = one, other = sharing(log)
     one.plan(asked("bax"), "none")  # what each of them alone has in its cache
     other.plan(asked("cab"), "none")
@@ -216,7 +166,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_used_costs_no_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    log: Any = Memory()
+    log: Any = MemoryLog()
     if kind == "fails":
         log.error = OSError("the disk is full")
     else:
@@ -238,7 +188,7 @@ def test_a_log_that_cannot_be_used_costs_no_plan(
 
 
 def test_a_log_that_comes_back_is_caught_up_with() -> None:
-    log = Memory()
+    log = MemoryLog()
     one, other = sharing(log)
     log.error = TimeoutError()
     one.plan(asked("abc"))
@@ -252,7 +202,7 @@ def test_a_log_that_comes_back_is_caught_up_with() -> None:
 def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = Memory()
+    log = MemoryLog()
     one, other = sharing(log)
     for letters in ("abc", "xyz", "def"):
         one.plan(asked(letters))
@@ -272,7 +222,7 @@ def test_an_entry_that_cannot_be_taken_in_stops_none_behind_it(
 
 
 def test_damaged_and_newer_entries_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    log = Memory()
+    log = MemoryLog()
     one, other = sharing(log)
     one.plan(asked("abc"))
     caught_up(one)
@@ -287,7 +237,7 @@ def test_too_much_to_tell_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch
     from ctxreuse.sharing import exchange
 
     monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
-    log = Memory()
+    log = MemoryLog()
     log.error = OSError()
     planner = ReusePlanner(shared_log=log)
     for letters in "abcdefg":
@@ -302,7 +252,7 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
     from ctxreuse.sharing import exchange
 
     monkeypatch.setattr(exchange, "_MAX_UNTOLD", 3)
-    log, is_appending, go_on = Memory(), threading.Event(), threading.Event()
+    log, is_appending, go_on = MemoryLog(), threading.Event(), threading.Event()
     append = log.append
 
     def slowly(entries: Sequence[bytes]) -> None:
@@ -325,7 +275,7 @@ def test_what_is_dropped_while_a_log_is_slow_is_the_oldest_that_waits(
 def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log, is_ordering, go_on = Memory(), threading.Event(), threading.Event()
+    log, is_ordering, go_on = MemoryLog(), threading.Event(), threading.Event()
     one, other = sharing(log)
     one.plan(asked("ab"))
     caught_up(one, other)
@@ -347,7 +297,7 @@ def test_planning_does_not_wait_while_another_planners_long_context_is_learnt_of
 
 
 def test_planning_does_not_wait_for_a_log_that_is_slow() -> None:
-    log, go_on = Memory(), threading.Event()
+    log, go_on = MemoryLog(), threading.Event()
     append = log.append
 
     def slowly(entries: Sequence[bytes]) -> None:
@@ -402,7 +352,7 @@ def test_processes_that_are_spawned_share_a_file(tmp_path: Path) -> None:
 
 
 def test_the_thread_ends_with_the_planner() -> None:
-    log = Memory()
+    log = MemoryLog()
     planners = sharing(log, 3)
     for planner in planners:
         planner.plan(asked("abc"))
@@ -434,7 +384,7 @@ def test_what_is_no_log_is_refused(log: Any) -> None:
     with pytest.raises(InvalidRequestError, match="shared_log"):
         ReusePlanner(shared_log=log)
     with pytest.raises(InvalidRequestError, match="shadow"):
-        ReusePlanner(shared_log=Memory(), mode="shadow")
+        ReusePlanner(shared_log=MemoryLog(), mode="shadow")
     with pytest.raises(InvalidRequestError, match="path"):
         SQLiteLog(3)  # type: ignore[arg-type]
 
@@ -468,7 +418,7 @@ def test_a_file_that_another_program_locks_is_waited_for(log: SQLiteLog, tmp_pat
     )
 )
 def test_whoever_plans_nothing_is_lost_or_doubled(asked_of: list[tuple[int, str, str]]) -> None:
-    log = Memory()
+    log = MemoryLog()
     planners = sharing(log, 3)
     for number, letters, tenant in asked_of:
         assert_keeps_the_promises(planners[number].plan(asked(letters, tenant=tenant)))

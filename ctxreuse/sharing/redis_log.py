@@ -1,0 +1,285 @@
+"""A shared log in a stream of Redis or Valkey, for the processes of several machines."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_number
+from ctxreuse.context.copies import made_with
+from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
+from ctxreuse.errors import (
+    InvalidRequestError,
+    MissingExtraError,
+    SharedLogError,
+    describe,
+    shown_url,
+)
+from ctxreuse.sharing.exchange import LogRead
+
+_log = logging.getLogger("ctxreuse")
+_SCHEMES = ("redis", "rediss", "unix")
+_URL_OPTIONS = ("db", "protocol", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_LEAST_SECRET = 16
+_SECRET_BYTES = 32
+_MARK = b"ctxreuse-"
+_POSITION = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
+
+_REMEDIES = {
+    "AuthenticationError": "the user or password is wrong; mend the URL",
+    "AuthorizationError": "the user may not connect; mend the server's ACL",
+    "NoPermissionError": "the user may not do this; allow XADD, XRANGE and MULTI on the stream",
+    "OutOfMemoryError": "the server is out of memory; give it more, or lower max_entries",
+    "ReadOnlyError": "the server is a read-only replica; name the primary",
+    "BusyLoadingError": "the server is loading its data",
+    "MovedError": "the server is one node of a cluster, and the stream is on another one",
+    "ClusterDownError": "the cluster is down",
+    "MasterDownError": "the replica has lost its primary",
+    "TimeoutError": "there was no answer in time",
+    "MaxConnectionsError": "the server takes no more connections",
+    "ConnectionError": "there is no connection",
+}
+"""What an error of the client means and what to do, by the names of its class and base classes."""
+
+_REMEDIES_OF_CODES = {
+    "WRONGTYPE": "the key holds something that is no stream; name another one with stream=",
+    "MISCONF": "the server cannot save to its disk, and takes no writes; mend that",
+    "NOREPLICAS": "the server has too few replicas to take writes",
+    "MAXMEMORY": "the server is out of memory; give it more, or lower max_entries",
+}
+
+
+class RedisLog:
+    """A log in a stream of a Redis or Valkey server, from version 5, for any number of machines.
+
+    Nothing is asked of the server before the first entry is told or read. The log holds keyed
+    digests; whoever can read it and has `secret` can tell whether a text that he guesses was sent.
+    That is why the secret is not kept on the server: backups, replicas and other users of it would
+    have both. It could not be known, either, while the server is away.
+
+    Give the server a `maxmemory-policy` that evicts no keys without a time to live ("noeviction" or
+    "volatile-..."): the stream is one key.
+
+    Args:
+        url: "redis://host:6379/0", "rediss://..." for TLS, which checks certificate and host name,
+            or "unix:///path". It may hold user and password, and as options (`?db=1`) `db`,
+            `protocol`, `ssl_ca_certs`, `ssl_ca_path`, `ssl_certfile`, `ssl_keyfile`.
+        secret: The key with which names become digests, the same in all processes: at least 16
+            bytes, as `secrets.token_hex(32)` makes them.
+        stream: The name of the stream.
+        max_entries: How many entries are kept, the latest ones, each about 300 bytes; at times some
+            hundreds more.
+        timeout_s: Seconds after which a server that does not answer counts as away.
+
+    Attributes:
+        secret: The key, derived from what was given.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range; the message shows no password.
+        MissingExtraError: `redis` is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str | bytes,
+        stream: str = "ctxreuse",
+        max_entries: int = 200_000,
+        timeout_s: float = 5.0,
+    ) -> None:
+        try:
+            import redis
+        except ImportError as error:
+            raise MissingExtraError("RedisLog", "redis") from error
+        self._redis = redis
+        self._url = _checked_url(url)
+        self._given_secret = _checked_secret(secret)
+        self.secret = hashlib.blake2b(
+            self._given_secret, digest_size=_SECRET_BYTES, person=b"ctxreuse log"
+        ).digest()
+        self._stream = checked_kind("stream", stream, str, "a string")
+        self._max_entries = checked_integer("max_entries", max_entries, 1)
+        self._timeout_s = checked_number("timeout_s", timeout_s, 0.001)
+        # tells entries that were written with another secret, which would say nothing here
+        fingerprint = hashlib.blake2b(b"fingerprint", digest_size=8, key=self.secret)
+        self._field = _MARK + fingerprint.hexdigest().encode()
+        self._has_warned = False
+        self._client: Any = None
+        renew_after_fork(self._leave_parent)
+
+    def __repr__(self) -> str:
+        return f"RedisLog({shown_url(self._url)!r}, stream={self._stream!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_with(
+            RedisLog,
+            self._url,
+            secret=self._given_secret,
+            stream=self._stream,
+            max_entries=self._max_entries,
+            timeout_s=self._timeout_s,
+        )
+
+    def _leave_parent(self) -> None:
+        leave_to_parent(self._client)
+        self._client = None
+
+    def append(self, entries: Sequence[bytes]) -> None:
+        """Append entries, in order, all or none.
+
+        Args:
+            entries: The entries.
+
+        Raises:
+            InvalidRequestError: wrong type.
+            SharedLogError: the server cannot be reached, or refuses.
+        """
+        listed = checked_list("entries", entries, "a list of bytes")
+        for one in listed:
+            checked_kind("an entry", one, bytes, "bytes")
+        with self._errors("written"), self._connected().pipeline(transaction=True) as steps:
+            for one in listed:
+                steps.xadd(self._stream, {self._field: one}, maxlen=self._max_entries)
+            steps.execute()
+
+    def read(self, position: str, most: int) -> LogRead:
+        """Return what stands behind a position; see `SharedLog.read`.
+
+        Args:
+            position: What an earlier read returned; "" is the beginning.
+            most: How many entries at most, from 1.
+
+        Raises:
+            InvalidRequestError: wrong type, or no position.
+            SharedLogError: the server cannot be reached, or refuses.
+        """
+        checked_kind("position", position, str, "a string that an earlier read returned, or ''")
+        checked_integer("most", most, 1)
+        if position and not _POSITION.fullmatch(position):
+            raise InvalidRequestError(
+                f"position is {describe(position)}; pass what an earlier read returned, or ''"
+            )
+        most = min(most, 2**31)
+        found = self._range(position or "-", most + 1)
+        if position and found and found[0][0].decode() == position:
+            del found[0]
+        elif position:  # the entry that was read last is gone
+            # without a later one the stream is an earlier state of itself, or another one
+            return self._as_read("", found[:most] or self._range("-", most), has_gap=True)
+        return self._as_read(position, found[:most])
+
+    def _range(self, start: str, most: int) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+        with self._errors("read"):
+            found: list[Any] = self._connected().xrange(self._stream, min=start, count=most)
+            return found
+
+    def _as_read(
+        self,
+        position: str,
+        found: Sequence[tuple[bytes, Mapping[bytes, bytes]]],
+        *,
+        has_gap: bool = False,
+    ) -> LogRead:
+        if found:
+            position = found[-1][0].decode()
+        return LogRead(position, [self._entry(fields) for _, fields in found], has_gap)
+
+    def _entry(self, fields: Mapping[bytes, bytes]) -> bytes:
+        """Return the entry in what the stream holds; b"", which is none, in what others wrote."""
+        entry = fields.get(self._field)
+        if entry is None and not self._has_warned:
+            self._has_warned = any(name.startswith(_MARK) for name in fields)
+            if self._has_warned:
+                _log.warning(
+                    "the stream of %r holds entries that were written with another secret; they "
+                    "are left out. Give all processes that share it the same secret, or each "
+                    "group a stream of its own.",
+                    self,
+                )
+        return b"" if entry is None else entry
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+
+            again = Retry(NoBackoff(), 1, supported_errors=(self._redis.ConnectionError,))
+            secure = {"ssl_check_hostname": True} if self._url.startswith("rediss:") else {}
+            self._client = self._redis.Redis.from_url(
+                self._url,
+                socket_timeout=self._timeout_s,
+                socket_connect_timeout=self._timeout_s,
+                retry=again,  # a connection that was idle for long may be closed
+                **secure,
+            )
+        return self._client
+
+    @contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        """Say what an error of the client means, without what it may show of entries.
+
+        Args:
+            done: What is done in this context: "read" or "written".
+        """
+        try:
+            yield
+        except self._redis.RedisError as error:
+            raise SharedLogError(f"{self!r} cannot be {done}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)[-1_000:]
+    for code, remedy in _REMEDIES_OF_CODES.items():
+        if code in text:
+            return remedy
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return next((_REMEDIES[name] for name in names if name in _REMEDIES), f"{names[0]}")
+
+
+def _checked_url(url: Any) -> str:
+    """Return the URL of a server.
+
+    Raises:
+        InvalidRequestError: it is none, or has options that are not taken.
+    """
+    if not isinstance(url, str):
+        raise InvalidRequestError(
+            f"url must be a string such as 'redis://host:6379/0', not a {type(url).__name__}"
+        )
+    try:
+        parts = urlsplit(url)
+        options = parse_qs(parts.query, keep_blank_values=True)
+        is_one = parts.scheme in _SCHEMES and parts.port != 0
+        numbers = [*options.get("db", ()), *options.get("protocol", ())]
+        is_one = is_one and all(one.isascii() and one.isdigit() for one in numbers)
+    except ValueError:
+        is_one = False
+    if not is_one or not url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
+        raise InvalidRequestError(
+            f"url is {shown_url(url)!r}; give one such as 'redis://host:6379/0', "
+            "'rediss://user:password@host:6379/0' or 'unix:///path?db=0'"
+        )
+    unknown = sorted(set(options) - set(_URL_OPTIONS))
+    if unknown:
+        raise InvalidRequestError(
+            f"url has the option {describe(unknown[0])}; leave it out, because these are taken: "
+            f"{', '.join(_URL_OPTIONS)}"
+        )
+    return url
+
+
+def _checked_secret(secret: Any) -> bytes:
+    if isinstance(secret, str):
+        secret = secret.encode("utf-8", "surrogatepass")
+    if not isinstance(secret, bytes) or len(secret) < _LEAST_SECRET:
+        raise InvalidRequestError(
+            f"secret must be a string or bytes, at least {_LEAST_SECRET} of them, and the same in "
+            "all processes; what was given is not shown. Make one with secrets.token_hex(32)"
+        )
+    return secret

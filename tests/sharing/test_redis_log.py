@@ -1,0 +1,281 @@
+"""A log in a real Redis server: whatever becomes of the server, planners go on and catch up."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from planning_helpers import assert_keeps_the_promises
+from redis_servers import PASSWORD, RedisServer, certificate, free_port, redis_server
+from shared_logs import asked, caught_up, order, sharing, until
+
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, SharedLogError
+from ctxreuse.sharing import RedisLog
+
+SECRET = "a secret of at least 16 bytes"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as one:
+        yield one
+
+
+def log_at(url: str, **options: Any) -> RedisLog:
+    return RedisLog(url, **{"secret": SECRET, "timeout_s": 2.0, **options})
+
+
+def said(caplog: pytest.LogCaptureFixture) -> str:
+    """Return the only line that was logged."""
+    [one] = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
+    return one
+
+
+def assert_goes_on_alone(planner: ReusePlanner) -> None:
+    for letters in ("abc", "cab", "bca"):
+        plan = planner.plan(asked(letters))
+        assert_keeps_the_promises(plan)
+        assert order(plan) == "abc"
+
+
+def test_a_server_that_is_away_at_the_start_is_caught_up_with(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.stop()
+    one, other = sharing(log_at(server.url))
+    assert_goes_on_alone(one)
+    until(lambda: one.sharing.faults > 1 and other.sharing.faults == 0)
+    assert one.sharing.untold == 3
+    assert "there is no connection" in said(caplog)
+    server.start()
+    caught_up(one, other)
+    assert order(other.plan(asked("bac"))) == "abc"
+    assert (one.sharing.lost, one.sharing.untold) == (0, 0)
+
+
+def test_a_server_that_restarts_empty_is_told_what_comes_from_then_on(server: RedisServer) -> None:
+    one, other = sharing(log_at(server.url))
+    one.plan(asked("abc"))
+    caught_up(one, other)
+    server.stop()
+    one.plan(asked("xyz"))
+    until(lambda: one.sharing.faults > 0)
+    server.start()
+    caught_up(one, other)
+    assert order(other.plan(asked("zyx"))) == "xyz"
+    assert order(other.plan(asked("cba"))) == "abc", "it is known still"
+    assert other.sharing.gaps == 1
+    assert other.sharing.taken_in == 2
+
+
+@pytest.mark.parametrize("how", ["FLUSHALL", "XTRIM", "an earlier clock"])
+def test_a_stream_that_loses_what_was_read_is_read_on(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    client = redis.Redis.from_url(server.url)
+    one, other = sharing(log_at(server.url))
+    one.plan(asked("abc"))
+    caught_up(one, other)
+    if how == "XTRIM":
+        one.plan(asked("def"))
+        caught_up(one)
+        client.xtrim("ctxreuse", 0, approximate=False)
+    else:
+        client.flushall()
+    if how == "an earlier clock":  # of the machine that the server has moved to
+        client.xadd("ctxreuse", {"other": "entry"}, id="5-0")
+        caught_up(other)
+        assert other.sharing.gaps == 1
+        client.xtrim("ctxreuse", 0, approximate=False)
+    one.plan(asked("xyz"))
+    caught_up(one, other)
+    assert order(other.plan(asked("zyx"))) == "xyz"
+    assert other.sharing.gaps >= 1
+    assert other.sharing.faults == 0
+    lines = [record.getMessage() for record in caplog.records if "emptied" in record.getMessage()]
+    assert len(lines) <= 2, "each planner says it once"
+
+
+def test_a_server_that_does_not_answer_keeps_no_plan(server: RedisServer) -> None:
+    one, other = sharing(log_at(server.url, timeout_s=0.2))
+    one.plan(asked("abc"))
+    caught_up(one, other)
+    server.signal(signal.SIGSTOP)
+    try:
+        assert_goes_on_alone(one)
+        until(lambda: one.sharing.faults > 0 and other.sharing.faults > 0)
+    finally:
+        server.signal(signal.SIGCONT)
+    caught_up(one, other)
+    assert one.sharing.untold == 0
+    assert other.sharing.taken_in == 4, "what was appended twice is taken in once"
+
+
+def _wrong_type(server: RedisServer) -> str:
+    redis.Redis.from_url(server.url).set("ctxreuse", "a text")
+    return "no stream; name another one"
+
+
+def _out_of_memory(server: RedisServer) -> str:
+    redis.Redis.from_url(server.url).config_set("maxmemory", "1")
+    return "out of memory; give it more"
+
+
+def _replica(server: RedisServer) -> str:
+    client = redis.Redis.from_url(server.url)
+    client.config_set("replica-serve-stale-data", "yes")
+    client.replicaof("127.0.0.1", str(free_port()))
+    return "read-only replica; name the primary"
+
+
+def _no_rights(server: RedisServer) -> str:
+    client = redis.Redis.from_url(server.url)
+    client.acl_setuser("default", enabled=True, commands=["+@all", "-xadd"], keys=["*"])
+    return "may not do this; allow XADD"
+
+
+def _locked(server: RedisServer) -> str:
+    redis.Redis.from_url(server.url).config_set("requirepass", PASSWORD)
+    return "password is wrong"
+
+
+@pytest.mark.parametrize("spoil", [_wrong_type, _out_of_memory, _replica, _no_rights, _locked])
+def test_a_server_that_refuses_costs_no_plan_and_the_log_says_why(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, spoil: Callable[[RedisServer], str]
+) -> None:
+    reason = spoil(server)
+    log = log_at(server.url)
+    planner = ReusePlanner(shared_log=log)
+    assert_goes_on_alone(planner)
+    until(lambda: planner.sharing.faults > 1)
+    assert reason in said(caplog)
+    assert "says" not in said(caplog)
+    with pytest.raises(SharedLogError, match=reason):
+        log.append([b"one"])
+
+
+def test_entries_of_others_are_left_out_and_another_secret_is_said(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis.from_url(server.url)
+    client.xadd("ctxreuse", {"a field": "of another program"})
+    client.xadd("ctxreuse", {b"\xff\x00": b"\xff" * 100_000})
+    ours, theirs = (
+        ReusePlanner(shared_log=log_at(server.url, secret=secret))
+        for secret in (SECRET, "another secret, by mistake")
+    )
+    ours.plan(asked("abc"))
+    caught_up(ours, theirs)
+    assert order(theirs.plan(asked("cba"))) == "cba"
+    assert theirs.sharing.taken_in == 0
+    assert theirs.sharing.unreadable == 3
+    assert len([one for one in caplog.records if "another secret" in one.getMessage()]) == 1
+
+
+def test_the_server_holds_no_text_and_no_plain_digest(server: RedisServer) -> None:
+    [planner] = sharing(log_at(server.url), 1)
+    planner.plan(asked("abc", tenant="a tenant", system="a system text"))
+    caught_up(planner)
+    client = redis.Redis.from_url(server.url)
+    assert client.keys() == [b"ctxreuse"]
+    held = b"".join(
+        part for _, fields in client.xrange("ctxreuse") for one in fields.items() for part in one
+    )
+    for text in (b"says", b"a tenant", b"a system text", b"aaaa", b"request-0", SECRET.encode()):
+        assert text not in held
+    assert asked("a").blocks[0].key not in held
+
+
+def test_no_password_and_no_secret_is_shown(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    url = f"redis://user:{PASSWORD}@127.0.0.1:{free_port()}/0"
+    log = log_at(url)
+    planner = ReusePlanner(shared_log=log)
+    with caplog.at_level(logging.DEBUG):
+        planner.plan(asked("abc"))
+        until(lambda: planner.sharing.faults > 0)
+    shown = [repr(log), str(log), said(caplog)]
+    with pytest.raises(SharedLogError) as caught:
+        log.read("", 1)
+    error: BaseException | None = caught.value
+    while error is not None:
+        shown.append(str(error))
+        error = error.__cause__ or error.__context__
+    for one in shown:
+        assert PASSWORD not in one
+        assert SECRET not in one
+    assert repr(log).startswith("RedisLog('redis://127.0.0.1:")
+    assert pickle.loads(pickle.dumps(log)).secret == log.secret
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        3, None, b"redis://user:pass-word-of-the-server@host", "", "host:6379", "http://host/",
+        "redis:host", f"redis://user:{PASSWORD}/x@host:port", "redis://host:99999999",
+        "redis://host?db=x", "redis://host?protocol=x", "redis://[host",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_without_showing_a_password(url: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="url") as caught:
+        log_at(url)
+    assert PASSWORD not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "option", ["decode_responses=true", "socket_timeout=0", "password=x", "ssl_cert_reqs=none"]
+)
+def test_options_that_would_break_it_are_refused(option: str) -> None:
+    with pytest.raises(InvalidRequestError, match=option.split("=")[0]):
+        log_at(f"rediss://host?{option}")
+
+
+@pytest.mark.parametrize("secret", ["", "short", b"15 bytes, so no", None, 3])
+def test_a_secret_that_can_be_guessed_is_refused(secret: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="secret") as caught:
+        log_at("redis://host", secret=secret)
+    assert "so no" not in str(caught.value)
+
+
+def test_other_arguments_are_checked() -> None:
+    for wrong in ({"stream": 3}, {"max_entries": 0}, {"timeout_s": 0}):
+        with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+            log_at("redis://host", **wrong)
+
+
+def test_without_the_client_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(MissingExtraError, match=r"ctxreuse\[redis\]"):
+        log_at("redis://host")
+
+
+def test_tls_checks_the_certificate_and_the_name(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path)
+    port = free_port()
+    options = (
+        "--tls-port", str(port), "--tls-cert-file", str(made), "--tls-key-file", str(key),
+        "--tls-ca-cert-file", str(made), "--tls-auth-clients", "no", "--bind", "127.0.0.1",
+        "--requirepass", PASSWORD,
+    )  # fmt: skip
+    with redis_server(tmp_path, *options):
+        url = f"rediss://:{PASSWORD}@localhost:{port}/0"
+        one, other = sharing(log_at(f"{url}?ssl_ca_certs={made}"))
+        one.plan(asked("abc"))
+        caught_up(one, other)
+        assert order(other.plan(asked("cba"))) == "abc"
+        with pytest.raises(SharedLogError, match="no connection"):
+            log_at(url).read("", 1)  # nobody knows who has signed it
+        by_number = url.replace("localhost", "127.0.0.1")
+        with pytest.raises(SharedLogError, match="no connection"):
+            log_at(f"{by_number}?ssl_ca_certs={made}").read("", 1)  # it is for another name
