@@ -1,4 +1,9 @@
-"""A shared log in a file, for the processes of one machine."""
+"""A shared log in a file, for the processes of one machine.
+
+SQLite must not be at work while a process forks, and no connection may be inherited: the child
+would wait for locks that nobody frees, or believe that it holds some. So a fork waits until SQLite
+has done its step, and closes all connections; each process opens its own when it next needs one.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakSet
 
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
-from ctxreuse.context.fork_safety import renew_after_fork
+from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
 from ctxreuse.sharing.exchange import LogRead
 
 _BUSY_S = 5.0
+_FORK_WAITS_S = 1.0
 _SECRET_BYTES = 32
 _APPENDS_A_CHECK = 64
 _DELETED_AT_ONCE = 2_000
@@ -65,15 +72,33 @@ class SQLiteLog:
         self._path = Path(path)
         self._max_entries = checked_integer("max_entries", max_entries, 1)
         self.secret = _secret(self._path.with_name(f"{self._path.name}.key"))
-        self._forget_connections()
-        renew_after_fork(self._forget_connections)
+        self._appends = 0
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # that it is connected to
+        self._name = ""  # of what the file holds
+        self._is_inherited = False
+        _logs.add(self)
+
+    def __del__(self) -> None:
+        connection = self.__dict__.get("_connection")  # it is not there if a path was refused
+        if connection is not None:
+            connection.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         return SQLiteLog, (self._path, self._max_entries)
 
-    def _forget_connections(self) -> None:
-        self._of_thread = threading.local()
-        self._appends = 0
+    def close(self) -> None:
+        """Close the connection to the file; the next call opens another one."""
+        with _at_work:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _leave_to_parent(self) -> None:
+        """Leave alone what a child has inherited, because its parent could not close it."""
+        if self._connection is not None:
+            leave_to_parent(self._connection)
+            self._connection, self._is_inherited = None, True
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none.
@@ -87,8 +112,8 @@ class SQLiteLog:
         """
         for one in checked_list("entries", entries, "a list of bytes"):
             checked_kind("an entry", one, bytes, "bytes")
-        with self._errors("written"):
-            connection = self._connection()
+        with self._step("written"):
+            connection = self._connected()
             with connection:
                 connection.executemany(
                     "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in entries]
@@ -115,9 +140,8 @@ class SQLiteLog:
             raise InvalidRequestError(
                 f"position is {describe(position)}; pass what an earlier read returned, or ''"
             )
-        with self._errors("read"):
-            connection = self._connection()
-            name: str = self._of_thread.name
+        with self._step("read"):
+            connection, name = self._connected(), self._name
             after, of = (int(parts[1]), parts[2]) if parts else (0, name)
             # another file of this name, or an earlier state of it
             is_other = after > 0 and (of != name or after > _latest(connection))
@@ -139,33 +163,37 @@ class SQLiteLog:
                     "DELETE FROM entries WHERE number < ?", (first + min(excess, _DELETED_AT_ONCE),)
                 )
 
-    def _connection(self) -> sqlite3.Connection:
-        """Return this thread's connection to the file that now has the name."""
-        connection: sqlite3.Connection | None = getattr(self._of_thread, "connection", None)
-        if connection is not None and self._of_thread.file != _identity(self._path):
-            connection.close()
-            connection = None
-        if connection is None:
+    def _connected(self) -> sqlite3.Connection:
+        """Return the connection to the file that now has the name."""
+        if self._connection is not None and self._file != _identity(self._path):
+            self.close()
+        if self._connection is None:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            connection = sqlite3.connect(self._path, timeout=_BUSY_S)
+            connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
+            self._connection = connection  # to be closed by whoever forks, if the rest fails
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_SCHEMA)
-            [self._of_thread.name] = connection.execute("SELECT name FROM log").fetchone()
-            self._of_thread.connection = connection
-            self._of_thread.file = _identity(self._path)
-        return connection
+            [self._name] = connection.execute("SELECT name FROM log").fetchone()
+            self._file = _identity(self._path)
+        return self._connection
 
     @contextmanager
-    def _errors(self, done: str) -> Iterator[None]:
-        """Name the file in errors of SQLite, and what to do.
+    def _step(self, done: str) -> Iterator[None]:
+        """Keep the process from being forked, and name the file in errors of SQLite.
 
         Args:
             done: What is done in this context: "read" or "written".
         """
+        if self._is_inherited:
+            raise SharedLogError(
+                f"{self._path} cannot be {done}: it was in use when this process was forked; make "
+                "the log, or the planner, behind the fork"
+            )
         try:
-            yield
+            with _at_work:
+                yield
         except (sqlite3.Error, OSError) as error:
             code: str = getattr(error, "sqlite_errorname", "")
             remedies = (remedy for kind, remedy in _REMEDIES.items() if code.startswith(kind))
@@ -221,3 +249,36 @@ def _secret(path: Path) -> bytes:
             "processes that share the log again"
         )
     return secret
+
+
+_at_work = threading.RLock()
+"""Whoever holds it may call SQLite; a fork waits for it."""
+_logs: WeakSet[SQLiteLog] = WeakSet()
+_forking = threading.local()  # two threads may fork at the same time
+
+
+def _prepare_fork() -> None:
+    _forking.is_prepared = _at_work.acquire(timeout=_FORK_WAITS_S)
+    if _forking.is_prepared:
+        for log in list(_logs):
+            log.close()
+
+
+def _end_fork() -> None:
+    if _forking.__dict__.pop("is_prepared", False):
+        _at_work.release()
+
+
+def _begin_child() -> None:
+    global _at_work
+    if not _forking.__dict__.get("is_prepared", False):  # SQLite is busy, or nobody said a word
+        _at_work = threading.RLock()
+        for log in list(_logs):
+            log._leave_to_parent()
+    _end_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(
+        before=_prepare_fork, after_in_parent=_end_fork, after_in_child=_begin_child
+    )
