@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
 from copy import copy
+from pathlib import Path
 from typing import Any, get_args
 
 from ctxreuse.context.blocks import (
@@ -24,20 +26,26 @@ from ctxreuse.context.checks import (
     checked_list,
     checked_number,
     checked_optional_integer,
+    checked_path,
     reported_count,
 )
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
-from ctxreuse.errors import InvalidRequestError, UnknownStrategyError, describe
+from ctxreuse.errors import (
+    CtxreuseError,
+    InvalidRequestError,
+    UnknownStrategyError,
+    describe,
+)
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
-from ctxreuse.planning.sharing import Entry, SentEntry
+from ctxreuse.planning.sharing import Entry, KeyedDigests, SentEntry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.planning.tracing import AnsweredCall, Tracing
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharingStatistics
@@ -127,6 +135,7 @@ class ReusePlanner:
         self._tenant_class = tenant_class
         self._meter = SavingsMeter(mode, capacity_tokens, tenant_class, keyed)
         self._planning: TenantPlanner | ShadowPlanner
+        self._secret: bytes | None = None  # of what it was loaded from
         if mode == "shadow":
             self._planning = ShadowPlanner(self._settings, self._meter)
         else:
@@ -138,6 +147,94 @@ class ReusePlanner:
             checked_kind("tracing", tracing, Tracing, wanted)
         self._tracing = tracing
         self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, strict: bool = False, **settings: Any
+    ) -> ReusePlanner:
+        """Return a planner that goes on where the one that has written a file was.
+
+        It gives the prompts that the other one would have given. Without a file, as at the first
+        start, the planner is empty; so it is if the file is damaged or newer, which the log says
+        as an error: a service starts all the same, and the next `save` replaces the file.
+        Conversations are not in it: pass `history`.
+
+        Args:
+            path: The file that `save` has written; its key stands beside it, in `.key`.
+            strict: Whether a damaged or newer file is raised as an error instead.
+            **settings: As for `ReusePlanner`; a `shared_log` needs no file.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+            InputFileError: a file that cannot be read, if that is asked for.
+        """
+        planner = cls(**settings)
+        planner._check_keeps_journal()
+        planner._restore(checked_path("path", path), strict)
+        return planner
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was sent of late into a file, for `load` in the process that starts next.
+
+        At most 200,000 blocks, the latest ones. It holds keyed digests and no text; the key is
+        written beside it, with `.key` behind its name. Both have mode 0600, and the file is
+        replaced as a whole. Others may plan meanwhile.
+
+        Args:
+            path: The file; its folder exists.
+
+        Raises:
+            InvalidRequestError: wrong type; the planner shares a log, or is in shadow mode; the key
+                beside the file is that of another planner.
+            InputFileError: It cannot be written.
+        """
+        from ctxreuse.sharing.secret_file import kept_secret
+        from ctxreuse.sharing.snapshot import write_snapshot
+
+        file = checked_path("path", path)
+        planning = self._check_keeps_journal()
+        secret = kept_secret(file, self._secret)
+        if self._secret not in (None, secret):
+            raise InvalidRequestError(
+                f"the key beside {file} belongs to another planner; name another file, or delete "
+                "the key and the file"
+            )
+        write_snapshot(file, secret, planning.journal(KeyedDigests(secret)))
+
+    def _restore(self, path: Path, strict: bool) -> None:
+        from ctxreuse.sharing.snapshot import read_snapshot
+
+        try:
+            secret, entries = read_snapshot(path)
+        except FileNotFoundError:
+            _log.info("there is no file %s yet; this planner starts empty", path)
+            return
+        except CtxreuseError as error:
+            if strict:
+                raise
+            _log.error("%s. This planner starts empty.", error)
+            return
+        digests = KeyedDigests(secret)
+        planning = TenantPlanner(self._settings, keyed=digests)
+        planning.restore(entries)
+        capacity = self._settings.capacity_tokens
+        self._meter = SavingsMeter(self._mode, capacity, self._tenant_class, digests.keyed)
+        for entry in entries:
+            if isinstance(entry, SentEntry):
+                self._meter.sent_elsewhere(entry)
+        self._planning, self._secret = planning, secret
+
+    def _check_keeps_journal(self) -> TenantPlanner:
+        if isinstance(self._planning, ShadowPlanner):
+            raise InvalidRequestError(
+                "a planner in shadow mode sends everything as retrieved, so there is nothing to "
+                'save or load; take mode="active"'
+            )
+        if self._exchange is not None:
+            raise InvalidRequestError(
+                "a planner with a shared_log starts from that: call catch_up(), not save or load"
+            )
+        return self._planning
 
     @property
     def savings(self) -> Savings:

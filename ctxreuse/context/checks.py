@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from ctxreuse.errors import (
@@ -201,6 +203,23 @@ def checked_id(name: str, value: Any) -> str | int:
     if not isinstance(value, (str, int)):
         raise InvalidRequestError(f"{name} must be a string or an integer, not {describe(value)}")
     return value
+
+
+def checked_path(name: str, value: Any) -> Path:
+    """Return a path as one; nothing is looked up.
+
+    Raises:
+        InvalidRequestError: wrong type, or no file can have this name.
+    """
+    try:
+        path = Path(value)
+        if b"\0" not in os.fsencode(path):
+            return path
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise InvalidRequestError(
+        f"{name} is {describe(value)}; give the path of a file, such as 'sent.sqlite'"
+    )
 
 
 def checked_header(name: str, value: Any) -> str:

@@ -6,6 +6,7 @@ choose orders that do not contradict each other, whichever process serves a requ
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -57,14 +58,43 @@ class LostEntry(NamedTuple):
 Entry: TypeAlias = SentEntry | LostEntry
 
 
-class Sharing(Protocol):
-    """What a planner tells others through, and names things by."""
+class Keyed(Protocol):
+    """What makes keyed digests."""
 
     def keyed(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name in all planners that share, and nowhere else."""
 
     def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
         """Return what `keyed` returns for each name; every plan asks for all its blocks."""
+
+
+class KeyedDigests:
+    """Makes digests that say nothing to who does not have the key.
+
+    Args:
+        secret: The key; 64 bytes of it count.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        # with a key of half a block in front, a block's digest takes one compression
+        self._hash = hashlib.blake2s(hashlib.blake2s(secret[:64]).digest(), digest_size=16)
+
+    def keyed(self, name: bytes) -> bytes:
+        """Return 16 bytes that stand for a name."""
+        return self.keyed_each((name,))[0]
+
+    def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
+        """Return what `keyed` returns for each name."""
+        copy, digests = self._hash.copy, []
+        for name in names:
+            digest = copy()
+            digest.update(name)
+            digests.append(digest.digest())
+        return digests
+
+
+class Sharing(Keyed, Protocol):
+    """What a planner tells others through, and names things by."""
 
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
@@ -102,33 +132,49 @@ class IndexedContext(NamedTuple):
 class IndexNames:
     """What stands for tenants, system texts and blocks in the index, and in what others are told.
 
-    These are keyed digests where planners share, and else the tenants' names and plain digests. A
-    digest is computed anew each time: a common memory of them would tell a tenant, by time, which
-    blocks others have.
+    These are keyed digests where planners share, or start from a file, and else the tenants' names
+    and plain digests. A digest is computed anew each time: a common memory of them would tell a
+    tenant, by time, which blocks others have.
 
     Args:
-        sharing: What planners tell each other through; None plans alone.
+        keyed: Makes keyed digests; None takes no digests but those of the blocks.
     """
 
-    def __init__(self, sharing: Sharing | None) -> None:
-        self._sharing = sharing
+    def __init__(self, keyed: Keyed | None) -> None:
+        self._keyed = keyed
 
     def tenant(self, tenant: str) -> str:
         """Return under which name a tenant's state is kept."""
-        if self._sharing is None:
+        if self._keyed is None:
             return tenant
-        return self._sharing.keyed(b"tenant" + encoded(tenant)).hex()
+        return self._keyed.keyed(b"tenant" + encoded(tenant)).hex()
 
     def system(self, system: str | None) -> bytes | None:
         """Return what stands for a system text: the index keeps its roots for long."""
         if system is None:
             return None
         digest = text_digest(system)
-        return digest if self._sharing is None else self._sharing.keyed(b"system" + digest)
+        return digest if self._keyed is None else self._keyed.keyed(b"system" + digest)
 
     def context(self, weights: Mapping[BlockKey, int]) -> IndexedContext:
         """Return the weights of a context's blocks by their names."""
-        if self._sharing is None:
+        if self._keyed is None:
             return IndexedContext(weights, weights)
-        names = cast(list[BlockKey], self._sharing.keyed_each(weights))
+        names = cast(list[BlockKey], self._keyed.keyed_each(weights))
         return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))
+
+    def renamed(self, tenant: str, entry: Entry) -> Entry:
+        """Return an entry of a planner that takes no digests, by these names.
+
+        Args:
+            tenant: The tenant's name there.
+            entry: The entry; its own `tenant` does not count.
+        """
+        keyed = self._keyed
+        assert keyed is not None
+        digest = bytes.fromhex(self.tenant(tenant))
+        if isinstance(entry, LostEntry):
+            return entry._replace(tenant=digest)
+        system = None if entry.system is None else keyed.keyed(b"system" + entry.system)
+        keys = cast(list[BlockKey], keyed.keyed_each(entry.keys))
+        return entry._replace(tenant=digest, system=system, keys=tuple(keys))

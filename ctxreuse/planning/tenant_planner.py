@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ctxreuse.context.blocks import (
     ContextBlock,
     ContextRequest,
     Message,
+    encoded,
 )
 from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.rendering import (
@@ -45,6 +47,7 @@ from ctxreuse.planning.sharing import (
     Entry,
     IndexedContext,
     IndexNames,
+    Keyed,
     LostEntry,
     SentEntry,
     Sharing,
@@ -114,15 +117,24 @@ class TenantPlanner:
     Args:
         settings: How it plans.
         sharing: Where it tells other planners what it has sent. The index then holds keyed digests,
-            which are the same in all of them; None plans alone.
+            which are the same in all of them; None plans alone, and keeps a journal.
+        keyed: Makes the keyed digests that the index holds although it plans alone, because it
+            starts from what another planner has written.
     """
 
-    def __init__(self, settings: PlannerSettings, sharing: Sharing | None = None) -> None:
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        sharing: Sharing | None = None,
+        keyed: Keyed | None = None,
+    ) -> None:
         self._settings = settings
         self._tenants = Tenants(settings.capacity_tokens)
         self._clock = count(1)
         self._sharing = sharing
-        self._names = IndexNames(sharing)
+        self._is_keyed = sharing is not None or keyed is not None
+        self._names = IndexNames(keyed if sharing is None else sharing)
+        self._begun_behind = b""  # the uid of what this planner started from
 
     def plan(
         self, request: ContextRequest, strategy: Strategy, deduplicate: bool | None = None
@@ -434,11 +446,13 @@ class TenantPlanner:
             inserted = index.insert(turn.system, keys, weights, request_id, now)
             state.online.recent.add(keys)
             state.sent_orders.note(turn.digest, ranks)
-            if self._sharing is not None:
-                uid = self._uid(turn.tenant, request_id)
-                tenant = bytes.fromhex(turn.tenant)
-                told = turn.system, tuple(keys), tuple(weights), ranks, learns
-                self._sharing.tell(SentEntry(uid, tenant, *told))
+            uid, tenant = self._uid(turn.tenant, request_id), self._tenant_digest(turn.tenant)
+            told = turn.system, tuple(keys), tuple(weights), ranks, learns
+            entry = SentEntry(uid, tenant, *told)
+            if self._sharing is None:
+                state.journal.note(now, entry)
+            else:
+                self._sharing.tell(entry)
         blocks = [turn.blocks[key] for key in sent]
         if request.conversation_id is not None:
             # also what an overlap will shorten: the next turn looks whether it is shown
@@ -507,8 +521,33 @@ class TenantPlanner:
             logged=None if recorded is None else recorded.logged,
         )
 
-    def take_in(self, entry: Entry) -> None:
-        """Learn of what another planner has sent, or of what its engine has lost."""
+    def journal(self, keyed: Keyed) -> list[Entry]:
+        """Return what was sent of late, as keyed digests, oldest first.
+
+        Args:
+            keyed: Makes the digests; where the index holds such digests, the same ones.
+        """
+        names = IndexNames(keyed)
+        return [
+            noted.entry if self._is_keyed else names.renamed(tenant, noted.entry)
+            for tenant, noted in self._tenants.journal()
+        ]
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Learn of what a planner has sent that this one goes on for; its index is empty yet."""
+        for entry in entries:
+            self._begun_behind = entry.uid
+            self.take_in(entry, is_own=True)
+            with self._tenants.holding(entry.tenant.hex()) as state:
+                state.journal.note(next(self._clock), entry)
+
+    def take_in(self, entry: Entry, *, is_own: bool = False) -> None:
+        """Learn of what another planner has sent, or of what its engine has lost.
+
+        Args:
+            entry: What it has written.
+            is_own: Whether this planner goes on for that one.
+        """
         name = entry.tenant.hex()
         if isinstance(entry, LostEntry):
             if entry.blocks is None:
@@ -524,7 +563,8 @@ class TenantPlanner:
             now = next(self._clock)
             state.index.insert(entry.system, entry.keys, entry.weights, entry.uid, now)
             state.online.recent.add(entry.keys)
-            state.sent_orders.note_others(digest, entry.ranks)
+            note = state.sent_orders.note if is_own else state.sent_orders.note_others
+            note(digest, entry.ranks)
 
     def _learn(self, tenant: str, context: Mapping[BlockKey, int], entry: SentEntry) -> None:
         """Try on a context what the planner that has sent it has tried, in holds as short."""
@@ -544,13 +584,27 @@ class TenantPlanner:
         return None if tenant is None else self._names.tenant(tenant)
 
     def _tell_lost(self, name: str, request_id: RequestId, blocks: int | None) -> None:
-        if self._sharing is not None and not isinstance(request_id, bytes):
-            uid = self._uid(name, request_id)
-            self._sharing.tell(LostEntry(uid, bytes.fromhex(name), blocks))
+        if isinstance(request_id, bytes):
+            return
+        entry = LostEntry(self._uid(name, request_id), self._tenant_digest(name), blocks)
+        if self._sharing is not None:
+            self._sharing.tell(entry)
+            return
+        with self._tenants.holding(name) as state:
+            state.journal.note(next(self._clock), entry)
+
+    def _tenant_digest(self, name: str) -> bytes:
+        """Return what stands for a tenant in entries; b"" where the index has its name."""
+        return bytes.fromhex(name) if self._is_keyed else b""
 
     def _uid(self, name: str, request_id: str | int) -> bytes:
-        assert self._sharing is not None
-        return self._sharing.own(f"{name} {type(request_id).__name__} {request_id}".encode())
+        # an integer may have more digits than Python writes in decimal
+        shown = f"{request_id:x}" if isinstance(request_id, int) else request_id
+        named = encoded(f"{name} {type(request_id).__name__} {shown}")
+        if self._sharing is not None:
+            return self._sharing.own(named)
+        # ids are counted anew in each process
+        return hashlib.blake2b(named, digest_size=16, key=self._begun_behind).digest()
 
 
 def _is_long(turn: _PreparedRequest, strategy: Strategy) -> bool:

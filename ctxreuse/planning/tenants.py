@@ -30,6 +30,7 @@ from ctxreuse.index.request_ends import RequestId
 from ctxreuse.index.shown_blocks import Conversations
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
 from ctxreuse.ordering.repeats import SentOrders
+from ctxreuse.planning.journal import Journal, Noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Bounds:
         request_ids: Ids of requests, for eviction.
         recent_blocks: Blocks of the recent requests that arriving ones are ordered by.
         repeat_blocks: Blocks of contexts that keep their order when they come again.
+        journal_blocks: Blocks of the latest requests that `ReusePlanner.save` writes.
         conversations: Conversations, by their ids.
         shown_blocks: Blocks that conversations were shown.
         logged_blocks: Blocks of the prompts that `Plan.explain` compares with.
@@ -58,6 +60,7 @@ class Bounds:
     request_ids: int = 1_000_000
     recent_blocks: int = 1_000_000
     repeat_blocks: int = 1_000_000
+    journal_blocks: int = 200_000
     conversations: int = 100_000
     shown_blocks: int = 200_000
     logged_blocks: int = 500_000
@@ -78,6 +81,7 @@ class TenantState:
         index: What was sent.
         online: The order of arriving requests.
         sent_orders: In which order contexts were sent.
+        journal: What was sent of late, for a file to start from.
         conversations: What conversations were shown.
         log: The latest prompts.
         token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
@@ -113,6 +117,7 @@ class TenantState:
         self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
         self.online = OnlineOrder(Cooccurrence(), self._note_limit)
         self.sent_orders = SentOrders()
+        self.journal = Journal()
         self.conversations = Conversations()
         self.log = PromptLog()
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
@@ -128,6 +133,7 @@ def _sizes(state: TenantState) -> list[int]:
         index.request_size,
         online.recent.entries,
         state.sent_orders.size,
+        state.journal.size,
         conversations.size,
         conversations.shown_size,
         state.log.size,
@@ -148,6 +154,7 @@ _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
     "request_ids": lambda state: state.index.forget_oldest_request(),
     "recent_blocks": lambda state: state.online.recent.forget_oldest(),
     "repeat_blocks": lambda state: state.sent_orders.forget_oldest(),
+    "journal_blocks": lambda state: state.journal.forget_oldest(),
     "conversations": lambda state: state.conversations.forget_oldest(),
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),
@@ -537,6 +544,16 @@ class Tenants:
             return False
         with _Hold(self, known) as state:
             return state.conversations.forget(conversation_id)
+
+    def journal(self) -> list[tuple[str, Noted]]:
+        """Return what all tenants' journals hold, by time, each with its tenant's name."""
+        noted: list[tuple[str, Noted]] = []
+        for state in self._asked(None):
+            with state.lock:
+                entries = state.journal.noted()
+            noted += [(state.name, one) for one in entries]
+        noted.sort(key=lambda one: one[1].time)
+        return noted
 
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded.

@@ -8,7 +8,6 @@ what others have sent, and no call: the thread tries again, later and later, and
 from __future__ import annotations
 
 import atexit
-import hashlib
 import logging
 import os
 import sys
@@ -24,7 +23,7 @@ from weakref import WeakMethod, WeakSet, ref
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.planning.sharing import Entry
+from ctxreuse.planning.sharing import Entry, KeyedDigests
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
@@ -211,9 +210,7 @@ class Exchange:
     def __init__(self, log: SharedLog) -> None:
         self._log = log
         self._take_in: Callable[[], Callable[[Entry], object] | None] = lambda: None
-        # with a key of half a block in front, a block's digest takes one compression
-        key = hashlib.blake2s(bytes(log.secret)[:64]).digest()
-        self._keyed = hashlib.blake2s(key, digest_size=16)
+        self._digests = KeyedDigests(bytes(log.secret))
         self._lock = ForkSafeLock()
         self._position = ""
         self._latest_of: LRUMap[bytes, int] = LRUMap(_WRITERS)  # numbers of entries, by writer
@@ -250,16 +247,11 @@ class Exchange:
 
     def keyed(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name in all planners that share the log."""
-        return self.keyed_each((name,))[0]
+        return self._digests.keyed(name)
 
     def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
         """Return what `keyed` returns for each name."""
-        copy, digests = self._keyed.copy, []
-        for name in names:
-            digest = copy()
-            digest.update(name)
-            digests.append(digest.digest())
-        return digests
+        return self._digests.keyed_each(names)
 
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,14 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_path
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
 from ctxreuse.sharing.exchange import LogRead
+from ctxreuse.sharing.secret_file import kept_secret
 
 _BUSY_S = 5.0
 _FORK_WAITS_S = 1.0
-_SECRET_BYTES = 32
 _APPENDS_A_CHECK = 64
 _DELETED_AT_ONCE = 2_000
 _SCHEMA = """
@@ -65,13 +64,9 @@ class SQLiteLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], max_entries: int = 200_000) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidRequestError(
-                f"path is {describe(path)}; give the path of a file, such as 'sent.sqlite'"
-            )
-        self._path = Path(path)
+        self._path = checked_path("path", path)
         self._max_entries = checked_integer("max_entries", max_entries, 1)
-        self.secret = _secret(self._path.with_name(f"{self._path.name}.key"))
+        self.secret = kept_secret(self._path)
         self._appends = 0
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # that it is connected to
@@ -221,34 +216,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _secret(path: Path) -> bytes:
-    """Return the key that the first process has put into a file."""
-    try:
-        if not path.exists():
-            written = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-            with os.fdopen(
-                os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb"
-            ) as one:
-                one.write(secrets.token_bytes(_SECRET_BYTES))
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.link(written, path)  # whole, or not at all
-            finally:
-                written.unlink()
-        secret = path.read_bytes()
-    except OSError as error:
-        raise InvalidRequestError(
-            f"the key of the shared log, {describe(str(path))}, cannot be read or written: "
-            f"{error.strerror}; give a path in a folder that exists and may be written"
-        ) from error
-    if len(secret) != _SECRET_BYTES:
-        raise InvalidRequestError(
-            f"{describe(str(path))} holds {len(secret)} bytes and no key; delete it, and start all "
-            "processes that share the log again"
-        )
-    return secret
 
 
 _at_work = threading.RLock()

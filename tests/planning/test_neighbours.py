@@ -269,6 +269,7 @@ def test_memory_stops_growing(send):
         request_ids=100,
         recent_blocks=200,
         repeat_blocks=200,
+        journal_blocks=200,
         conversations=50,
         shown_blocks=200,
         logged_blocks=200,

@@ -14,6 +14,7 @@ SMALL = Bounds(
     request_ids=10,
     recent_blocks=20,
     repeat_blocks=16,
+    journal_blocks=14,
     conversations=4,
     shown_blocks=15,
     logged_blocks=25,
@@ -49,6 +50,11 @@ def measured(tenants: Tenants) -> dict[str, int]:
         ),
         "repeat_blocks": sum(
             max(1, len(one)) for state in states for one in state.sent_orders._orders.values()
+        ),
+        "journal_blocks": sum(
+            len(getattr(one.entry, "keys", ())) or 1
+            for state in states
+            for one in state.journal.noted()
         ),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(

@@ -1,0 +1,57 @@
+"""What one tenant's requests have sent of late: what a planner writes to a file, to start from."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ctxreuse.planning.sharing import Entry, SentEntry
+
+_MAX_BLOCKS = 100_000
+
+
+class Noted(NamedTuple):
+    """An entry of a journal.
+
+    Attributes:
+        time: When it was noted, on the planner's clock: tenants' journals are merged by it.
+        entry: What was sent or lost; its digests are those of the planner's index.
+    """
+
+    time: int
+    entry: Entry
+
+
+class Journal:
+    """The latest entries of one tenant, oldest first; not locked, its owner does that.
+
+    Args:
+        max_blocks: Bound on their blocks; an entry without blocks counts as one.
+
+    Attributes:
+        size: The blocks.
+    """
+
+    def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._noted: deque[Noted] = deque()
+        self.size = 0
+
+    def note(self, time: int, entry: Entry) -> None:
+        """Note what was sent or lost, and forget the oldest entries over the bound."""
+        self._noted.append(Noted(time, entry))
+        self.size += _size(entry)
+        while self.size > self._max_blocks and len(self._noted) > 1:
+            self.forget_oldest()
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest entry; there must be one."""
+        self.size -= _size(self._noted.popleft().entry)
+
+    def noted(self) -> list[Noted]:
+        """Return the entries, oldest first."""
+        return list(self._noted)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.keys) or 1 if isinstance(entry, SentEntry) else 1

@@ -1,0 +1,57 @@
+"""The key of the digests that stand in a file: in another file beside it, for its owner only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from ctxreuse.errors import InvalidRequestError, describe
+
+_SECRET_BYTES = 32
+
+
+def key_path(path: Path) -> Path:
+    """Return where the key of a file stands."""
+    return path.parent / f"{path.name}.key"
+
+
+def kept_secret(path: Path, secret: bytes | None = None) -> bytes:
+    """Return the key of a file; a new one is kept if there is none.
+
+    Args:
+        path: The file.
+        secret: The key that a new one has to be; None makes one.
+
+    Raises:
+        InvalidRequestError: The key can be neither read nor written, or is none.
+    """
+    path = key_path(path)
+    try:
+        if not path.exists():
+            _keep(path, secrets.token_bytes(_SECRET_BYTES) if secret is None else secret)
+        kept = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(
+            f"the key {describe(str(path))} cannot be read or written: {error.strerror}; give a "
+            "path in a folder that exists and may be written"
+        ) from error
+    if len(kept) != _SECRET_BYTES:
+        raise InvalidRequestError(
+            f"{describe(str(path))} holds {len(kept)} bytes and no key; delete it and the file "
+            "beside it, and start all processes that use them again"
+        )
+    return kept
+
+
+def _keep(path: Path, secret: bytes) -> None:
+    written = path.parent / f".ctxreuse-{secrets.token_hex(8)}"
+    handle = os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as one:
+            one.write(secret)
+        with contextlib.suppress(FileExistsError):
+            os.link(written, path)  # whole, or not at all
+    finally:
+        written.unlink()

@@ -1,0 +1,104 @@
+"""A file that holds what a planner has sent of late, for the process that starts next.
+
+It begins with a mark and the version of its form; then come entries as a shared log has them, each
+behind its length, and last a keyed digest of all before. The key stands beside the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ctxreuse.context.files import read_whole, written_file
+from ctxreuse.errors import InputFileError
+from ctxreuse.planning.sharing import Entry
+from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
+from ctxreuse.sharing.secret_file import kept_secret, key_path
+
+VERSION = 1
+_MARK = b"ctxreuse sent\n"
+_VERSION = struct.Struct("<H")
+_LENGTH = struct.Struct("<I")
+_CHECK = 32
+_WRITER = bytes(8)
+
+
+def write_snapshot(path: Path, secret: bytes, entries: Iterable[Entry]) -> None:
+    """Write entries into a file that is there as a whole or not at all, with mode 0600.
+
+    Args:
+        path: The file.
+        secret: The key of the digests in the entries.
+        entries: The entries, oldest first.
+
+    Raises:
+        InputFileError: It cannot be written.
+    """
+    check = _checksum(secret)
+    with written_file(path) as file:
+        for piece in _pieces(entries):
+            check.update(piece)
+            file.write(piece)
+        file.write(check.digest())
+
+
+def read_snapshot(path: Path) -> tuple[bytes, Sequence[Entry]]:
+    """Return the key of a file that was written by `write_snapshot`, and its entries.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InputFileError: It is damaged, newer, without its key, or cannot be read.
+        InvalidRequestError: The key beside it cannot be read.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise
+    except OSError:
+        pass  # `read_whole` names the file and the reason
+    data = read_whole(path)
+    remedy = f"delete it, or put back {path} and {key_path(path)} as they were written together"
+    if not data.startswith(_MARK) or len(data) < len(_MARK) + _VERSION.size + _CHECK:
+        raise InputFileError(f"{path}: is no file that ReusePlanner.save has written; {remedy}")
+    [version] = _VERSION.unpack_from(data, len(_MARK))
+    if version != VERSION:
+        raise InputFileError(
+            f"{path}: has version {version}, and this ctxreuse reads {VERSION}; use the version "
+            "that has written it, or delete it"
+        )
+    if not os.path.exists(key_path(path)):
+        raise InputFileError(f"{path}: its key {key_path(path)} is missing; {remedy}")
+    secret = kept_secret(path)
+    end = len(data) - _CHECK
+    check = _checksum(secret)
+    check.update(memoryview(data)[:end])
+    if not hmac.compare_digest(check.digest(), data[end:]):
+        raise InputFileError(f"{path}: is damaged, or was written with another key; {remedy}")
+    try:
+        return secret, [decode(one).entry for one in _entries(data, end)]
+    except (UnreadableEntryError, struct.error) as error:
+        raise InputFileError(f"{path}: is damaged; {remedy}") from error
+
+
+def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
+    yield _MARK + _VERSION.pack(VERSION)
+    for number, entry in enumerate(entries, 1):
+        written = encode(_WRITER, number, entry)
+        yield _LENGTH.pack(len(written)) + written
+
+
+def _entries(data: bytes, end: int) -> Iterator[bytes]:
+    at = len(_MARK) + _VERSION.size
+    while at < end:
+        [length] = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        yield data[at : min(at + length, end)]
+        at += length
+
+
+def _checksum(secret: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=_CHECK, key=secret, person=b"ctxreuse sent")
