@@ -48,7 +48,7 @@ from ctxreuse.planning.shadow_mode import ShadowPlanner
 from ctxreuse.planning.sharing import Entry, KeyedDigests, SentEntry
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.planning.tracing import AnsweredCall, Tracing
-from ctxreuse.sharing.exchange import Exchange, SharedLog, SharingStatistics
+from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
@@ -478,9 +478,27 @@ class ReusePlanner:
             raise _not_a_request(request)
         return 0 if request.history else self._planning.cached_tokens(request, in_order=in_order)
 
-    def sibling(self) -> ReusePlanner:
-        """Return a planner with the same settings that has seen nothing yet."""
-        return copy(self)
+    def sibling(self, engine: str | None = None) -> ReusePlanner:
+        """Return a planner with the same settings that has seen nothing yet.
+
+        Args:
+            engine: Which engine it is for, if there are several: a log is shared with the planners
+                of this engine only. None is the one that this planner is for.
+
+        Raises:
+            InvalidRequestError: wrong type, or the log has none for each engine.
+        """
+        if engine is None or self._shared_log is None:
+            return copy(self)
+        words = (
+            "an object with of_engine(name), as SQLiteLog and RedisLog have, where there are "
+            "several engines"
+        )
+        logs = checked_kind("shared_log", self._shared_log, SharedLogs, words)
+        checked_kind("engine", engine, str, "an engine's name or None")
+        make, args, options = self.__reduce__()[1]
+        made: ReusePlanner = make(*args, **options | {"shared_log": logs.of_engine(engine)})
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = self._settings

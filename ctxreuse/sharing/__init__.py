@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ctxreuse.sharing.exchange import LogRead, SharedLog, SharingStatistics
+from ctxreuse.sharing.exchange import LogRead, SharedLog, SharedLogs, SharingStatistics
 
 if TYPE_CHECKING:
     from ctxreuse.sharing.redis_log import RedisLog
     from ctxreuse.sharing.sqlite_log import SQLiteLog
 
-__all__ = ["LogRead", "RedisLog", "SQLiteLog", "SharedLog", "SharingStatistics"]
+__all__ = ["LogRead", "RedisLog", "SQLiteLog", "SharedLog", "SharedLogs", "SharingStatistics"]
 
 
 def __getattr__(name: str) -> Any:

@@ -104,6 +104,14 @@ class SharingStatistics:
     gaps: int = 0
 
 
+@runtime_checkable
+class SharedLogs(SharedLog, Protocol):
+    """A log that has another one for each engine of an `EnginePool`."""
+
+    def of_engine(self, name: str) -> SharedLog:
+        """Return the log of what one engine is sent; the same one for the name in all processes."""
+
+
 class _Numbered(NamedTuple):
     """An entry that a log was given before, and may hold; it keeps its number."""
 

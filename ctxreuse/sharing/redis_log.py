@@ -130,6 +130,24 @@ class RedisLog:
         leave_to_parent(self._client)
         self._client = None
 
+    def of_engine(self, name: str) -> RedisLog:
+        """Return the log of one engine of a pool, in a stream of its own.
+
+        Args:
+            name: The engine's name, the same in all processes.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("name", name, str, "a string")
+        return RedisLog(
+            self._url,
+            secret=self._given_secret,
+            stream=f"{self._stream}:{name}",
+            max_entries=self._max_entries,
+            timeout_s=self._timeout_s,
+        )
+
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none.
 

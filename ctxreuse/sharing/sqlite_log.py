@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakSet
 
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_path
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
@@ -32,6 +33,8 @@ CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY AUTOINCREMENT, en
 CREATE TABLE IF NOT EXISTS log (name TEXT NOT NULL);
 INSERT INTO log SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM log);
 """
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST_NAME = 64
 _POSITION = re.compile(r"(\d{1,18})-([0-9A-F]{16})", re.ASCII)
 
 _REMEDIES = {
@@ -94,6 +97,23 @@ class SQLiteLog:
         if self._connection is not None:
             leave_to_parent(self._connection)
             self._connection, self._is_inherited = None, True
+
+    def of_engine(self, name: str) -> SQLiteLog:
+        """Return the log of one engine of a pool, in a file beside this one.
+
+        Args:
+            name: The engine's name, the same in all processes.
+
+        Raises:
+            InvalidRequestError: wrong type.
+        """
+        checked_kind("name", name, str, "a string")
+        shown = _UNSAFE.sub("_", name)[:_LONGEST_NAME]
+        if shown != name:  # two names may look alike then
+            shown += f"-{text_digest(name).hex()}"
+        return SQLiteLog(
+            self._path.parent / f"{self._path.stem}-{shown}{self._path.suffix}", self._max_entries
+        )
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none.

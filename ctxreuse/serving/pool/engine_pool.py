@@ -61,7 +61,9 @@ class EnginePool(OnePerProcess, AsyncClosing):
         engines: Addresses, or `EngineSpec`s; a mapping from names to functions that
             make a client is for clients of your own.
         model: The model's name; None asks each engine.
-        planner: Its settings are those of each engine's planner; None takes the defaults.
+        planner: Its settings are those of each engine's planner; None takes the defaults. With a
+            `shared_log`, pools of several processes that give their engines the same names place
+            documents alike: each engine has a log of its own, which `of_engine` of that one makes.
         strategy: "reuse", "paper" or "none".
         concurrency: Requests that run at an engine; more wait here, to be planned together.
         window_s: Seconds for which a request waits for others to be planned with.
@@ -173,6 +175,23 @@ class EnginePool(OnePerProcess, AsyncClosing):
     def statistics(self) -> tuple[ReplicaStatus, ...]:
         """Return the status of each replica."""
         return tuple(replica.status() for replica in self._replicas.values())
+
+    async def catch_up(self, timeout_s: float = 10.0) -> bool:
+        """Wait until all that the engines' shared logs hold is taken in; for a process's start.
+
+        Args:
+            timeout_s: How long to wait at most, in seconds.
+
+        Returns:
+            Whether it is; True without logs.
+
+        Raises:
+            InvalidRequestError: out of range.
+        """
+        checked_number("timeout_s", timeout_s)
+        planners = [replica.planner for replica in self._replicas.values()]
+        waits = (asyncio.to_thread(planner.catch_up, timeout_s) for planner in planners)
+        return all(await asyncio.gather(*waits))
 
     def available(self) -> tuple[str, ...]:
         """Return the names of the replicas that new requests may go to."""

@@ -27,6 +27,7 @@ from ctxreuse.serving.client.connection import is_busy, is_retryable
 from ctxreuse.serving.client.request import CompletionStream, Prompt
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
+from ctxreuse.sharing.exchange import SharingStatistics
 
 if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
@@ -98,6 +99,7 @@ class ReplicaStatus:
         busy: How often it has answered that it has too much to do.
         parts: How much of each part of what is remembered of it there is, and may be: the parts of
             its planner, and those of the bookkeeping of its cache.
+        sharing: What has become of what other processes and this one tell each other about it.
     """
 
     name: str
@@ -110,6 +112,7 @@ class ReplicaStatus:
     cache_epoch: int
     busy: int = 0
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
+    sharing: SharingStatistics = field(default=SharingStatistics(), compare=False)
 
     @property
     def generation(self) -> int:
@@ -264,6 +267,7 @@ class Replica:
                 **(capacity.parts if capacity is not None else {}),
                 "unconfirmed_plans": PartSize(unconfirmed, _MOST_UNCONFIRMED),
             },
+            sharing=self.planner.sharing,
         )
 
     def client(self) -> Client:

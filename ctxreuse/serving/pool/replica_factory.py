@@ -87,7 +87,7 @@ class ReplicaFactory:
                         "clients of your own are a mapping from names to functions that make one, "
                         f"not from {describe(name)} to {describe(connect)}"
                     )
-                planner = self.planner.sibling()
+                planner = self.planner.sibling(name)
                 yield self._replica(name, connect, planner, tells_planner=False)
         elif isinstance(engines, Iterable):
             for engine in engines:
@@ -104,13 +104,14 @@ class ReplicaFactory:
             engine = EngineSpec(base_url=engine)
         if not isinstance(engine, EngineSpec):
             raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
-        planner = self.planner.sibling()
+        base_url, options = engine.base_url, self.client_options
+        name = engine.name or _host_of(base_url)
+        planner = self.planner.sibling(name)
         events: KVEventSync | None = None
         if engine.kv_events is not None:
             from ctxreuse.cache.kv_events.event_sync import KVEventSync as Sync
 
             events = Sync(planner, engine.kv_events, engine.kv_replay)
-        base_url, options = engine.base_url, self.client_options
 
         def make() -> Client:
             return EngineClient(base_url, planner=planner, events=events, retries=0, **options)
@@ -120,7 +121,6 @@ class ReplicaFactory:
         def connect() -> Client:
             return made.pop() if made else make()
 
-        name = engine.name or urlsplit(base_url).netloc.rpartition("@")[2]
         return self._replica(name, connect, planner, engine.capacity_tokens, events)
 
     def _replica(
@@ -143,3 +143,11 @@ class ReplicaFactory:
             tells_planner=tells_planner,
             clock=self.clock,
         )
+
+
+def _host_of(base_url: str) -> str:
+    """Return host and port; "" for what is no address, which the client refuses."""
+    try:
+        return urlsplit(str(base_url)).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
