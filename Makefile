@@ -93,6 +93,9 @@ bench-query-engines: $(VENV)/dev  ## tokens computed for chains and query engine
 bench-workers: $(VENV)/dev  ## worker processes that use one engine, alone and with a shared log; needs $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/workers.py
 
+bench-pools: $(VENV)/dev  ## engine pools of several processes, alone and with a shared log; needs $$CTXREUSE_DATA
+	$(BIN)/python benchmarks/pool_workers.py
+
 bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
 	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/xquad" --k 5 --requests 40 -o bench-output/xquad

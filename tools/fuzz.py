@@ -42,6 +42,7 @@ AREAS = (
     "core",
     "engines",
     "files",
+    "sharing",
     "applications",
     "langchain_models",
     "langchain_documents",

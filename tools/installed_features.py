@@ -343,6 +343,20 @@ def writes_spans() -> None:
     assert planner.savings.reported.answers == 1
 
 
+def shares_through_redis() -> None:
+    """Make the log of several machines, and find that nobody listens there."""
+    errors = import_module("ctxreuse.errors")
+    log = import_module("ctxreuse.sharing").RedisLog(
+        "unix:///nowhere/redis.sock", secret="a secret of 22 signs."
+    )
+    try:
+        log.read("", 1)
+    except errors.SharedLogError as error:
+        assert "there is no connection" in str(error)
+    else:
+        raise AssertionError("somebody listens there")
+
+
 FEATURES = (
     Feature("import", imports_little),
     Feature("names without extras", imports_all_that_needs_nothing),
@@ -364,6 +378,7 @@ FEATURES = (
     Feature("PlannerCollector", shows_metrics, ("metrics",)),
     Feature("PlannerSpans", writes_spans, ("metrics",)),
     Feature("KVEventSync", follows_events, ("vllm-events",)),
+    Feature("RedisLog", shares_through_redis, ("redis",)),
     Feature("chain_of_agents", runs_agents, ("agents",)),
     Feature("WorkflowEngine", runs_workflows, ("workflow",)),
     Feature("GpuTier", keeps_clusters_on_a_gpu, ("gpu",), on=("workflow",)),

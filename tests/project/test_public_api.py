@@ -146,6 +146,7 @@ def test_every_error_is_one_small_tree():
         "InvalidBlockError",
         "InvalidRequestError",
         "MissingExtraError",
+        "SharedLogError",
         "UnknownArgumentError",
         "UnknownStrategyError",
     ]

@@ -194,6 +194,22 @@ def test_the_server_holds_no_text_and_no_plain_digest(server: RedisServer) -> No
     assert asked("a").blocks[0].key not in held
 
 
+def test_a_user_needs_no_other_rights_than_the_documented_ones(server: RedisServer) -> None:
+    redis.Redis.from_url(server.url).acl_setuser(
+        "planner",
+        enabled=True,
+        passwords=[f"+{PASSWORD}"],
+        commands=["-@all", "+xadd", "+xrange", "+multi", "+exec"],
+        keys=["ctxreuse*"],
+    )
+    path = server.url.removeprefix("unix://")
+    one, other = sharing(log_at(f"unix://planner:{PASSWORD}@{path}"))
+    one.plan(asked("abc"))
+    caught_up(one, other)
+    assert order(other.plan(asked("cba"))) == "abc"
+    assert one.sharing.faults == other.sharing.faults == 0
+
+
 def test_no_password_and_no_secret_is_shown(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planning.savings import PlanningTime, Savings
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.client.request import EngineCall
-from ctxreuse.sharing import SQLiteLog
+from ctxreuse.sharing import RedisLog, SQLiteLog
 from ctxreuse.workflow import (
     END,
     START,
@@ -285,6 +285,7 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     ReusePlanner: _planner,
     RunResult: lambda: replace(_run_result(), request_ids=("r", "s"), first_token_s=(0.1, 0.2)),
     Savings: lambda: _planner().savings,
+    RedisLog: lambda: RedisLog("unix:///nowhere/redis.sock", secret="a secret of 22 signs."),
     SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
     SentenceTransformerEmbedder: lambda: SentenceTransformerEmbedder(_Encoder()),
     State: lambda: _started(one_shot().compile()),
@@ -330,7 +331,11 @@ VALID: dict[str, Callable[[], Any]] = {
     "ChainPrompts.note": lambda: "It flows west.",
     "ChainPrompts.worker": lambda: 1,
     "SQLiteLog.entries": lambda: [b"one", b"two"],
-    "SQLiteLog.position": lambda: "1",
+    "SQLiteLog.position": lambda: "1-0123456789ABCDEF",
+    "SQLiteLog.name": lambda: "engine",
+    "RedisLog.url": lambda: "unix:///nowhere/redis.sock",
+    "RedisLog.secret": lambda: "a secret of at least 16 bytes",
+    "RedisLog.name": lambda: "engine",
     "Templates.ordinal": lambda: 1,
     "Templates.ordinals": lambda: [1, 2],
     "Templates.label": lambda: "[Doc_1]",
@@ -411,6 +416,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "Results.read.path": lambda: _stored_results(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
     "EngineBlocks.tell_below.tokens": lambda: 1,
+    "ReusePlanner.load.path": lambda: "nowhere",
     "ReusePlanner.trim.blocks": lambda: 1,
     "ReusePlanner.block_tokens.blocks": lambda: _blocks(2),
     "ReusePlanner.observe.plans": lambda: [_planner().plan(_request())],

@@ -54,6 +54,8 @@ REASONS = {
     "llamaindex_ctxreuse.ReplayMemory.*": _INTERFACE,
     "llamaindex_ctxreuse.recording.*SpanHandler*": _EVENTS,
     "ctxreuse.cache.telemetry.PlannerSpans.*": "the planner calls it with what it has made itself",
+    "ctxreuse.sharing.RedisLog.append": "needs a server, which its tests start",
+    "ctxreuse.sharing.RedisLog.read": "needs a server, which its tests start",
     "ctxreuse.serving.EnginePool.watch": "ends when it is cancelled; `check` is its step",
     "ctxreuse.workflow.GpuTier*": _GPU,
     "ctxreuse.workflow.fastest_tier": _GPU,
