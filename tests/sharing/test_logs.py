@@ -265,7 +265,8 @@ def test_a_planner_says_once_that_it_is_behind(
     assert order(other.plan(asked("zyx"))) == "xyz"
     assert order(other.plan(asked("cba"))) == "abc"
     assert (other.sharing.gaps, other.sharing.faults) == (1, 0)
-    assert len([one for one in caplog.records if one.name == "ctxreuse"]) == 2  # one of each
+    said = [one for one in caplog.records if "emptied or replaced" in one.getMessage()]
+    assert len(said) == 2, "each planner says it once"
 
 
 def test_entries_that_come_again_behind_a_gap_are_not_doubled() -> None:
@@ -316,4 +317,5 @@ def test_garbage_of_any_size_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     [planner] = sharing(log, 1)
     caught_up(planner)
     assert planner.sharing.unreadable == 51
-    assert len(caplog.records) == 1
+    # a planner of a test before may end meanwhile
+    assert len([one for one in caplog.records if "left out" in one.getMessage()]) == 1
