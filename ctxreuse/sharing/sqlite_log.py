@@ -67,7 +67,7 @@ class SQLiteLog:
     """
 
     def __init__(self, path: str | os.PathLike[str], max_entries: int = 200_000) -> None:
-        self._path = checked_path("path", path)
+        self._path = checked_path("path", path).absolute()  # the process may change its folder
         self._max_entries = checked_integer("max_entries", max_entries, 1)
         self.secret = kept_secret(self._path)
         self._appends = 0

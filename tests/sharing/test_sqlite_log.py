@@ -55,6 +55,19 @@ def test_a_child_that_is_forked_while_the_file_is_locked_says_that_it_shares_not
     assert planner.catch_up(WAIT_S)
 
 
+def test_a_process_that_changes_its_folder_goes_on_with_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    log = SQLiteLog("log")
+    log.append([b"one"])
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    log.append([b"two"])
+    assert log.read("", 10).entries == [b"one", b"two"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_what_others_write_into_the_table_is_left_out(tmp_path: Path) -> None:
     one, other = sharing(SQLiteLog(tmp_path / "log"))
     one.plan(asked("abc"))
