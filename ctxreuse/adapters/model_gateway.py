@@ -270,21 +270,16 @@ class ModelGateway:
         )
 
     @contextmanager
-    def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[Callable[[], None]]:
+    def evict_on_failure(self, planned: PlannedPrompt | None) -> Iterator[None]:
         """Evict a prompt if the code that sends it raises or is cancelled.
 
         Args:
             planned: The prompt; None if it was not planned.
-
-        Yields:
-            A function to call when the engine has read the prompt, which it then probably keeps.
         """
-        unread = [] if planned is None else [planned]
         try:
-            yield unread.clear
+            yield
         except BaseException:
-            for prompt in unread:
-                self.evict(prompt)
+            self.evict_unread(planned, is_read=False)
             raise
 
     def stream(
@@ -296,31 +291,47 @@ class ModelGateway:
             planned: The prompt; None if it was not planned.
             start: Makes the model stream.
         """
-        with self.evict_on_failure(planned) as note_read:
+        is_read = False
+        try:
             pieces = start()
             try:
                 for piece in pieces:
-                    note_read()
+                    is_read = True  # by the engine, which then probably keeps the prompt
                     yield piece
             finally:
                 close: Any = getattr(pieces, "close", None)
                 if close is not None:
                     close()
+        finally:
+            self.evict_unread(planned, is_read)
 
     async def astream(
         self, planned: PlannedPrompt | None, start: Callable[[], AsyncIterator[_Piece]]
     ) -> AsyncGenerator[_Piece, None]:
         """Yield what a model streams, as `stream` does."""
-        with self.evict_on_failure(planned) as note_read:
+        is_read = False
+        try:
             pieces = start()
             try:
                 async for piece in pieces:
-                    note_read()
+                    is_read = True
                     yield piece
             finally:
                 close: Any = getattr(pieces, "aclose", None)
                 if close is not None:
                     await close()
+        finally:
+            self.evict_unread(planned, is_read)
+
+    def evict_unread(self, planned: PlannedPrompt | None, is_read: bool) -> None:
+        """Evict a prompt if the engine has answered nothing, so probably has not read it.
+
+        Args:
+            planned: The prompt; None if it was not planned.
+            is_read: Whether anything came back.
+        """
+        if planned is not None and not is_read:
+            self.evict(planned)
 
     def _scheduled(self, prompts: list[ScopedPrompt]) -> list[Scheduled[PlannedPrompt]]:
         return [Scheduled(planned.position, planned) for planned in self.plan_batch(prompts)]

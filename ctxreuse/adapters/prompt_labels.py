@@ -23,6 +23,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 _WORD = "[0-9A-Za-z_]"
 _ORDINAL = "[1-9][0-9]{0,17}"
 _DEEPEST = 20
+_NAMES_OF_A_CALL = ("id", "index", "name", "tool_call_id", "type")
 
 
 class ContextLabels(NamedTuple):
@@ -121,6 +122,11 @@ class TextStream:
         self._forms = _forms(labels.templates.label) if labels.renames else None
         self._last = self._kept = ""
 
+    @property
+    def keeps_back(self) -> bool:
+        """Whether something that has come is not shown yet."""
+        return bool(self._kept)
+
     def feed(self, text: str) -> str:
         """Return what can be shown now that a piece has come."""
         if self._forms is None:
@@ -157,16 +163,47 @@ def renamed(value: Any, rename: Callable[[str], str], depth: int = _DEEPEST) -> 
         return value if text == value else text
     if depth <= 0:
         return value
+    return _with_each(value, lambda name, one: renamed(one, rename, depth - 1))
+
+
+def renamed_calls(calls: Any, rename: Callable[[str], str]) -> Any:
+    """Return tool calls with the labels in their arguments renamed; the same object if none is.
+
+    Args:
+        calls: One call or a list of them, in any form that providers give them. What names a call
+            or its tool stays, whatever it looks like: it is no word of the model's.
+        rename: What to do with each string.
+    """
+
+    def field(name: Any, one: Any) -> Any:
+        return one if name in _NAMES_OF_A_CALL else renamed(one, rename)
+
+    def field_of_call(name: Any, one: Any) -> Any:
+        return _with_each(one, field) if name == "function" else field(name, one)
+
+    def call(_: Any, one: Any) -> Any:
+        return _with_each(one, field_of_call)
+
+    return _with_each(calls, call) if isinstance(calls, (list, tuple)) else call(None, calls)
+
+
+def _with_each(value: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """Return a copy of a value with what it holds changed; the same object if nothing is.
+
+    Args:
+        value: A list, tuple, mapping or Pydantic model; others stay.
+        change: Returns what stands for an entry, by its name (None in a list) and value.
+    """
     if isinstance(value, dict):
-        entries = {name: renamed(one, rename, depth - 1) for name, one in value.items()}
+        entries = {name: change(name, one) for name, one in value.items()}
         return value if _same(value.values(), entries.values()) else entries
     if type(value) in (list, tuple):
-        items = [renamed(one, rename, depth - 1) for one in value]
+        items = [change(None, one) for one in value]
         return value if _same(value, items) else type(value)(items)
     fields = getattr(type(value), "model_fields", None)
     if isinstance(fields, dict):
         held = {name: getattr(value, name) for name in fields if hasattr(value, name)}
-        new = {name: renamed(one, rename, depth - 1) for name, one in held.items()}
+        new = {name: change(name, one) for name, one in held.items()}
         changed = {name: one for name, one in new.items() if one is not held[name]}
         return value.model_copy(update=changed) if changed else value
     return value

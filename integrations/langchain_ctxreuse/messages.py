@@ -17,7 +17,7 @@ from langchain_core.messages import (
 )
 
 from ctxreuse.adapters.prompt_draft import PromptPart
-from ctxreuse.adapters.prompt_labels import PromptLabels, renamed
+from ctxreuse.adapters.prompt_labels import PromptLabels, renamed, renamed_calls
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (HumanMessage, "user"),
@@ -30,8 +30,13 @@ _BEFORE_THE_MESSAGES = ("model", "tools", "functions")
 """Arguments of a call that change what stands before its messages."""
 
 _CALLS = ("tool_calls", "invalid_tool_calls")
-_BESIDE = ("tool_calls", "function_call", "parsed")
-"""What `additional_kwargs` may repeat of an answer."""
+_BESIDE: dict[str, Callable[[Any, Callable[[str], str]], Any]] = {
+    "tool_calls": renamed_calls,
+    "function_call": renamed_calls,
+    "parsed": renamed,
+    "refusal": renamed,
+}
+"""What `additional_kwargs` may hold of an answer, and how that is renamed."""
 
 SPOKEN_FIELDS = {
     "text": "text",
@@ -94,10 +99,10 @@ def with_renamed_calls(message: _Message, rename: Callable[[str], str]) -> _Mess
     update: dict[str, Any] = {}
     for name in _CALLS:
         held = getattr(message, name, None)
-        if held and (new := renamed(held, rename)) is not held:
+        if held and (new := renamed_calls(held, rename)) is not held:
             update[name] = new
     kwargs = message.additional_kwargs
-    beside = {name: renamed(kwargs[name], rename) for name in _BESIDE if kwargs.get(name)}
+    beside = {name: by(kwargs[name], rename) for name, by in _BESIDE.items() if kwargs.get(name)}
     if any(new is not kwargs[name] for name, new in beside.items()):
         update["additional_kwargs"] = {**kwargs, **beside}
     if isinstance(message.content, list):

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 
 from ctxreuse import ReusePlanner, Templates
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, cited_documents, format_context
-from langchain_ctxreuse.chat_model import model_answer
+from langchain_ctxreuse.chat_model import answer_stream, model_answer
 
 Says = Callable[[dict[str, str], str], str]
 
@@ -486,7 +486,7 @@ def test_a_fault_of_ours_lets_an_answer_through(monkeypatch: pytest.MonkeyPatch)
 
     model = wrapped()
     monkeypatch.setattr(model_answer.ModelAnswer, "_whole", fails)
-    monkeypatch.setattr(model_answer._StreamedAnswer, "chunk", fails)
+    monkeypatch.setattr(answer_stream.AnswerStream, "chunk", fails)
     assert model.invoke(prompt("cab")).content == "It is so [Doc_1]."
     assert "".join(one.text for one in model.stream(prompt("cab"))) == "It is so [Doc_1]."
     assert model.faults > 1

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing, closing
 from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.messages import AIMessageChunk, BaseMessage, BaseMessageChunk
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from ctxreuse.adapters.model_gateway import ModelGateway, ReportedTokens
 from ctxreuse.adapters.plan_metadata import METADATA_KEY
-from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream, renamed
+from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.checks import reported_count
-from langchain_ctxreuse.messages import (
-    SPOKEN_FIELDS,
-    TextPart,
-    text_parts,
-    with_renamed_calls,
-    with_renamed_field,
-    with_text,
-)
+from langchain_ctxreuse.chat_model.answer_stream import AnswerStream
+from langchain_ctxreuse.messages import TextPart, text_parts, with_renamed_calls, with_text
 
 _Message = TypeVar("_Message", bound=BaseMessage)
+_Found = TypeVar("_Found")
 _RunManager = TypeVar("_RunManager", CallbackManagerForLLMRun, AsyncCallbackManagerForLLMRun)
 
 
@@ -81,33 +76,68 @@ class ModelAnswer:
         metadata = {**message.response_metadata, METADATA_KEY: self._metadata}
         return message.model_copy(update={"response_metadata": metadata})
 
+    def told(self, generate: Callable[[], _Found]) -> _Found:
+        """Return what the inner model returns; callbacks know all that it has said by then."""
+        try:
+            found = generate()
+        except Exception:
+            self._tell_rest()
+            raise
+        self._tell_rest()
+        return found
+
+    async def atold(self, generated: Awaitable[_Found]) -> _Found:
+        """Return what the inner model returns, as `told` does."""
+        try:
+            found = await generated
+        except Exception:
+            await self._atell_rest()
+            raise
+        await self._atell_rest()
+        return found
+
     def stream(self, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield a streamed answer: chunks, or events of LangChain's streaming protocol."""
-        streamed, is_first, step = _StreamedAnswer(self._labels), bool(self._metadata), None
+        """Yield a streamed answer: chunks, or events of LangChain's streaming protocol.
+
+        If it breaks off, what the model has said by then comes before the error.
+        """
+        streamed, is_first, step = AnswerStream(self._labels), bool(self._metadata), None
         with closing(steps):
-            for step in steps:
-                yield from self._steps(streamed, step, is_first)
-                is_first = False
+            try:
+                for step in steps:
+                    yield from self._steps(streamed, step, is_first)
+                    is_first = False
+            except Exception:
+                self._tell_rest()
+                yield from self._rest(streamed, step)
+                raise
+        self._tell_usage()
+        self._tell_rest()
         yield from self._rest(streamed, step)
 
     async def astream(self, steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yield a streamed answer as `stream` does."""
-        streamed, is_first, step = _StreamedAnswer(self._labels), bool(self._metadata), None
+        streamed, is_first, step = AnswerStream(self._labels), bool(self._metadata), None
         async with aclosing(steps):
-            async for step in steps:
-                for one in self._steps(streamed, step, is_first):
+            try:
+                async for step in steps:
+                    for one in self._steps(streamed, step, is_first):
+                        yield one
+                    is_first = False
+            except Exception:
+                await self._atell_rest()
+                for one in self._rest(streamed, step):
                     yield one
-                is_first = False
+                raise
+        self._tell_usage()
+        await self._atell_rest()
         for one in self._rest(streamed, step):
             yield one
 
-    def _rest(self, streamed: _StreamedAnswer, last: Any) -> list[Any]:
-        self._tell_usage()
-        if not isinstance(last, ChatGenerationChunk):
-            return []
-        return self._gateway.attempt(streamed.rest, list)
+    def _rest(self, streamed: AnswerStream, last: Any) -> list[Any]:
+        return self._gateway.attempt(lambda: streamed.rest(last), list)
 
-    def _steps(self, streamed: _StreamedAnswer, step: Any, is_first: bool) -> list[Any]:
+    def _steps(self, streamed: AnswerStream, step: Any, is_first: bool) -> list[Any]:
         self._read_usage(step)
         return self._gateway.attempt(lambda: self._shown(streamed, step, is_first), lambda: [step])
 
@@ -120,7 +150,7 @@ class ModelAnswer:
     def _tell_usage(self) -> None:
         self._gateway.observe(self._planned, self._usage, time.perf_counter() - self._began)
 
-    def _shown(self, streamed: _StreamedAnswer, step: Any, is_first: bool) -> list[Any]:
+    def _shown(self, streamed: AnswerStream, step: Any, is_first: bool) -> list[Any]:
         if not isinstance(step, ChatGenerationChunk):
             return streamed.events(step)
         message = streamed.chunk(step.message)
@@ -130,13 +160,13 @@ class ModelAnswer:
             return [step]
         return [ChatGenerationChunk(message=message, generation_info=step.generation_info)]
 
-    def tell_rest(self) -> None:
+    def _tell_rest(self) -> None:
         """Tell callbacks what was kept back when the inner model has told all."""
         for tell in self._tokens_kept():
             tell()
 
-    async def atell_rest(self) -> None:
-        """Tell callbacks what was kept back, as `tell_rest` does."""
+    async def _atell_rest(self) -> None:
+        """Tell callbacks what was kept back, as `_tell_rest` does."""
         for tell in self._tokens_kept():
             await tell()
 
@@ -189,7 +219,7 @@ class _Tokens:
 
     def __init__(self, run_manager: Any, labels: PromptLabels, gateway: ModelGateway) -> None:
         self._tell = run_manager.on_llm_new_token
-        self._streamed = _StreamedAnswer(labels)
+        self._streamed = AnswerStream(labels)
         self._text = TextStream(labels)
         self._gateway = gateway
 
@@ -201,7 +231,7 @@ class _Tokens:
 
     def rest(self) -> list[Callable[[], Any]]:
         """Return how to tell what was kept back when the last token has come."""
-        chunks = [partial(self._tell, one.text, chunk=one) for one in self._streamed.rest()]
+        chunks = [partial(self._tell, one.text, chunk=one) for one in self._streamed.rest_chunks()]
         text = self._text.flush()
         return [*chunks, partial(self._tell, text)] if text else list(chunks)
 
@@ -211,128 +241,3 @@ class _Tokens:
             chunk = ChatGenerationChunk(message=message, generation_info=chunk.generation_info)
             return (chunk.text if isinstance(token, str) else message.content), chunk
         return (self._text.feed(token) if isinstance(token, str) else token), chunk
-
-
-class _StreamedAnswer:
-    """Renames the labels in an answer that comes in pieces.
-
-    Args:
-        labels: The labels of the prompt.
-    """
-
-    def __init__(self, labels: PromptLabels) -> None:
-        self._labels = labels
-        self._texts: dict[tuple[str, Any], TextStream] = {}
-        self._in_blocks = False
-
-    def _fed(self, kind: str, index: Any, text: Any) -> Any:
-        """Return what can be shown of a text; other values are whole."""
-        if not isinstance(text, str):
-            return renamed(text, self._labels.to_given)
-        if (kind, index) not in self._texts:
-            self._texts[kind, index] = TextStream(self._labels)
-        return self._texts[kind, index].feed(text)
-
-    def chunk(self, message: BaseMessageChunk) -> BaseMessageChunk:
-        """Return a chunk of the answer with what can be shown now."""
-        if not self._labels.renames:
-            return message
-        update: dict[str, Any] = {}
-        if isinstance(message.content, str):
-            update["content"] = self._fed("", None, message.content)
-        else:
-            self._in_blocks = True
-            update["content"] = [self._block(one) for one in message.content]
-        calls = getattr(message, "tool_call_chunks", None)
-        if calls:
-            update["tool_call_chunks"] = [
-                {**one, "args": self._fed("call", one.get("index"), one["args"])} for one in calls
-            ]
-        beside = {
-            name: self._fed(f"beside {name}", None, value)
-            for name, value in message.additional_kwargs.items()
-            if name == "parsed"
-        }
-        update["additional_kwargs"] = message.additional_kwargs | beside | self._raw(message)
-        if getattr(message, "chunk_position", None) == "last":
-            self._flush_into(update)
-        return _remade(message, update)
-
-    def _block(self, block: str | dict[str, Any]) -> str | dict[str, Any]:
-        if isinstance(block, str):
-            return str(self._fed("", None, block))
-        kind, index = block.get("type", ""), block.get("index")
-        return with_renamed_field(block, lambda value: self._fed(kind, index, value))
-
-    def _raw(self, message: BaseMessage) -> dict[str, Any]:
-        """Return the tool calls that a chunk repeats as the server sent them."""
-        raw = message.additional_kwargs.get("tool_calls")
-        if not isinstance(raw, list):
-            return {}
-        return {"tool_calls": [self._raw_call(one) for one in raw]}
-
-    def _raw_call(self, call: Any) -> Any:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or "arguments" not in function:
-            return call
-        arguments = self._fed("raw", call.get("index"), function["arguments"])
-        return {**call, "function": {**function, "arguments": arguments}}
-
-    def rest(self) -> list[ChatGenerationChunk]:
-        """Return what was kept back when the last chunk has come, as one more chunk or none."""
-        update: dict[str, Any] = {"content": [] if self._in_blocks else ""}
-        if not self._flush_into(update):
-            return []
-        return [ChatGenerationChunk(message=AIMessageChunk(**update))]
-
-    def _flush_into(self, update: dict[str, Any]) -> bool:
-        """Add what was kept back to a chunk; return whether there was anything."""
-        kept = {key: rest for key, text in self._texts.items() if (rest := text.flush())}
-        for (kind, index), rest in kept.items():
-            content = update["content"]
-            if kind == "call":
-                one = {"name": None, "args": rest, "id": None, "index": index}
-                update["tool_call_chunks"] = [*update.get("tool_call_chunks", []), one]
-            elif isinstance(content, str) and kind == "":
-                update["content"] = content + rest
-            elif kind == "" or kind in SPOKEN_FIELDS:
-                block = rest if kind == "" else {"type": kind, SPOKEN_FIELDS[kind]: rest}
-                if isinstance(block, dict) and index is not None:
-                    block["index"] = index
-                update["content"] = [*([content] if isinstance(content, str) else content), block]
-        return bool(kept)
-
-    def events(self, event: Any) -> list[Any]:
-        """Return an event of the streaming protocol with what can be shown now."""
-        if not self._labels.renames or not isinstance(event, dict):
-            return [event]
-        index = event.get("index")
-        if event.get("event") == "content-block-delta":
-            delta = event.get("delta") or {}
-            name = {"text-delta": "text", "tool-call-delta": "args"}.get(delta.get("type", ""))
-            if name is None or not isinstance(delta.get(name), str):
-                return [event]
-            shown = self._fed(name, index, delta[name])
-            return [{**event, "delta": {**delta, name: shown}}] if shown else []
-        if event.get("event") != "content-block-finish":
-            return [event]
-        kept = [
-            {"event": "content-block-delta", "index": index, "delta": {"type": kind, name: rest}}
-            for kind, name in (("text-delta", "text"), ("tool-call-delta", "args"))
-            if (name, index) in self._texts and (rest := self._texts[name, index].flush())
-        ]
-        content = with_renamed_field(
-            event.get("content") or {}, lambda value: renamed(value, self._labels.to_given)
-        )
-        return [*kept, {**event, "content": content}]
-
-
-def _remade(message: BaseMessageChunk, update: Mapping[str, Any]) -> BaseMessageChunk:
-    """Return a copy of a chunk, in which what follows from its fields follows anew."""
-    fields = {name: getattr(message, name) for name in message.model_fields_set}
-    if "tool_call_chunks" in update:  # tool calls are parsed from these
-        fields = {name: one for name, one in fields.items() if name not in _PARSED}
-    return type(message)(**{**fields, **update})
-
-
-_PARSED = ("tool_calls", "invalid_tool_calls")

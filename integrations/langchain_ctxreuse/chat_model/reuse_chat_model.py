@@ -324,8 +324,8 @@ class ReuseChatModel(DelegatingChatModel):
             answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = answer.tokens(run_manager)
-            result = self.inner._generate(sent, stop=stop, **arguments)
-            answer.tell_rest()
+            result = answer.told(lambda: self.inner._generate(sent, stop=stop, **arguments))
+            self._gateway.evict_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
     async def _agenerate(
@@ -340,8 +340,9 @@ class ReuseChatModel(DelegatingChatModel):
             answer = ModelAnswer(planned, self._gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = answer.tokens(run_manager)
-            result = await self.inner._agenerate(sent, stop=stop, **arguments)
-            await answer.atell_rest()
+            made = self.inner._agenerate(sent, stop=stop, **arguments)
+            result = await answer.atold(made)
+            self._gateway.evict_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
     def _stream(
@@ -389,7 +390,6 @@ class ReuseChatModel(DelegatingChatModel):
             arguments["run_manager"] = answer.tokens(run_manager)
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
         yield from answer.stream(self._carried.steps(steps))
-        answer.tell_rest()
 
     async def _astreamed(
         self,
@@ -408,7 +408,6 @@ class ReuseChatModel(DelegatingChatModel):
         async with aclosing(answer.astream(self._carried.asteps(steps))) as within:
             async for step in within:
                 yield step
-        await answer.atell_rest()
 
     def _texts(
         self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
