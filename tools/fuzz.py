@@ -44,6 +44,7 @@ AREAS = (
     "files",
     "sharing",
     "applications",
+    "framework_clients",
     "langchain_models",
     "langchain_documents",
     "langchain_agents",
