@@ -251,6 +251,11 @@ class ReusePlanner:
         return self._settings.templates
 
     @property
+    def shared_log(self) -> SharedLog | None:
+        """Where this planner and those of other processes tell each other what they have sent."""
+        return self._shared_log
+
+    @property
     def counts_tokens(self) -> bool:
         """Whether tokens are counted by the counter that was given, not estimated."""
         return self._settings.count_tokens is not estimate_tokens

@@ -1,0 +1,113 @@
+"""Requests as digests: what decides where they go, without any text, and in which order they stand.
+
+Both depend on what the requests hold alone, so they are the same whichever worker reads them, in
+whatever order they come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+
+from ctxreuse.context.blocks import ContextRequest, encoded
+from ctxreuse.index.explain import MOST_BLOCK_TOKENS
+from ctxreuse.ordering.group_tree import Contexts
+
+_BYTES = 8
+
+
+def contexts_of(requests: Sequence[ContextRequest], count_tokens: Callable[[str], int]) -> Contexts:
+    """Return what decides where requests go.
+
+    Args:
+        requests: The requests.
+        count_tokens: How to count blocks without a token count.
+    """
+    names = {(one.tenant, one.system): 0 for one in requests}
+    for tenant, system in names:
+        names[tenant, system] = _digest((tenant, "" if system is None else f"system {system}"))
+    weights: dict[bytes, int] = {}
+    blocks: list[bytes] = []
+    for request in requests:
+        for key, block in request.unique_blocks.items():
+            if key not in weights:
+                tokens = count_tokens(block.text) if block.tokens is None else block.tokens
+                weights[key] = min(max(tokens, 1), MOST_BLOCK_TOKENS)
+            blocks.append(key)
+    return Contexts(
+        scopes=_array(names[one.tenant, one.system] for one in requests),
+        digests=_array(_distinct(map(request_digest, requests))),
+        conversations=_array(map(conversation_digest, requests)),
+        are_later=np.array([bool(one.history) for one in requests], dtype=np.bool_),
+        lengths=np.array([len(one.unique_blocks) for one in requests], dtype=np.int64),
+        blocks=_array(int.from_bytes(key[:_BYTES], "little") for key in blocks),
+        weights=np.array([weights[key] for key in blocks], dtype=np.int64),
+    )
+
+
+def reproducible_order(requests: Sequence[ContextRequest]) -> list[int]:
+    """Return positions in an order that does not depend on that of the requests.
+
+    Turns of one conversation stand together, those with less history first.
+    """
+    digests = [request_digest(request) for request in requests]
+
+    def key(position: int) -> tuple[int, int, int]:
+        request, digest = requests[position], digests[position]
+        conversation = conversation_digest(request)
+        return conversation or digest, len(request.history or ()), digest
+
+    return sorted(range(len(requests)), key=key)
+
+
+def request_digest(request: ContextRequest) -> int:
+    """Return 64 bits that stand for what is planned of a request."""
+    history = [str(message.get("content")) for message in request.history or ()]
+    return _digest(
+        (
+            request.tenant,
+            repr(request.system is None),
+            request.system or "",
+            request.query,
+            repr(type(request.request_id)),
+            str(request.request_id),
+            *history,
+        ),
+        (block.key for block in request.blocks),
+    )
+
+
+def conversation_digest(request: ContextRequest) -> int:
+    """Return 64 bits that stand for the conversation whose turns stay in order; 0 for none."""
+    if request.history is None or request.conversation_id is None:
+        return 0
+    kind = type(request.conversation_id).__name__
+    return _digest((request.tenant, kind, str(request.conversation_id))) or 1
+
+
+def _digest(texts: Iterable[str], keys: Iterable[bytes] = ()) -> int:
+    hashed = hashlib.blake2b(digest_size=_BYTES)
+    for text in texts:
+        data = encoded(text)
+        hashed.update(len(data).to_bytes(_BYTES, "little"))
+        hashed.update(data)
+    for key in keys:
+        hashed.update(key)
+    return int.from_bytes(hashed.digest(), "little")
+
+
+def _distinct(digests: Iterable[int]) -> list[int]:
+    """Return digests such that equal ones differ, so that equal requests can be spread."""
+    seen: Counter[Hashable] = Counter()
+    found = []
+    for digest in digests:
+        found.append(_digest((f"{digest} {seen[digest]}",)) if seen[digest] else digest)
+        seen[digest] += 1
+    return found
+
+
+def _array(digests: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.fromiter(digests, dtype=np.uint64)

@@ -1,0 +1,183 @@
+"""One partition: a table of requests, planned together, with the plans as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.distributed.digests import conversation_digest, reproducible_order
+from ctxreuse.errors import CtxreuseError, InvalidRequestError
+from ctxreuse.ordering.prefix_groups import batch_order, prefix_groups
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+
+PLANNED = {
+    "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+    "plan_order": pa.list_(pa.int64()),
+    "plan_labels": pa.list_(pa.string()),
+    "plan_expected_cached_tokens": pa.int64(),
+    "plan_strategy": pa.string(),
+    "plan_group": pa.string(),
+    "plan_position": pa.int64(),
+}
+"""The columns that planning adds, with their types."""
+
+_fail_open = FailOpen("plan_dataset", "the requests of a partition go out as retrieved")
+
+
+class _Planned(NamedTuple):
+    """A planned row.
+
+    Attributes:
+        row: Its position in the table.
+        plan: The plan.
+        group: The number of its prefix group.
+    """
+
+    row: int
+    plan: Plan
+    group: int
+
+
+def planned_table(
+    table: pa.Table,
+    requests: Sequence[ContextRequest],
+    planner: ReusePlanner,
+    partition: int,
+    batch_size: int,
+) -> pa.Table:
+    """Plan the requests of one partition.
+
+    Args:
+        table: The rows.
+        requests: Their requests.
+        planner: Whose settings to plan with; what it has seen does not count.
+        partition: The partition's number.
+        batch_size: How many rows are sent together.
+
+    Returns:
+        The rows in execution order, with the columns `PLANNED`.
+
+    Raises:
+        InvalidRequestError: Arrow cannot hold the messages of the partition in one column.
+    """
+    batch, strategy = _plans(requests, planner)
+    rows = _grouped(batch, batch_size)
+    columns: dict[str, list[Any]] = {
+        "messages": [one.plan.messages() for one in rows],
+        "plan_order": [_sent_positions(one.plan) for one in rows],
+        "plan_labels": [_labels(one.plan) for one in rows],
+        "plan_expected_cached_tokens": [one.plan.expected_cached_tokens for one in rows],
+        "plan_strategy": [strategy] * len(rows),
+        "plan_group": [f"{partition}-{one.group}" for one in rows],
+        "plan_position": list(range(len(rows))),
+    }
+    ordered = table.take(pa.array([one.row for one in rows], pa.int64()))
+    for name, values in columns.items():
+        ordered = ordered.append_column(name, _column(name, values))
+    return ordered
+
+
+def _plans(
+    requests: Sequence[ContextRequest], planner: ReusePlanner
+) -> tuple[BatchPlan, Strategy]:
+    """Return the plans with positions in the table, and how they were made."""
+    order = reproducible_order(requests)
+    ordered = [requests[position] for position in order]
+
+    def planned(strategy: Strategy) -> tuple[BatchPlan, Strategy]:
+        batch = planner.sibling().plan_batch(ordered, strategy)
+        return BatchPlan(batch.plans, tuple(order[one] for one in batch.order)), strategy
+
+    def reused() -> tuple[BatchPlan, Strategy] | CtxreuseError:
+        try:
+            return planned("reuse")
+        except CtxreuseError as error:  # of the user's, such as a token counter that counts wrong
+            return error
+
+    result = _fail_open.attempt(reused, lambda: planned("none"))
+    if isinstance(result, CtxreuseError):
+        raise result
+    return result
+
+
+def _grouped(batch: BatchPlan, batch_size: int) -> list[_Planned]:
+    """Return the rows in an order in which few prefix groups stand in two batches."""
+    sizes = prefix_groups(_beginnings(batch.plans), batch_size)
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    rows = [
+        _Planned(batch.order[place], batch.plans[place], group)
+        for group in batch_order(sizes, batch_size)
+        for place in range(starts[group], starts[group + 1])
+    ]
+    return _with_turns_in_order(rows, batch.order)
+
+
+def _beginnings(plans: Sequence[Plan]) -> list[tuple[Hashable, ...]]:
+    """Return what the prompts begin with; later turns begin as their conversation does."""
+    known: dict[Hashable, tuple[Hashable, ...]] = {}
+    found = []
+    for number, plan in enumerate(plans):
+        request = plan.request
+        conversation = conversation_digest(request)
+        keys: list[Hashable] = [block.key for block in plan.blocks]
+        if request.history:
+            keys = ["turn", conversation or number]
+        beginning: tuple[Hashable, ...] = ()
+        if keys:
+            beginning = ((request.tenant, request.system, keys[0]), *keys[1:])
+        if conversation:
+            beginning = known.setdefault(conversation, beginning)
+        found.append(beginning)
+    return found
+
+
+def _with_turns_in_order(rows: list[_Planned], order: Sequence[int]) -> list[_Planned]:
+    """Put the turns of each conversation into the order in which they were planned."""
+    places: dict[int, list[int]] = {}
+    for place, one in enumerate(rows):
+        if conversation := conversation_digest(one.plan.request):
+            places.setdefault(conversation, []).append(place)
+    rank = {row: number for number, row in enumerate(order)} if places else {}
+    for turns in places.values():
+        inside = sorted((rows[place] for place in turns), key=lambda one: rank[one.row])
+        for place, one in zip(turns, inside, strict=True):
+            rows[place] = one._replace(group=rows[place].group)
+    return rows
+
+
+def _sent_positions(plan: Plan) -> list[int]:
+    """Return for each block that is sent its position among the request's blocks."""
+    positions = {key: 0 for key in plan.request.unique_blocks}
+    for position, block in reversed(list(enumerate(plan.request.blocks))):
+        positions[block.key] = position
+    return [positions[block.key] for block in plan.blocks]
+
+
+def _labels(plan: Plan) -> list[str]:
+    """Return for each of the request's blocks the label that the prompt shows it under."""
+    label_of = plan.label_of
+    return [label_of[block.key] for block in plan.request.blocks]
+
+
+def _column(name: str, values: list[Any]) -> pa.Array:
+    plain = PLANNED[name]
+    if name == "messages" and any(not _is_plain(one) for messages in values for one in messages):
+        plain = None  # such as calls of tools, in a history
+    try:
+        return pa.array(values, plain)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InvalidRequestError(
+            "Arrow cannot hold the messages of these requests in one column; let the messages of "
+            "all histories have contents of one kind"
+        ) from error
+
+
+def _is_plain(message: Any) -> bool:
+    return message.keys() == {"role", "content"} and isinstance(message["content"], str)

@@ -1,0 +1,250 @@
+"""Planning on Ray Data. What is decided is decided elsewhere; this moves rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import check_function, checked_integer, checked_kind
+from ctxreuse.distributed.digests import contexts_of
+from ctxreuse.distributed.rows import ColumnReader, Row
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.ordering.group_tree import Contexts
+from ctxreuse.ordering.partitions import Partitioning, partition
+from ctxreuse.planner import ReusePlanner
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray import ObjectRef
+    from ray.data import Dataset
+
+RequestReader: TypeAlias = Callable[[Row], ContextRequest]
+
+_ROWS_AT_A_TIME = 1_024
+_MOST_SHUFFLED_BLOCKS = 1_024
+_CHUNK_BYTES = 32 << 20
+"""A quarter of the size at which Ray Data begins a new block, so that it cuts no chunk in two."""
+
+
+def plan_dataset(
+    ds: Dataset,
+    *,
+    columns: Mapping[str, str] | None = None,
+    request: RequestReader | None = None,
+    planner: ReusePlanner | None = None,
+    partition_size: int = 4_096,
+    batch_size: int = 64,
+) -> Dataset:
+    """Plan the requests of a Ray dataset together, and put its rows into execution order.
+
+    Requests are cut into partitions such that those with heavy blocks in common are in one
+    (`ctxreuse.ordering.partitions`), and each partition is planned as `ReusePlanner.plan_batch`
+    does. Partitions, plans and order depend on the requests alone: not on the number of workers, on
+    the blocks in which the dataset comes, or on workers that die, whose partitions are planned
+    again.
+
+    `ds` is read twice: here, to count its blocks, and when the result is. Give `ds.materialize()`
+    where that is dear, or where it would be other rows. A worker holds one partition at a time.
+
+    The rows come back with all their columns and with
+
+    - `messages`: the prompt as OpenAI chat messages;
+    - `plan_order`: of each block that is sent its position among the blocks of the row, in the
+      order in which they are sent; blocks left out are those that the history shows;
+    - `plan_labels`: the label of each block of the row, as the prompt shows it;
+    - `plan_expected_cached_tokens`: block tokens expected to be served from the cache;
+    - `plan_strategy`: "reuse", or "none" where planning failed and the row goes out as retrieved;
+    - `plan_partition`, `plan_position`: sorted by both, rows stand in execution order;
+    - `plan_group`: a name for the requests that share a prefix with it, at most `batch_size`.
+
+    Args:
+        ds: The requests, one a row.
+        columns: Field of a request -> column, for columns that are not named as the field is:
+            "blocks" (a list of texts, or of structs with `text` and, on wish, `id` and `tokens`),
+            "query", "system", "history", "conversation_id", "tenant", "request_id". All but the
+            first may be missing.
+        request: How to make a row's request instead. Called in the workers, twice a row.
+        planner: Whose settings to plan with; None plans with the defaults. It stays as it is.
+        partition_size: How many requests are planned together. Turns of one conversation stay in
+            one partition, however many they are.
+        batch_size: How many rows are sent together: the batch size of the processor that follows.
+            Prefix groups stand within one such batch, as far as they fit.
+
+    Returns:
+        A dataset that plans when it is read.
+
+    Raises:
+        InvalidRequestError: wrong type or out of range; the planner has a shared log; a column has
+            a name of those above. Wrong rows fail in the workers, as a cause of Ray's own error.
+        MissingExtraError: Ray is not installed.
+    """
+    try:
+        import ray
+        from ray.data import Dataset
+    except ImportError as error:
+        raise MissingExtraError("plan_dataset", "ray") from error
+    checked_kind("ds", ds, Dataset, "a ray.data.Dataset")
+    read = _reader(columns, request)
+    checked_integer("partition_size", partition_size, 1)
+    checked_integer("batch_size", batch_size, 1)
+    job = _Job(read, _checked_planner(planner), batch_size)
+    counted = ds.map_batches(
+        job.counted, batch_size=_ROWS_AT_A_TIME, batch_format="pyarrow", zero_copy_batch=True
+    ).materialize()
+    partitioning = partition(_Counted(counted.to_arrow_refs()), partition_size)
+    located = ds.map_batches(
+        job.located,
+        batch_size=_ROWS_AT_A_TIME,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        fn_args=[ray.put(partitioning)],
+    )
+    # a sort by these bounds leaves each partition in one block, and the blocks in order
+    step = -(-partitioning.count // _MOST_SHUFFLED_BLOCKS)
+    bounds = list(range(step, partitioning.count, step))
+    return located.sort(_PARTITION, boundaries=bounds or [0]).map_batches(
+        job.planned, batch_size=None, batch_format="pyarrow", zero_copy_batch=True
+    )
+
+
+_PARTITION = "plan_partition"
+
+
+def _reader(columns: Mapping[str, str] | None, request: RequestReader | None) -> RequestReader:
+    check_function("request", request)
+    if request is None:
+        return ColumnReader({} if columns is None else columns)
+    if columns is not None:
+        raise InvalidRequestError(
+            "give columns or request, not both: the function makes the request of a whole row"
+        )
+    return request
+
+
+def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
+    if planner is None:
+        return ReusePlanner()
+    checked_kind("planner", planner, ReusePlanner, "a ReusePlanner or None")
+    if planner.shared_log is not None:
+        raise InvalidRequestError(
+            "a planner with a shared log plans by what other processes send meanwhile, so a "
+            "partition planned again would come out otherwise; leave shared_log out"
+        )
+    return planner
+
+
+class _Counted:
+    """What decides where requests go, as often as it is asked for.
+
+    Args:
+        tables: References to Arrow tables with the columns of `Contexts`.
+    """
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self._tables = tables
+
+    def __iter__(self) -> Iterator[Contexts]:
+        import ray
+
+        for reference in self._tables:
+            table = ray.get(reference)
+            if table.num_rows:
+                yield _contexts_in(table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What workers do with batches of rows.
+
+    Args:
+        read: Makes a row's request.
+        planner: Whose settings to plan with.
+        batch_size: How many rows are sent together.
+    """
+
+    read: RequestReader
+    planner: ReusePlanner
+    batch_size: int
+
+    def counted(self, table: pa.Table) -> pa.Table:
+        """Return what decides where rows go, one row for each."""
+        return _contexts_table(self._contexts(table))
+
+    def located(self, table: pa.Table, partitioning: ObjectRef[Partitioning]) -> pa.Table:
+        """Return rows with their partition."""
+        import pyarrow as pa
+        import ray
+
+        from ctxreuse.distributed.planned_table import PLANNED
+
+        taken = [name for name in (_PARTITION, *PLANNED) if name in table.column_names]
+        if taken:
+            raise InvalidRequestError(
+                f"the dataset has a column {taken[0]!r} already, where plans are put; rename it "
+                "with ds.rename_columns, or drop it with ds.drop_columns"
+            )
+        if not table.num_rows:
+            partitions = np.empty(0, dtype=np.int64)
+        else:
+            partitions = ray.get(partitioning).of(self._contexts(table))
+        return table.append_column(_PARTITION, pa.array(partitions, pa.int64()))
+
+    def planned(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Plan the partitions of a table; yield the rows in execution order, in small tables."""
+        import pyarrow.compute as pc
+
+        from ctxreuse.distributed.planned_table import planned_table
+
+        partitions = table[_PARTITION].to_numpy() if table.num_rows else np.empty(0, np.int64)
+        for number in np.unique(partitions).tolist() or [0]:
+            rows = table.filter(pc.equal(table[_PARTITION], number))
+            requests = self._requests(rows)
+            planned = planned_table(rows, requests, self.planner, number, self.batch_size)
+            yield from _chunks(planned, self.batch_size)
+
+    def _requests(self, table: pa.Table) -> list[ContextRequest]:
+        requests = [self.read(row) for row in table.to_pylist()]
+        for one in requests:
+            checked_kind("what request returns for a row", one, ContextRequest, "a ContextRequest")
+        return requests
+
+    def _contexts(self, table: pa.Table) -> Contexts:
+        return contexts_of(self._requests(table), self.planner.count_tokens)
+
+
+def _chunks(table: pa.Table, batch_size: int) -> Iterator[pa.Table]:
+    """Cut a table into small ones, each of whole batches."""
+    batches = max(1, _CHUNK_BYTES * table.num_rows // max(table.nbytes, 1) // batch_size)
+    for start in range(0, max(table.num_rows, 1), batches * batch_size):
+        yield table.slice(start, batches * batch_size)
+
+
+_PER_BLOCK = ("blocks", "weights")
+
+
+def _contexts_table(contexts: Contexts) -> pa.Table:
+    """Return contexts as a table with a row for each."""
+    import pyarrow as pa
+
+    ends = np.concatenate(([0], np.cumsum(contexts.lengths))).astype(np.int32)
+    columns = {}
+    for one in fields(Contexts):
+        values = pa.array(getattr(contexts, one.name))
+        if one.name in _PER_BLOCK:
+            values = pa.ListArray.from_arrays(pa.array(ends), values)
+        columns[one.name] = values
+    return pa.table(columns)
+
+
+def _contexts_in(table: pa.Table) -> Contexts:
+    """Return the contexts that a table holds."""
+    columns = {}
+    for one in fields(Contexts):
+        values = table[one.name].combine_chunks()
+        values = values.flatten() if one.name in _PER_BLOCK else values
+        columns[one.name] = values.to_numpy(zero_copy_only=False)
+    return Contexts(**columns)

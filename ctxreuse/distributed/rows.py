@@ -1,0 +1,86 @@
+"""Rows of a table as requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.checks import checked_kind
+from ctxreuse.errors import InvalidRequestError, describe
+
+Row: TypeAlias = Mapping[str, Any]
+
+FIELDS = ("blocks", "query", "system", "history", "conversation_id", "tenant", "request_id")
+"""What of a request stands in columns."""
+
+_BLOCK_FIELDS = ("id", "text", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Reads requests from columns.
+
+    Args:
+        columns: The columns of the fields that are not named as the field is.
+
+    Raises:
+        InvalidRequestError: wrong type, or no such field.
+    """
+
+    columns: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        checked_kind("columns", self.columns, Mapping, "a dict of field: column, or None")
+        for name, column in self.columns.items():
+            if name not in FIELDS:
+                fields = ", ".join(map(repr, FIELDS))
+                raise InvalidRequestError(
+                    f"columns names the field {describe(name)}; a request has {fields}"
+                )
+            checked_kind(f"the column of {name!r}", column, str, "a string")
+
+    def __call__(self, row: Row) -> ContextRequest:
+        """Return a row's request.
+
+        Raises:
+            InvalidRequestError: the row lacks a column, or holds something else in it.
+            InvalidBlockError: a block of the wrong type.
+        """
+        fields = {}
+        for name in FIELDS:
+            column = self.columns.get(name, name)
+            if column in row:
+                fields[name] = row[column]
+            elif name == "blocks" or name in self.columns:
+                raise InvalidRequestError(
+                    f"there is no column {column!r} with the {name} of a request; "
+                    f"say which it is: columns={{{name!r}: ...}}"
+                )
+        for name in ("query", "tenant"):
+            if name in fields and fields[name] is None:  # Arrow's null
+                del fields[name]
+        if isinstance(fields.get("history"), list):
+            fields["history"] = [_message(message) for message in fields["history"]]
+        return ContextRequest(_blocks(fields.pop("blocks")), **fields)
+
+
+def _blocks(values: Any) -> Iterator[ContextBlock | str]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        raise InvalidRequestError(
+            f"the blocks of a row must be a list of texts or of structs with "
+            f"{', '.join(_BLOCK_FIELDS)}, not {describe(values)}"
+        )
+    for value in values:
+        if isinstance(value, Mapping):
+            yield ContextBlock(**{name: value[name] for name in _BLOCK_FIELDS if name in value})
+        else:
+            yield value
+
+
+def _message(value: Any) -> Any:
+    """Return a message without the keys that only other messages of its column have."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: part for key, part in value.items() if part is not None or key == "content"}

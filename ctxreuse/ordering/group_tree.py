@@ -1,0 +1,317 @@
+"""Groups of requests by their heaviest shared blocks, counted batch by batch.
+
+The heaviest shared block of a request is the block b, of those that it holds, that would save most
+tokens if all n requests that hold b began with it: tokens(b) * (n - 1). A block that more than half
+of the requests hold tells them apart badly, so it names no group; wherever they go, it is computed
+once. Within a group the same is counted anew, so that it can be cut again.
+
+Nothing depends on the order of the requests, nor on how they come in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ctxreuse.ordering.tallies import (
+    NONE,
+    Booleans,
+    Digests,
+    Integers,
+    Tally,
+    at,
+    largest_first,
+    positions,
+)
+
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+_LOWER_HALF = (1 << 32) - 1
+_NEIGHBOURS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """What decides where requests go, as arrays; digests of 64 bits stand for names.
+
+    Attributes:
+        scopes: For each request, what it can share anything within: its tenant and system text.
+        digests: For each request, a digest of all that is planned of it.
+        conversations: For each request, the conversation whose turns stay in order; 0 for none.
+        are_later: For each request, whether it stands behind a history, so shares nothing with
+            other conversations.
+        lengths: For each request, how many blocks it has.
+        blocks: The blocks of all requests, one request after the other.
+        weights: The tokens of each of these blocks, at least 1.
+    """
+
+    scopes: Digests
+    digests: Digests
+    conversations: Digests
+    are_later: Booleans
+    lengths: Integers
+    blocks: Digests
+    weights: Integers
+
+    def where(self, chosen: Booleans) -> Contexts:
+        """Return some of them."""
+        held = np.repeat(chosen, self.lengths)
+        return Contexts(
+            self.scopes[chosen],
+            self.digests[chosen],
+            self.conversations[chosen],
+            self.are_later[chosen],
+            self.lengths[chosen],
+            self.blocks[held],
+            self.weights[held],
+        )
+
+    def rows(self) -> Integers:
+        """Return for each block the position of the request that holds it."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+
+class Leading(NamedTuple):
+    """Requests that follow no other one of the batch.
+
+    Attributes:
+        contexts: The requests. Of a later turn whose first turn is not in the batch, nothing counts
+            but its conversation.
+        sizes: For each of them how many requests go where it goes, it included.
+        are_first: For each of them whether it is no later turn, so may share blocks.
+    """
+
+    contexts: Contexts
+    sizes: Integers
+    are_first: Booleans
+
+
+class Turns:
+    """Conversations: later turns go where the first one goes.
+
+    Attributes:
+        conversations: Those whose first turn is in the batch, sorted.
+    """
+
+    def __init__(self, conversations: Digests, later: Integers) -> None:
+        self.conversations = conversations
+        self._later = later
+
+    @classmethod
+    def of(cls, batches: Iterable[Contexts]) -> Turns:
+        """Count the later turns of each conversation."""
+        first, later = Tally(np.add), Tally(np.add)
+        for contexts in batches:
+            named = contexts.conversations != 0
+            for tally, chosen in ((first, ~contexts.are_later), (later, contexts.are_later)):
+                conversations = contexts.conversations[named & chosen]
+                tally.add(conversations, np.ones(len(conversations), dtype=np.int64))
+        found = positions(later.digests(), first.digests())
+        return cls(first.digests(), at(later.columns()[0], found, 0))
+
+    def followed(self, contexts: Contexts) -> Integers:
+        """Return for each request the number of the conversation that it follows; -1 for none."""
+        found = positions(self.conversations, contexts.conversations)
+        return np.where(contexts.are_later & (contexts.conversations != 0), found, NONE)
+
+    def leading(self, contexts: Contexts) -> Leading:
+        """Return the requests that follow no other one."""
+        leading = contexts.where(self.followed(contexts) == NONE)
+        stray = leading.are_later
+        held = np.repeat(~stray, leading.lengths)
+        named = stray & (leading.conversations != 0)
+        counted = Contexts(
+            leading.scopes,
+            np.where(named, leading.conversations, leading.digests),
+            leading.conversations,
+            stray,
+            np.where(stray, 0, leading.lengths),
+            leading.blocks[held],
+            leading.weights[held],
+        )
+        found = positions(self.conversations, leading.conversations)
+        return Leading(counted, 1 + np.where(stray, 0, at(self._later, found, 0)), ~stray)
+
+
+class Pairs(NamedTuple):
+    """Pairs of groups that are cut from the same one.
+
+    Attributes:
+        ones: The first group of each pair.
+        others: The second.
+        tokens: The tokens of the blocks that requests of the first share with the second.
+    """
+
+    ones: Integers
+    others: Integers
+    tokens: Integers
+
+
+class _Candidates(NamedTuple):
+    """Blocks that may name a part of a group, from the lightest up.
+
+    Attributes:
+        codes: A digest of each block within its group.
+        owners: The group.
+    """
+
+    codes: Digests
+    owners: Integers
+
+
+class GroupTree:
+    """Groups of requests; the roots are the scopes.
+
+    Attributes:
+        sizes: For each group how many requests it holds, later turns included.
+        scopes: The number of its scope.
+        parents: The group that it was cut from; its own number for a root.
+        are_leaves: Whether it does not consist of others.
+        are_tried: Whether `cut` has cut it, or could not.
+    """
+
+    def __init__(self, names: Digests, holders: Integers, sizes: Integers) -> None:
+        self._names = names
+        self._holders = holders  # the requests that may share blocks
+        self.sizes = sizes
+        self.scopes = np.arange(len(names))
+        self.parents = np.arange(len(names))
+        self.are_leaves = np.ones(len(names), dtype=np.bool_)
+        self.are_tried = np.zeros(len(names), dtype=np.bool_)
+        self._rest = np.full(len(names), NONE)  # the part that no block names
+        # of blocks that name parts: the rank within the group and, in the lower half, the part
+        self._codes = np.empty(0, dtype=np.uint64)
+        self._ranked = np.empty(0, dtype=np.int64)
+
+    @classmethod
+    def of(cls, batches: Iterable[Contexts], turns: Turns) -> GroupTree:
+        """Make the roots."""
+        tally = Tally(np.add, np.add)
+        for contexts in batches:
+            leading = turns.leading(contexts)
+            tally.add(leading.contexts.scopes, leading.are_first.astype(np.int64), leading.sizes)
+        holders, sizes = tally.columns()
+        return cls(tally.digests(), holders, sizes)
+
+    def leaves(self, contexts: Contexts) -> Integers:
+        """Return the smallest group of each leading request."""
+        groups = np.maximum(positions(self._names, contexts.scopes), 0)
+        rows = contexts.rows()
+        while True:
+            found = positions(self._codes, _codes(groups[rows], contexts.blocks))
+            best = np.full(len(groups), NONE)
+            np.maximum.at(best, rows, at(self._ranked, found))
+            below = np.where(best == NONE, self._rest[groups], best & _LOWER_HALF)
+            below = np.where(below == NONE, groups, below)
+            if np.array_equal(below, groups):
+                return groups
+            groups = below
+
+    def cut(self, batches: Iterable[Contexts], turns: Turns, large: Booleans) -> Pairs:
+        """Cut groups by the blocks that are heaviest within them, where there are any.
+
+        Args:
+            batches: All requests.
+            turns: Their conversations.
+            large: For each group, whether to cut it.
+
+        Returns:
+            What the new groups have in common.
+        """
+        candidates = self._candidates(batches, turns, large)
+        count = len(candidates.codes)
+        order = np.argsort(candidates.codes)
+        by_code = candidates.codes[order]
+        named, rest = np.zeros((2, count), np.int64), np.zeros((2, len(large)), np.int64)
+        pairs = Tally(np.add)
+        for leading, groups in self._members(batches, turns, large):
+            contexts = leading.contexts
+            rows = contexts.rows()
+            ranks = at(order, positions(by_code, _codes(groups[rows], contexts.blocks)))
+            heaviest = largest_first(rows, ranks, len(groups), 1 + _NEIGHBOURS)
+            first = at(ranks, heaviest[:, 0])
+            has = first != NONE
+            numbers = np.stack((leading.are_first.astype(np.int64), leading.sizes))
+            np.add.at(named, (slice(None), first[has]), numbers[:, has])
+            np.add.at(rest, (slice(None), groups[~has]), numbers[:, ~has])
+            for block in heaviest.T[1:]:
+                both = block != NONE
+                code = first[both] * count + ranks[block[both]]
+                pairs.add(code.astype(np.uint64), contexts.weights[block[both]])
+        self.are_tried |= large
+        parts = self._grow(candidates, named, rest)
+        ones, others = np.divmod(pairs.digests().astype(np.int64), max(count, 1))
+        is_part = parts[others] != NONE
+        return Pairs(parts[ones[is_part]], parts[others[is_part]], pairs.columns()[0][is_part])
+
+    def _members(
+        self, batches: Iterable[Contexts], turns: Turns, chosen: Booleans
+    ) -> Iterator[tuple[Leading, Integers]]:
+        """Yield the leading requests of some groups, and the group of each."""
+        for contexts in batches:
+            leading = turns.leading(contexts)
+            groups = self.leaves(leading.contexts)
+            here = chosen[groups]
+            if here.any():
+                members = Leading(
+                    leading.contexts.where(here), leading.sizes[here], leading.are_first[here]
+                )
+                yield members, groups[here]
+
+    def _candidates(
+        self, batches: Iterable[Contexts], turns: Turns, large: Booleans
+    ) -> _Candidates:
+        """Return the blocks of some groups that several, and at most half, of the requests hold."""
+        tally = Tally(np.add, np.maximum, np.maximum)
+        for leading, groups in self._members(batches, turns, large):
+            contexts = leading.contexts
+            owners = groups[contexts.rows()]
+            codes = _codes(owners, contexts.blocks)
+            tally.add(codes, np.ones(len(codes), dtype=np.int64), contexts.weights, owners)
+        codes = tally.digests()
+        holders, tokens, owners = tally.columns()
+        wanted = (holders > 1) & (2 * holders <= self._holders[owners])
+        order = np.lexsort((codes[wanted], (tokens * (holders - 1))[wanted]))
+        return _Candidates(codes[wanted][order], owners[wanted][order])
+
+    def _grow(self, candidates: _Candidates, named: Integers, rest: Integers) -> Integers:
+        """Add the parts that candidates name, and one for the rest of each group that is cut.
+
+        Args:
+            candidates: The candidates.
+            named: For each candidate how many requests that share blocks go by it, and how many
+                requests.
+            rest: For each group how many of these go by none.
+
+        Returns:
+            The part that each candidate names; -1 for one that no request goes by.
+        """
+        used = named[1] > 0
+        cut = np.unique(candidates.owners[used])
+        left = cut[rest[1][cut] > 0]
+        before, with_names = len(self.sizes), int(used.sum())
+        parts = np.full(len(used), NONE)
+        parts[used] = before + np.arange(with_names)
+        self._rest[left] = before + with_names + np.arange(len(left))
+        self.are_leaves[cut] = False
+        parents = np.concatenate((candidates.owners[used], left))
+        new = len(parents)
+        self.parents = np.concatenate((self.parents, parents))
+        self.scopes = np.concatenate((self.scopes, self.scopes[parents]))
+        self.sizes = np.concatenate((self.sizes, named[1][used], rest[1][left]))
+        self._holders = np.concatenate((self._holders, named[0][used], rest[0][left]))
+        self._rest = np.concatenate((self._rest, np.full(new, NONE)))
+        self.are_leaves = np.concatenate((self.are_leaves, np.ones(new, dtype=np.bool_)))
+        self.are_tried = np.concatenate((self.are_tried, np.zeros(new, dtype=np.bool_)))
+        codes = np.concatenate((self._codes, candidates.codes[used]))
+        ranked = np.concatenate((self._ranked, (np.flatnonzero(used) << 32) | parts[used]))
+        order = np.argsort(codes)
+        self._codes, self._ranked = codes[order], ranked[order]
+        return parts
+
+
+def _codes(groups: Integers, blocks: Digests) -> Digests:
+    """Return a digest of each block within a group."""
+    return blocks + groups.astype(np.uint64) * _STRIDE
