@@ -104,7 +104,7 @@ def plan_dataset(
         fn_args=[ray.put(partitioning)],
     )
     # a sort by these bounds leaves each partition in one block, and the blocks in order
-    step = -(-partitioning.count // _MOST_SHUFFLED_BLOCKS)
+    step = max(1, -(-partitioning.count // _MOST_SHUFFLED_BLOCKS))
     bounds = list(range(step, partitioning.count, step))
     return located.sort(_PARTITION, boundaries=bounds or [0]).map_batches(
         job.planned, batch_size=None, batch_format="pyarrow", zero_copy_batch=True

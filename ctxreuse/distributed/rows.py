@@ -74,6 +74,10 @@ def _blocks(values: Any) -> Iterator[ContextBlock | str]:
         )
     for value in values:
         if isinstance(value, Mapping):
+            if "text" not in value:
+                raise InvalidRequestError(
+                    f"a block must have a text; the struct has only {', '.join(map(repr, value))}"
+                )
             yield ContextBlock(**{name: value[name] for name in _BLOCK_FIELDS if name in value})
         else:
             yield value

@@ -8,7 +8,7 @@ batch, and put into an order in which few of them stand across the end of one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 
 def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[int]:
@@ -58,8 +58,8 @@ def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[in
 def batch_order(sizes: Sequence[int], most: int) -> list[int]:
     """Return an order of groups in which few of them stand across the end of a batch.
 
-    A group that does not fit into what is left of a batch waits, and the largest that fits goes
-    before it. Where none fits, the next one is cut.
+    Each batch begins with the next group, and those that fill it best follow. Where they do not
+    fill it, the next one is cut.
 
     Args:
         sizes: The number of requests of each group, from 1 to `most`.
@@ -71,21 +71,45 @@ def batch_order(sizes: Sequence[int], most: int) -> list[int]:
     waiting: dict[int, deque[int]] = {}
     for group, size in enumerate(sizes):
         waiting.setdefault(size, deque()).append(group)
-    sizes_waiting = sum(1 << size for size in waiting)
-    is_taken = [False] * len(sizes)
-    order: list[int] = []
-    room, first = most, 0
-    while len(order) < len(sizes):
-        while is_taken[first]:
-            first += 1
-        size = sizes[first]
-        if size > room:
-            fitting = (sizes_waiting & ((1 << room + 1) - 1)).bit_length() - 1
-            size = fitting if fitting > 0 else size
+
+    def take(size: int) -> int:
         group = waiting[size].popleft()
         if not waiting[size]:
-            sizes_waiting ^= 1 << size
-        is_taken[group] = True
-        order.append(group)
-        room = room - size if size < room else room - size + most
+            del waiting[size]
+        return group
+
+    order: list[int] = []
+    room, is_cut = most, False
+    while waiting:
+        first = min(groups[0] for groups in waiting.values())
+        if room == most or is_cut:
+            # it fills the batch before, and goes on in this one
+            order.append(take(sizes[first]))
+            room = (room - sizes[first] - 1) % most + 1
+            is_cut = False
+            if room == most:
+                continue
+        counts = {size: len(groups) for size, groups in waiting.items()}
+        chosen = sorted(take(size) for size in _filling(counts, room))
+        order += chosen
+        room -= sum(sizes[group] for group in chosen)
+        room, is_cut = (room, True) if room else (most, False)
     return order
+
+
+def _filling(counts: Mapping[int, int], room: int) -> list[int]:
+    """Return sizes that fill a room best, of the groups that there are of each; few small ones."""
+    sizes = sorted((size for size in counts if size <= room), reverse=True)
+    sums = [1]  # for each number of sizes the sums that the largest make, as bits
+    for size in sizes:
+        reached = sums[-1]
+        for _ in range(min(counts[size], room // size)):
+            reached |= reached << size
+        sums.append(reached & ((2 << room) - 1))
+    left = sums[-1].bit_length() - 1
+    chosen = []
+    for number in range(len(sizes) - 1, -1, -1):
+        while not sums[number] >> left & 1:
+            chosen.append(sizes[number])
+            left -= sizes[number]
+    return chosen

@@ -45,10 +45,16 @@ def test_what_begins_with_nothing_stands_alone():
     assert groups_of(["", "", "a"], 3) == [[""], [""], ["a"]]
 
 
-def test_what_does_not_fit_waits_while_something_else_does():
+def test_each_batch_begins_with_the_next_group_and_is_filled():
     assert batch_order([3, 3, 1, 1], 4) == [0, 2, 1, 3]
-    assert batch_order([3, 3, 2, 2], 4) == [0, 1, 2, 3]  # nothing fits: the next one is cut
     assert batch_order([2, 4, 1, 1, 2], 4) == [0, 4, 1, 2, 3]
+    assert batch_order([5, 3, 2, 4, 2, 1, 3], 6) == [0, 5, 1, 6, 2, 3, 4]
+    assert batch_order([1, 2, 2, 2, 4], 5) == [0, 4, 1, 2, 3]
+
+
+def test_where_nothing_fills_a_batch_the_next_group_is_cut():
+    assert batch_order([3, 3, 2, 2], 4) == [0, 1, 2, 3]
+    assert cut_groups([3, 3, 2, 2], 4) == [1]
 
 
 @given(sequences, sizes_of_batches)
