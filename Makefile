@@ -1,4 +1,4 @@
-.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-calls bench-query-engines bench-workers clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test fuzz golden docs docs-serve lint house format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-calls bench-query-engines bench-distributed bench-workers clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -89,6 +89,9 @@ bench-calls: $(VENV)/dev  ## how long calls of a wrapped model wait for each oth
 
 bench-query-engines: $(VENV)/dev  ## tokens computed for chains and query engines, on the data in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/query_engines.py
+
+bench-distributed: $(VENV)/dev  ## 100,000 requests in partitions on Ray and all at once; needs $$CTXREUSE_DATA
+	$(BIN)/python benchmarks/distributed.py
 
 bench-workers: $(VENV)/dev  ## worker processes that use one engine, alone and with a shared log; needs $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/workers.py

@@ -318,6 +318,21 @@ def runs_workflows() -> None:
         engine.timeline("timeline.png")
 
 
+def plans_datasets() -> None:
+    """Plan a dataset on a cluster of this machine, or say what is missing."""
+    distributed = import_module("ctxreuse.distributed")
+    try:
+        ray = import_module("ray")
+    except ImportError:
+        distributed.plan_dataset(None)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    data = import_module("ray.data")
+    rows = [{"blocks": list(_TEXTS), "query": _QUESTION}] * 3
+    planned = distributed.plan_dataset(data.from_items(rows)).take_all()
+    assert [row["plan_position"] for row in planned] == [0, 1, 2]
+    ray.shutdown()
+
+
 def keeps_clusters_on_a_gpu() -> None:
     """Build the tier on torch's CPU device: whether there is a GPU is the machine's matter."""
     workflow = import_module("ctxreuse.workflow")
@@ -381,6 +396,7 @@ FEATURES = (
     Feature("RedisLog", shares_through_redis, ("redis",)),
     Feature("chain_of_agents", runs_agents, ("agents",)),
     Feature("WorkflowEngine", runs_workflows, ("workflow",)),
+    Feature("plan_dataset", plans_datasets, ("ray",)),
     Feature("GpuTier", keeps_clusters_on_a_gpu, ("gpu",), on=("workflow",)),
 )
 

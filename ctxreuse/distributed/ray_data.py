@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 RequestReader: TypeAlias = Callable[[Row], ContextRequest]
 
 _ROWS_AT_A_TIME = 1_024
-_MOST_SHUFFLED_BLOCKS = 1_024
 _CHUNK_BYTES = 32 << 20
 """A quarter of the size at which Ray Data begins a new block, so that it cuts no chunk in two."""
 
@@ -69,8 +68,8 @@ def plan_dataset(
             first may be missing.
         request: How to make a row's request instead. Called in the workers, twice a row.
         planner: Whose settings to plan with; None plans with the defaults. It stays as it is.
-        partition_size: How many requests are planned together. Turns of one conversation stay in
-            one partition, however many they are.
+        partition_size: How many requests are planned together at most, better many times
+            `batch_size`. Turns of one conversation stay in one partition, however many they are.
         batch_size: How many rows are sent together: the batch size of the processor that follows.
             Prefix groups stand within one such batch, as far as they fit.
 
@@ -103,10 +102,9 @@ def plan_dataset(
         zero_copy_batch=True,
         fn_args=[ray.put(partitioning)],
     )
-    # a sort by these bounds leaves each partition in one block, and the blocks in order
-    step = max(1, -(-partitioning.count // _MOST_SHUFFLED_BLOCKS))
-    bounds = list(range(step, partitioning.count, step))
-    return located.sort(_PARTITION, boundaries=bounds or [0]).map_batches(
+    # one block for each partition, in order: batches begin anew with each
+    bounds = list(range(1, partitioning.count)) or [0]
+    return located.sort(_PARTITION, boundaries=bounds).map_batches(
         job.planned, batch_size=None, batch_format="pyarrow", zero_copy_batch=True
     )
 
@@ -194,7 +192,7 @@ class _Job:
         return table.append_column(_PARTITION, pa.array(partitions, pa.int64()))
 
     def planned(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Plan the partitions of a table; yield the rows in execution order, in small tables."""
+        """Plan the partition of a table; yield the rows in execution order, in small tables."""
         import pyarrow.compute as pc
 
         from ctxreuse.distributed.planned_table import planned_table

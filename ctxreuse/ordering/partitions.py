@@ -33,7 +33,7 @@ class Partitioning:
 
     Attributes:
         count: How many partitions there are. They are numbered from 0; those that are cut from one
-            group stand next to each other.
+            group stand next to each other, and those of less than a quarter of the size at the end.
     """
 
     count: int
@@ -196,10 +196,15 @@ def _numbered(
         whole = [leader for leader in members if leader not in bounds]
         filled = spread + _filled(whole, sizes[whole].tolist(), most)
         (small if len(filled) == 1 and not spread else partitions).extend(filled)
-    partitions.sort(key=lambda members: min((tree.parents[one], one) for one in members))
     scope_sizes = [int(sizes[members].sum()) for members in small]
     for numbers in _filled(range(len(small)), scope_sizes, most):
         partitions.append([leader for number in numbers for leader in small[number]])
+    partitions.sort(
+        key=lambda members: (
+            4 * sizes[members].sum() < most,
+            min((tree.parents[one], one) for one in members),
+        )
+    )
     first = np.full(len(leaders), NONE)
     count = 0
     for members in partitions:

@@ -1,9 +1,14 @@
 """Planning on a small Ray cluster, of this machine."""
 
+import gc
+import json
 import os
 import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -12,11 +17,17 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.distributed import plan_dataset
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.serving import EmulatedEngine
+from ctxreuse.sharing import SQLiteLog
 
 REQUESTS = 600
 
-# Ray warns of what it does itself
-pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.")
+# Ray warns of what it does itself, and leaves its logs open
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."),
+    pytest.mark.filterwarnings(r"ignore:.*/logs/ray-data:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(r"ignore:.*/logs/ray-data:ResourceWarning"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +43,7 @@ def cluster():
     context.enable_progress_bars = False
     yield
     ray.shutdown()
+    gc.collect()  # so that the warnings come here, and not in tests of other things
 
 
 def made_up_rows(number=REQUESTS, topics=40, seed=1):
@@ -214,8 +226,6 @@ def test_wrong_arguments_are_refused(options, message):
 
 
 def test_a_planner_with_a_shared_log_is_refused(tmp_path):
-    from ctxreuse.sharing import SQLiteLog
-
     planner = ReusePlanner(shared_log=SQLiteLog(str(tmp_path / "sent.sqlite")))
     with pytest.raises(InvalidRequestError, match="a planner with a shared log plans by what"):
         plan(ROWS, planner=planner)
@@ -227,3 +237,65 @@ def test_the_planners_settings_count():
     rows = plan(ROWS[:60], planner=planner, partition_size=100).take_all()
     assert any(row["plan_order"] != sorted(row["plan_order"]) for row in rows)
     assert not any("priority order" in row["messages"][0]["content"] for row in rows)
+
+
+@pytest.fixture
+def engine():
+    """An emulated engine behind an address; yields it, the URL and the prompts that arrived."""
+    emulated = EmulatedEngine(model="m")
+    client = httpx.Client(transport=emulated.transport(), base_url="http://engine")
+    prompts = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            prompts.append(json.loads(body)["messages"][-1]["content"])
+            reply = client.post(self.path, content=body)
+            self.send_response(reply.status_code)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(reply.content)))
+            self.end_headers()
+            self.wfile.write(reply.content)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1/chat/completions", prompts
+        server.shutdown()
+        thread.join()
+
+
+def test_the_http_processor_sends_batches_in_the_planned_order(engine):
+    pytest.importorskip("aiohttp", reason="ray.data.llm sends with it")
+    from ray.data.llm import HttpRequestProcessorConfig, build_processor
+
+    url, prompts = engine
+    planned = plan(ROWS[:200]).materialize()
+    planned.context.execution_options.preserve_order = True  # what is materialized is not sorted
+    processor = build_processor(
+        HttpRequestProcessorConfig(url=url, batch_size=16, concurrency=1),
+        preprocess=lambda row: {"payload": {"model": "m", "messages": row["messages"]}},
+        postprocess=lambda row: {
+            "n": row["n"],
+            "cached": row["http_response"]["usage"]["prompt_tokens_details"]["cached_tokens"],
+        },
+    )
+    rows = processor(planned).take_all()
+    expected = planned.take_all()
+    assert [row["n"] for row in rows] == [row["n"] for row in expected]
+    place = {row["messages"][0]["content"]: number for number, row in enumerate(expected)}
+    arrived = [place[prompt] for prompt in prompts]
+    assert sorted(arrived) == list(range(200))
+    # batches may run side by side, but each is sent one after the other
+    batches = {}
+    for number in arrived:
+        row = expected[number]
+        batches.setdefault((row["plan_partition"], row["plan_position"] // 16), []).append(number)
+    assert all(members == sorted(members) for members in batches.values())
+    assert len(batches) > 10
+    assert sum(row["cached"] for row in rows) > 0

@@ -125,6 +125,12 @@ def test_small_scopes_share_a_partition_and_large_ones_have_their_own():
     assert not set(numbers[:6]) & set(numbers[6:])
 
 
+def test_small_partitions_come_last():
+    large = [Request((1 + digest // 8,), digest, scope=8) for digest in range(16)]
+    small = [Request((9,), digest, scope=5) for digest in range(2)]
+    assert partitions_of(small + large, 9) == [2] * 2 + [0] * 8 + [1] * 8
+
+
 def test_later_turns_go_where_their_conversation_began():
     first = [
         Request((1 + position % 2,), position, conversation=position + 1) for position in range(4)
