@@ -4,8 +4,9 @@ Requests are drawn from public retrieval traces, with replacement: a question, a
 blocks the best ones, each of which is missing with a chance of one in five, as if retrieved from
 another index; neighbours in the ranking are swapped with three chances in ten. Printed are
 
-- the share of block tokens that a prefix cache serves, unlimited and of 200,000 tokens, as drawn,
-  planned all at once by `ReusePlanner.plan_batch`, and by `plan_dataset`;
+- the share of block tokens that prefix caches serve: one without a limit, one of 200,000 tokens,
+  and those of 100 engines, as large, that get batches of 64 in turn; as drawn, planned all at once
+  by `ReusePlanner.plan_batch`, and by `plan_dataset`;
 - processor time and peak memory of the workers, and how often a prefix group stands in two batches.
 
 Reads the folder that CTXREUSE_DATA names. Run with `make bench-distributed`.
@@ -20,6 +21,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +40,7 @@ TRACES = (("xquad_k15", 5), ("mtrag_k10", 5), ("locomo_k100", 20))
 MISSING, SWAPPED = 0.2, 0.3
 SMALL_CACHE_TOKENS = 200_000
 BATCH_SIZE = 64
+ENGINES = 100
 
 
 class Question(NamedTuple):
@@ -107,12 +110,20 @@ def with_usage(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def usage_of(sent: Iterable[Sent], capacity: int | None) -> CacheUsage:
-    """Return what a cache serves of requests, in their order."""
-    cache, usage = BlockLevelCache(capacity), CacheUsage()
-    for one in sent:
-        usage += cache.serve(one.keys, one.tokens)
+def usage_of(
+    batches: Iterable[Sequence[Sent]], capacity: int | None, engines: int = 1
+) -> CacheUsage:
+    """Return what the caches of engines serve, which get batches of requests in turn."""
+    caches, usage = [BlockLevelCache(capacity) for _ in range(engines)], CacheUsage()
+    for cache, batch in zip(cycle(caches), batches, strict=False):
+        for one in batch:
+            usage += cache.serve(one.keys, one.tokens)
     return usage
+
+
+def cut(ordered: Sequence[Sent]) -> list[Sequence[Sent]]:
+    """Cut requests into batches."""
+    return [ordered[at : at + BATCH_SIZE] for at in range(0, len(ordered), BATCH_SIZE)]
 
 
 def sent(blocks: Iterable[ContextBlock]) -> Sent:
@@ -136,22 +147,24 @@ def main() -> None:
     hits = new_table(
         f"{options.requests:,} requests, hit ratio",
         ["order"],
-        ["unlimited", f"{SMALL_CACHE_TOKENS:,} tokens", "cpu ms / 1,000"],
+        ["unlimited", f"{SMALL_CACHE_TOKENS:,} tokens", f"{ENGINES} engines", "cpu ms / 1,000"],
     )
 
-    def add(name: str, ordered: Sequence[Sent], cpu_s: float | None) -> None:
-        ratios = [usage_of(ordered, one).hit_ratio for one in (None, SMALL_CACHE_TOKENS)]
+    def add(name: str, batches: Sequence[Sequence[Sent]], cpu_s: float | None) -> None:
+        caches = ((None, 1), (SMALL_CACHE_TOKENS, 1), (SMALL_CACHE_TOKENS, ENGINES))
+        ratios = [usage_of(batches, *one).hit_ratio for one in caches]
         cost = "" if cpu_s is None else f"{cpu_s * 1e6 / options.requests:,.0f}"
         hits.add_row(name, *(f"{one:.4f}" for one in ratios), cost)
 
     requests = [drawn(asked, row) for row in range(options.requests)]
     retrieved = [sent(one.unique_blocks.values()) for one in requests]
-    add("as retrieved", retrieved, None)
+    tokens = sum(sum(one.tokens) for one in retrieved)
+    add("as retrieved", cut(retrieved), None)
     if not options.alone:
         began = time.process_time()
         plans = ReusePlanner().plan_batch(requests).plans
         took = time.process_time() - began
-        add("planned all at once", [sent(plan.blocks) for plan in plans], took)
+        add("planned all at once", cut([sent(plan.blocks) for plan in plans]), took)
         del plans
     blocks_of = [list(one.blocks) for one in requests]
     del requests, retrieved
@@ -179,19 +192,22 @@ def main() -> None:
     for row in rows:
         workers[row["pid"]] = max(workers.get(row["pid"], 0.0), row["cpu_s"])
     name = f"in {len({row['plan_partition'] for row in rows})} partitions"
-    ordered = [sent(blocks_of[row["row"]][place] for place in row["plan_order"]) for row in rows]
-    add(name, ordered, driver_s + sum(workers.values()))
-    console.print(hits)
-
-    batches: dict[str, set[tuple[int, int]]] = {}
+    batches: dict[tuple[int, int], list[Sent]] = {}
+    groups: dict[str, set[tuple[int, int]]] = {}
     for row in rows:
         batch = (row["plan_partition"], row["plan_position"] // BATCH_SIZE)
-        batches.setdefault(row["plan_group"], set()).add(batch)
-    cut = sum(len(one) > 1 for one in batches.values())
+        planned_blocks = [blocks_of[row["row"]][place] for place in row["plan_order"]]
+        batches.setdefault(batch, []).append(sent(planned_blocks))
+        groups.setdefault(row["plan_group"], set()).add(batch)
+    add(name, list(batches.values()), driver_s + sum(workers.values()))
+    console.print(hits)
+
+    in_two = sum(len(one) > 1 for one in groups.values())
     sizes = Counter(row["plan_partition"] for row in rows)
     console.print(
         f"largest partition {max(sizes.values()):,}, smallest {min(sizes.values()):,} requests; "
-        f"{cut:,} of {len(batches):,} prefix groups stand in two batches of {BATCH_SIZE}"
+        f"{in_two:,} of {len(groups):,} prefix groups stand in two batches of {BATCH_SIZE}; "
+        f"{tokens / options.requests:,.0f} block tokens a request"
     )
     console.print(
         f"{took:.0f} s with {len(workers)} workers; processor time: driver {driver_s:.0f} s, "

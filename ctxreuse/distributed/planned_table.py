@@ -82,9 +82,7 @@ def planned_table(
     return ordered
 
 
-def _plans(
-    requests: Sequence[ContextRequest], planner: ReusePlanner
-) -> tuple[BatchPlan, Strategy]:
+def _plans(requests: Sequence[ContextRequest], planner: ReusePlanner) -> tuple[BatchPlan, Strategy]:
     """Return the plans with positions in the table, and how they were made."""
     order = reproducible_order(requests)
     ordered = [requests[position] for position in order]
@@ -154,7 +152,7 @@ def _with_turns_in_order(rows: list[_Planned], order: Sequence[int]) -> list[_Pl
 
 def _sent_positions(plan: Plan) -> list[int]:
     """Return for each block that is sent its position among the request's blocks."""
-    positions = {key: 0 for key in plan.request.unique_blocks}
+    positions = dict.fromkeys(plan.request.unique_blocks, 0)
     for position, block in reversed(list(enumerate(plan.request.blocks))):
         positions[block.key] = position
     return [positions[block.key] for block in plan.blocks]

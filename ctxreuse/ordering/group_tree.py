@@ -233,9 +233,9 @@ class GroupTree:
             heaviest = largest_first(rows, ranks, len(groups), 1 + _NEIGHBOURS)
             first = at(ranks, heaviest[:, 0])
             has = first != NONE
-            numbers = np.stack((leading.are_first.astype(np.int64), leading.sizes))
-            np.add.at(named, (slice(None), first[has]), numbers[:, has])
-            np.add.at(rest, (slice(None), groups[~has]), numbers[:, ~has])
+            for row, numbers in enumerate((leading.are_first, leading.sizes)):
+                np.add.at(named[row], first[has], numbers[has])
+                np.add.at(rest[row], groups[~has], numbers[~has])
             for block in heaviest.T[1:]:
                 both = block != NONE
                 code = first[both] * count + ranks[block[both]]

@@ -197,8 +197,10 @@ def _numbered(
         filled = spread + _filled(whole, sizes[whole].tolist(), most)
         (small if len(filled) == 1 and not spread else partitions).extend(filled)
     scope_sizes = [int(sizes[members].sum()) for members in small]
-    for numbers in _filled(range(len(small)), scope_sizes, most):
-        partitions.append([leader for number in numbers for leader in small[number]])
+    partitions += [
+        [leader for number in numbers for leader in small[number]]
+        for numbers in _filled(range(len(small)), scope_sizes, most)
+    ]
     partitions.sort(
         key=lambda members: (
             4 * sizes[members].sum() < most,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-ray = pytest.importorskip("ray", reason="needs the extra `ray`")
+import ray
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
@@ -271,7 +270,6 @@ def engine():
 
 
 def test_the_http_processor_sends_batches_in_the_planned_order(engine):
-    pytest.importorskip("aiohttp", reason="ray.data.llm sends with it")
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
     url, prompts = engine
