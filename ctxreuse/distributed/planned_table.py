@@ -170,10 +170,10 @@ def _column(name: str, values: list[Any]) -> pa.Array:
         plain = None  # such as calls of tools, in a history
     try:
         return pa.array(values, plain)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise InvalidRequestError(
             "Arrow cannot hold the messages of these requests in one column; let the messages of "
-            "all histories have contents of one kind"
+            "all histories have contents of one kind, and texts that are valid Unicode"
         ) from error
 
 

@@ -89,6 +89,11 @@ def test_messages_that_arrow_cannot_hold_are_refused():
         planned([asked("a", history=mixed)])
 
 
+def test_texts_that_arrow_cannot_hold_are_refused():
+    with pytest.raises(InvalidRequestError, match="texts that are valid Unicode"):
+        planned([ContextRequest(["half of a pair: \ud800"])])
+
+
 def test_where_planning_fails_rows_go_out_as_retrieved_and_say_so(monkeypatch, caplog):
     whole = ReusePlanner.plan_batch
 

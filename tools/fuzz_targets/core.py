@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+import pyarrow as pa
+
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.adapters.formatting import format_documents
 from ctxreuse.adapters.issued_plans import digest_of
@@ -23,7 +25,11 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, render_block
 from ctxreuse.context.scope import RequestScope
+from ctxreuse.distributed.digests import contexts_of
+from ctxreuse.distributed.planned_table import planned_table
+from ctxreuse.distributed.rows import ColumnReader
 from ctxreuse.errors import CtxreuseError
+from ctxreuse.ordering.partitions import partition
 from fuzz_targets.mutation import Target, json_value, junk, mutated, nested, text
 
 _MESSAGES: list[Any] = [
@@ -312,7 +318,31 @@ def _format(given: list[tuple[str, Any]]) -> None:
     assert order is None or sorted(order) == list(range(len(documents)))
 
 
+def _rows(source: Random) -> list[Any]:
+    return [_request(source) for _ in range(source.randrange(1, 9))]
+
+
+def _plan_rows(rows: list[Any]) -> None:
+    """Plan rows as a dataset's are; check that each is there once."""
+    requests = []
+    for number, row in enumerate(rows):
+        try:
+            requests.append(ColumnReader({})(row))
+        except CtxreuseError:
+            if number + 1 == len(rows) and not requests:
+                raise
+    contexts = contexts_of(requests, len)
+    where = partition([contexts], 3).of(contexts).tolist()
+    assert set(where) == set(range(max(where) + 1)), "a partition is empty"
+    table = pa.table({"row": range(len(requests))})
+    planned = planned_table(table, requests, ReusePlanner(), 0, 4)
+    assert sorted(planned["row"].to_pylist()) == list(range(len(requests)))
+    for row, order in zip(planned["row"], planned["plan_order"], strict=True):
+        assert len(set(order.as_py())) <= len(requests[row.as_py()].unique_blocks)
+
+
 TARGETS = {
+    "dataset rows": Target(_rows, _plan_rows),
     "plans": Target(_planning, _plan_all),
     "conversations": Target(_chat, _converse),
     "prompts": Target(_prompt, _plan_prompts),
