@@ -342,9 +342,9 @@ def _plan_rows(rows: list[Any]) -> None:
 
 
 TARGETS = {
-    "dataset rows": Target(_rows, _plan_rows),
     "plans": Target(_planning, _plan_all),
     "conversations": Target(_chat, _converse),
     "prompts": Target(_prompt, _plan_prompts),
     "plan metadata": Target(_carried, _format),
+    "dataset rows": Target(_rows, _plan_rows),
 }
