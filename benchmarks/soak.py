@@ -2,10 +2,10 @@
 
 Threads and the tasks of event loops plan for 1,000 tenants whose popular documents drift; some are
 conversations, some batches, and engines report evictions meanwhile. Printed are the processor time
-of a plan, the longest pause (a call, or a collection of garbage), how memory grows once all parts of
-the planner are full or the first half is over, and whether what was checked held. Then the same
-requests are planned in two processes with other hash seeds: their digests have to be equal. Run
-with `make soak`, which takes 15 minutes; `--seconds 60` takes one.
+of a plan, the longest pause (a call, or a collection of garbage), how memory grows in the second
+half, and whether what was checked held. Then the same requests are planned in two processes with
+other hash seeds: their digests have to be equal. Run with `make soak`, which takes 15 minutes;
+`make soak SECONDS=60` takes one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from packaging.version import Version
 from release_environments import ROOT, ReleaseError, build, make_environment
 from rich.console import Console
 
-NOT_IN_ALL = ("gpu",)
+NOT_IN_ALL = ("gpu",)  # ray is not either, but in the development group
 """Extras that are left out: gigabytes, and no test of the suite needs them."""
 
 # old versions use what their dependencies have deprecated since; that is no fault of ours

@@ -35,6 +35,7 @@ from rich.table import Table
 NO_EXTRA = ""
 ALL = "all"
 GPU = "gpu"
+RAY = "ray"  # not in "all" either
 _NEEDS = {GPU: "gpu,workflow"}
 """Extras that extend another one, with which they are installed."""
 
@@ -84,7 +85,7 @@ def fault_of(feature: Feature, extra: str, state: str, said: str) -> str:
     if state == FAILS:
         return said
     must_work = not feature.extras or extra in feature.extras
-    must_work = must_work or (extra == ALL and GPU not in feature.extras)
+    must_work = must_work or (extra == ALL and not {GPU, RAY} & set(feature.extras))
     if must_work and state != WORKS:
         return f"does not work, though its extra is installed: {said}"
     if extra == NO_EXTRA and feature.extras and state != SAYS_SO:

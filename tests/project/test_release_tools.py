@@ -76,6 +76,7 @@ def test_uv_is_told_what_pip_is_told(tools):
         (("report",), "all", "names its extra", "does not work"),
         (("report",), "", "works", "is for nothing"),
         (("gpu",), "all", "names its extra", ""),
+        (("ray",), "all", "names its extra", ""),
         ((), "", "works", ""),
         ((), "", "names its extra", "does not work"),
         (("report",), "openai", "fails", "a traceback"),
