@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from ctxreuse.context.blocks import (
     BlockId,
+    BlockKey,
     ContextBlock,
     encoded,
     ids_size,
+    known_block,
     text_digest,
     text_hash,
 )
@@ -46,6 +48,14 @@ class BlockSpan(NamedTuple):
     start: int
     end: int
     tokens: int | None
+    digest: bytes
+    key: BlockKey
+
+    @classmethod
+    def of(cls, block: ContextBlock, start: int) -> BlockSpan:
+        """Return the span of a block whose text begins at a position."""
+        end = start + len(block.text)
+        return cls(block.id, start, end, block.tokens, block.digest, block.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +82,8 @@ class FoundContext:
     def blocks(self) -> tuple[ContextBlock, ...]:
         """Its blocks, in the order in which they stand there."""
         return tuple(
-            ContextBlock(id=one.id, text=self.text[one.start : one.end], tokens=one.tokens)
-            for one in self.spans
+            known_block(self.text[start:end], block_id, tokens, digest, key)
+            for block_id, start, end, tokens, digest, key in self.spans
         )
 
 
@@ -103,8 +113,7 @@ class Variant(NamedTuple):
     spans: tuple[BlockSpan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rendering:
+class Rendering(NamedTuple):
     """A rendered context, without its text.
 
     Attributes:

@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from threading import Event
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -131,16 +132,13 @@ class MicroBatcher(Generic[_Item, _Result]):
         slot = self._join(item)
         waiter = TaskWaiter(slot)
         # a wait that ends for the window would resume its task out of turn
-        closing = asyncio.get_running_loop().call_later(
-            self._window_s, self._close_aside, slot.queue
-        )
+        close, go_on = (partial(one, slot.queue) for one in (self._close_aside, self._go_on))
+        timer = _Timer(self._window_s, close, go_on)
         try:
-            while not await waiter.wait(_STALL_TIMEOUT_S):
-                self._close(slot.queue)  # all threads may be busy with other work
-                slot.queue.release_if_stalled(_STALL_TIMEOUT_S)
+            await waiter.wait()
             return _taken(slot)
         finally:
-            closing.cancel()
+            timer.cancel()
             slot.leave()
 
     def _join(self, item: _Item) -> Slot[_Item, _Result]:
@@ -148,6 +146,11 @@ class MicroBatcher(Generic[_Item, _Result]):
             if self._open is None:
                 self._open = OrderedQueue(unused=self._dropped, by_loop=True)
             return Slot(self._open, item)
+
+    def _go_on(self, batch: OrderedQueue[_Item, _Result]) -> None:
+        """Close a batch that is still open, and release all of it if it stalls."""
+        self._close(batch)  # all threads may be busy with other work
+        batch.release_if_stalled(_STALL_TIMEOUT_S)
 
     def _close_aside(self, batch: OrderedQueue[_Item, _Result]) -> None:
         """Close a batch; a large one in a thread.
@@ -179,6 +182,31 @@ class MicroBatcher(Generic[_Item, _Result]):
         for position, result in scheduled:
             slots[position].set_result(result)
         return [slots[position] for position, _ in scheduled]
+
+
+class _Timer:
+    """Calls functions in the running event loop until it is cancelled.
+
+    Args:
+        window_s: When to call `close`, in seconds.
+        close: Called once.
+        go_on: Called after that, each time when the stall timeout has passed.
+    """
+
+    def __init__(
+        self, window_s: float, close: Callable[[], object], go_on: Callable[[], object]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._go_on = go_on
+        self._next = self._loop.call_later(window_s, self._call, close)
+
+    def _call(self, work: Callable[[], object]) -> None:
+        self._next = self._loop.call_later(_STALL_TIMEOUT_S, self._call, self._go_on)
+        work()
+
+    def cancel(self) -> None:
+        """Call nothing any more."""
+        self._next.cancel()
 
 
 def _taken(slot: Slot[_Item, _Result]) -> _Result:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -127,12 +128,22 @@ class TaskWaiter:
     """
 
     def __init__(self, slot: Slot[Any, Any]) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._woken = asyncio.Event()
-        slot.attach(lambda: loop.call_soon_threadsafe(self._woken.set), loop)
+        slot.attach(self._wake, self._loop)
+
+    def _wake(self) -> None:
+        # not at once: those that were woken before are resumed before
+        if get_ident() == self._thread:  # needs no system call to wake up the loop
+            self._loop.call_soon(self._woken.set)
+        else:
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it was released, or has left, in time."""
+        if timeout_s is None:
+            return await self._woken.wait()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()

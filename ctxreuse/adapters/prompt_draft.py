@@ -136,15 +136,9 @@ class SentContext(NamedTuple):
             has_labels = given.text[: given.spans[0].start] == first
         if not has_labels:
             return cls(text, ContextLabels())
-        numbers = [_ordinal(label, plan.templates) for label in plan.label_of.values()]
+        ordinals = plan.templates.label_ordinals(list(plan.label_of.values()))
         ids = [block.id for block in plan.request.unique_blocks.values()]
-        return cls(text, ContextLabels(tuple(numbers), tuple(ids)))
-
-
-def _ordinal(label: str, templates: Templates) -> int:
-    found = templates.label_pattern.fullmatch(label)
-    assert found is not None, "a plan's labels are its templates'"
-    return int(found[1])
+        return cls(text, ContextLabels(tuple(ordinals), tuple(ids)))
 
 
 class PromptDraft:
@@ -207,9 +201,9 @@ class PromptDraft:
         for position, (part, piece, key, *_) in enumerate(self.pieces):
             if not isinstance(piece, str):
                 standing = self._standings[part]
-                is_tool_result = self.prompt.parts[part] == PromptPart("tool", piece.text)
-                is_answer = self.prompt.parts[part].role == "assistant"
-                if standing == "history" and position == last and not is_answer:
+                whole = self.prompt.parts[part]
+                is_tool_result = whole.role == "tool" and whole.text == piece.text
+                if standing == "history" and position == last and whole.role != "assistant":
                     standing = "latest"
                 yield Sighting(piece, key, number, standing, is_tool_result)
 
@@ -242,7 +236,9 @@ class PromptDraft:
             sent_before: Returns a tenant's context as it was sent, if that is known.
         """
         pieces: list[PlacedPiece] = []
-        counts = Counter(too_long=self._unsearched)
+        counts: Counter[str] = Counter()
+        if self._unsearched:
+            counts["too_long"] = self._unsearched
         behind = [*self.pieces, None][1:]
         for one, following in zip(self.pieces, behind, strict=True):
             if one.is_context:
@@ -485,5 +481,7 @@ def _hash(texts: Iterable[str], before: hashlib.blake2b | None = None) -> hashli
     """Return a hash of 16 bytes that identifies a list of texts, behind those hashed before."""
     whole = hashlib.blake2b(digest_size=16) if before is None else before.copy()
     for text in texts:
-        whole.update(len(encoded(text)).to_bytes(8, "big") + encoded(text))
+        content = encoded(text)
+        whole.update(len(content).to_bytes(8, "big"))
+        whole.update(content)
     return whole

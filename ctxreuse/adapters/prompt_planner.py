@@ -192,12 +192,10 @@ class PromptPlanner:
             while next_request is not None:
                 plan = self._planner.plan(next_request, self._strategy)
                 next_request = self._advance(draft, plan)
-        whole = []  # what the engine will see, for comparing prompts; tenants share nothing
-        for draft in drafts:
-            texts = zip(draft.prompt.parts, draft.texts(), strict=True)
-            shown = [f"{part.role}\n{text}\n" for part, text in texts]
-            whole.append("".join([f"{draft.tenant}\n", *shown]))
-        return [_planned(position, drafts[position]) for position in prefix_order(whole)]
+        planned = [_planned(position, draft) for position, draft in enumerate(drafts)]
+        if len(planned) < 2:
+            return planned
+        return [planned[n] for n in prefix_order(list(map(_shown, drafts, planned)))]
 
     def forget(self, plans: Iterable[Plan]) -> None:
         """Take back plans whose prompts never reached the engine."""
@@ -282,6 +280,12 @@ def _planned(position: int, draft: PromptDraft) -> PlannedPrompt:
     return PlannedPrompt(
         position, draft.texts(), plans, draft.labels(), contexts, tenant=draft.tenant
     )
+
+
+def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
+    """Return what the engine will see, for comparing prompts; tenants share nothing."""
+    texts = zip(draft.prompt.parts, planned.texts, strict=True)
+    return "".join([f"{draft.tenant}\n", *(f"{part.role}\n{text}\n" for part, text in texts)])
 
 
 def _weight(sent: SentContext) -> int:

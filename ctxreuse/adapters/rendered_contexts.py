@@ -31,8 +31,8 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
-    SentBlock,
     Templates,
+    render_block,
     render_turn,
 )
 from ctxreuse.planning.plan import Plan
@@ -117,7 +117,7 @@ class ContextRegistry:
     Args:
         max_renderings: How many are remembered, all tenants together. A rendering takes about 1.5
             KB. A batch with more prompts than that loses the first ones before it is planned.
-        max_spans: How many blocks they may have together, each about 150 bytes; one with a long id
+        max_spans: How many blocks they may have together, each about 250 bytes; one with a long id
             counts once for every 64 characters.
 
     At most 100,000 places are remembered, each about 250 bytes.
@@ -182,19 +182,20 @@ class ContextRegistry:
             templates: The words around them.
             tenant: In whose prompts it is to be found.
         """
-        parts: list[SentBlock] = []
+        shown = ContextRequest(blocks).unique_blocks.values()
+        *labels, next_label = templates.block_labels(range(1, len(shown) + 2))
+        pieces: list[str] = []
         spans: list[BlockSpan] = []
-        end = 0
-        for ordinal, block in enumerate(ContextRequest(blocks).unique_blocks.values(), start=1):
-            label = templates.block_label(ordinal)
-            start = end + len(templates.before_text(label))
-            spans.append(BlockSpan(block.id, start, start + len(block.text), block.tokens))
-            parts.append(SentBlock(label, block))
-            end = spans[-1].end + len(templates.after_text) + len(templates.separator)
-        text = render_turn(parts, None, "", templates)
-        if any(part.block.text.strip() for part in parts):
-            next_label = templates.before_text(templates.block_label(len(parts) + 1))
-            continuation = templates.separator + next_label if next_label else ""
+        start = 0
+        for label, block in zip(labels, shown, strict=True):
+            pieces.append(render_block(label, block.text, templates))
+            end = start + len(pieces[-1])
+            spans.append(BlockSpan.of(block, end - len(templates.after_text) - len(block.text)))
+            start = end + len(templates.separator)
+        text = templates.separator.join(pieces)
+        if any(block.text.strip() for block in shown):
+            before_next = templates.before_text(next_label)
+            continuation = templates.separator + before_next if before_next else ""
             rendering = Rendering.of(text, spans[0].start, continuation)
             self._remember(tenant, rendering, tuple(spans))
         return text
@@ -312,7 +313,7 @@ class ContextRegistry:
             else:
                 for one in variants:
                     index.unmet.pop(one.number, None)
-            rendering = replace(rendering, variants=variants, is_planned=not spans)
+            rendering = rendering._replace(variants=variants, is_planned=not spans)
             if old is not None:
                 index.remove(old)
             index.add(rendering)
@@ -398,6 +399,8 @@ class _Claim:
 
         Only the application answers tool calls; several of them may have found the same.
         """
+        if len(sightings) < 2:
+            return set()
         new = [one for one, is_known in zip(sightings, known, strict=True) if not is_known]
         per_prompt = Counter(one.prompt for one in new)
         return {one.prompt for one in new if per_prompt[one.prompt] > 1 and not one.is_tool_result}
@@ -420,6 +423,8 @@ class _Claim:
 
     def _claimed(self, sighting: Sighting, variant: Variant) -> FoundContext:
         self._places.put(self._tenant, sighting.place, variant.number)
+        if sighting.found.spans is variant.spans:  # the latest, as it mostly is
+            return sighting.found
         return replace(sighting.found, spans=variant.spans)
 
 

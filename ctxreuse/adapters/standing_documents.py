@@ -260,7 +260,8 @@ def _standing_at(text: str, start: int, documents: Mapping[int, str]) -> Standin
 
 def _found(standing: StandingDocuments, blocks: Sequence[ContextBlock]) -> FoundContext:
     spans = tuple(
-        BlockSpan(blocks[number].id, start, end, None) for number, start, end in standing.spans
+        BlockSpan.of(ContextBlock(id=blocks[number].id, text=standing.text[start:end]), start)
+        for number, start, end in standing.spans
     )
     return FoundContext(standing.text, text_digest(standing.text), spans, is_joined=True)
 

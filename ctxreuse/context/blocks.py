@@ -109,6 +109,28 @@ class ContextBlock:
         object.__setattr__(self, "key", BlockKey(key))
 
 
+def known_block(
+    text: str, block_id: BlockId, tokens: int | None, digest: bytes, key: BlockKey
+) -> ContextBlock:
+    """Return a block again, without the work of checking and hashing that it took at first.
+
+    Args:
+        text: As the block has it; so are the others.
+        block_id: Its id.
+        tokens: Its length in tokens, or None.
+        digest: Its digest.
+        key: Its identity.
+    """
+    block = object.__new__(ContextBlock)
+    put = object.__setattr__
+    put(block, "text", text)
+    put(block, "id", block_id)
+    put(block, "tokens", tokens)
+    put(block, "digest", digest)
+    put(block, "key", key)
+    return block
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class ContextRequest:
     """A ranked context with its question: what an application is about to send.

@@ -124,6 +124,26 @@ class Templates:
     def _first_labels(self) -> dict[int, str]:
         return {n: self.label.replace("{ordinal}", str(n)) for n in range(1, _KEPT_LABELS + 1)}
 
+    def label_ordinals(self, labels: Sequence[str]) -> list[int]:
+        """Return the ordinals that `block_labels` made labels from."""
+        known = checked_texts("labels", labels)
+        try:
+            return list(map(self._first_ordinals.__getitem__, known))
+        except KeyError:  # a later one, or no label
+            return list(map(self._ordinal, known))
+
+    @cached_property
+    def _first_ordinals(self) -> dict[str, int]:
+        return {label: ordinal for ordinal, label in self._first_labels.items()}
+
+    def _ordinal(self, label: str) -> int:
+        found = self.label_pattern.fullmatch(label)
+        if found is None:
+            raise InvalidRequestError(
+                f"{describe(label)} is no label; block_label(1) is {self.block_label(1)!r}"
+            )
+        return int(found[1])
+
     def before_text(self, label: str) -> str:
         """Return what stands in the message before a block's text."""
         return _filled(self._before_text, "label", label)

@@ -94,9 +94,21 @@ def request_context(
         conversation_id=conversation_id,
         history=history,
     )
-    token = _current.set(_current.get().inside(tenant, conversation_id, checked.history))
+    with serving(RequestScope(tenant, conversation_id, checked.history)) as scope:
+        yield scope
+
+
+@contextmanager
+def serving(scope: RequestScope) -> Iterator[RequestScope]:
+    """Do what `request_context` does with a scope, whose values were checked before.
+
+    Args:
+        scope: Whose request the code inside serves.
+    """
+    inside = _current.get().inside(scope.tenant, scope.conversation_id, scope.history)
+    token = _current.set(inside)
     try:
-        yield _current.get()
+        yield inside
     finally:
         with suppress(ValueError):  # a generator closed from a context where nothing was set
             _current.reset(token)

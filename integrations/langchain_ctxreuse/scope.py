@@ -21,7 +21,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.scope import RequestScope, current_scope, request_context
+from ctxreuse.context.scope import RequestScope, current_scope, serving
 from langchain_ctxreuse.messages import text_parts
 
 _Step = TypeVar("_Step")
@@ -48,7 +48,7 @@ class CarriedRequest:
 
     def serving(self) -> AbstractContextManager[RequestScope]:
         """Say whose request the code inside serves, for whatever the component calls."""
-        return request_context(self.scope.tenant, self.scope.conversation_id, self.scope.history)
+        return serving(self.scope)
 
     def steps(self, steps: Generator[_Step, None, None]) -> Generator[_Step, None, None]:
         """Yield what a generator yields, which serves this request; the reader's context does not.
@@ -92,14 +92,20 @@ class RequestCarrier(BaseModel):
         """Return a copy for one call."""
         copy = self.model_copy()
         # a stream without chunks invokes its copy when it is read, maybe in another context
-        with nullcontext() if self._request is None else self._request.serving():
-            copy._request = CarriedRequest(ensure_config(config), scope_from_config(config))
+        request = self._request
+        with nullcontext() if request is None else request.serving():
+            whole = ensure_config(config)
+            copy._request = CarriedRequest(whole, _scope_in(whole))
         return copy
 
     @property
     def _carried(self) -> CarriedRequest:
         """The request of the call at hand; outside of one, what the code around says."""
-        return self._request or CarriedRequest(ensure_config(), scope_from_config(None))
+        request = self._request
+        if request is not None:
+            return request
+        config = ensure_config()
+        return CarriedRequest(config, _scope_in(config))
 
 
 def on_carrying_copy(method: _Method) -> _Method:
@@ -143,7 +149,12 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     Args:
         config: The call's config; inside chains and graphs the one around it counts, too.
     """
-    configurable: Mapping[str, Any] = ensure_config(config).get("configurable", {})
+    return _scope_in(ensure_config(config))
+
+
+def _scope_in(config: RunnableConfig) -> RequestScope:
+    """Return what `scope_from_config` does of a config that has all keys."""
+    configurable: Mapping[str, Any] = config.get("configurable", {})
     thread, history = configurable.get("thread_id"), configurable.get("history")
     if history is not None:
         history = _fail_open.attempt(

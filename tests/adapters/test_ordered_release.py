@@ -160,6 +160,26 @@ async def test_a_waiting_task_says_whether_it_was_woken_in_time():
     assert await waiter.wait()
 
 
+async def test_who_is_released_while_it_comes_does_not_overtake_who_was_released_before():
+    queue, resumed = OrderedQueue(), []
+    [running] = lined_up(queue, ["running"], [])
+
+    async def call(name):
+        slot = Slot(queue, name, name)
+        waiter = TaskWaiter(slot)
+        queue.line_up([slot])
+        await waiter.wait()
+        resumed.append(name)
+
+    earlier = asyncio.create_task(call("earlier"))
+    await asyncio.sleep(0)
+    queue.places = 2
+    running.leave()
+    await call("later")
+    await earlier
+    assert resumed == ["earlier", "later"]
+
+
 async def test_large_batches_are_planned_off_the_event_loop():
     assert in_event_loop()
     assert await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP)

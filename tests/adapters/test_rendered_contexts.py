@@ -45,6 +45,23 @@ def test_a_rendering_is_found_in_a_prompt_with_its_blocks() -> None:
     assert found.blocks == (ContextBlock(id=7, text="seven", tokens=3), *blocks("eight"))
 
 
+@given(
+    st.lists(st.tuples(st.text() | st.integers(), st.text(max_size=9)), min_size=1, max_size=5),
+    st.sampled_from(["{label} {text}", "<d {label}>{text}</d>", "{label}{text}"]),
+)
+def test_blocks_come_back_with_the_identity_that_they_had(
+    given_blocks: list[tuple[str | int, str]], words: str
+) -> None:
+    rendered = [ContextBlock(id=one, text=text) for one, text in given_blocks]
+    assume(any(block.text.strip() for block in rendered))
+    registry = ContextRegistry()
+    [found] = registry.parse(registry.render(rendered, Templates(block=words))).pieces
+    assert isinstance(found, FoundContext)
+    unique = {block.key: block for block in reversed(rendered)}
+    assert {block.key: block for block in found.blocks} == unique
+    assert all(block.digest == text_digest(block.text) for block in found.blocks)
+
+
 def test_ids_come_back_with_their_type() -> None:
     registry = ContextRegistry()
     [found] = contexts_in(

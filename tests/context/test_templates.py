@@ -32,6 +32,18 @@ def test_the_default_words_are_the_papers():
     assert words.order_position == "before_question"
 
 
+@given(no_digit_first, no_digit_first, st.lists(st.integers(1, 10**17)))
+def test_labels_tell_their_ordinals(before, after, ordinals):
+    words = Templates(label=f"{before}{{ordinal}}{after}")
+    assert words.label_ordinals(words.block_labels(ordinals)) == ordinals
+
+
+@pytest.mark.parametrize("label", ["[Doc_0]", "[Doc_1", "Doc_1", ""])
+def test_what_is_no_label_has_no_ordinal(label):
+    with pytest.raises(InvalidRequestError, match="is no label"):
+        DEFAULT_TEMPLATES.label_ordinals(["[Doc_1]", label])
+
+
 @pytest.mark.parametrize(
     "labels",
     [

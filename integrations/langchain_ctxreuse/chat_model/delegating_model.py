@@ -82,10 +82,12 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; fields of the inner model change in a copy of that."""
-        update = dict(update or {})
+        if not update:  # as each call is made on one
+            return super().model_copy(deep=deep)
         fields = type(self.inner).model_fields.keys() - type(self).model_fields
-        of_inner = {name: update.pop(name) for name in fields & update.keys()}
-        copy = super().model_copy(update=update, deep=deep)
+        of_inner = {name: one for name, one in update.items() if name in fields}
+        of_ours = {name: one for name, one in update.items() if name not in fields}
+        copy = super().model_copy(update=of_ours, deep=deep)
         if of_inner:
             copy.inner = copy.inner.model_copy(update=of_inner)
         return copy

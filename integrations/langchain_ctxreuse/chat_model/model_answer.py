@@ -18,6 +18,7 @@ from ctxreuse.adapters.plan_metadata import METADATA_KEY
 from ctxreuse.adapters.prompt_labels import PromptLabels, TextStream
 from ctxreuse.adapters.prompt_planner import PlannedPrompt
 from ctxreuse.context.checks import reported_count
+from ctxreuse.context.fork_safety import cached_property
 from langchain_ctxreuse.chat_model.answer_stream import AnswerStream
 from langchain_ctxreuse.messages import TextPart, text_parts, with_renamed_calls, with_text
 
@@ -43,19 +44,23 @@ class ModelAnswer:
         self._usage: ReportedTokens | None = None
         self._gateway = gateway
         self._labels = PromptLabels() if planned is None else planned.answer_labels
-        self._metadata: Mapping[str, Any] = {} if planned is None else planned.answer_metadata()
         self._told: _Tokens | None = None
+
+    @cached_property
+    def _metadata(self) -> Mapping[str, Any]:
+        """What the answer carries; asked for when it has come, not while the engine could work."""
+        return {} if self._planned is None else self._planned.answer_metadata()
 
     def result(self, result: ChatResult) -> ChatResult:
         """Return a whole answer."""
         for generation in result.generations[:1]:  # each has the usage of all
             self._read_usage(generation)
         self._tell_usage()
-        if not self._metadata:
-            return result
         return self._gateway.attempt(lambda: self._result(result), lambda: result)
 
     def _result(self, result: ChatResult) -> ChatResult:
+        if not self._metadata:
+            return result
         generations = [self._generation(one) for one in result.generations]
         return result.model_copy(update={"generations": generations})
 
@@ -101,7 +106,7 @@ class ModelAnswer:
 
         If it breaks off, what the model has said by then comes before the error.
         """
-        streamed, is_first, step = AnswerStream(self._labels), bool(self._metadata), None
+        streamed, is_first, step = AnswerStream(self._labels), True, None
         with closing(steps):
             try:
                 for step in steps:
@@ -117,7 +122,7 @@ class ModelAnswer:
 
     async def astream(self, steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yield a streamed answer as `stream` does."""
-        streamed, is_first, step = AnswerStream(self._labels), bool(self._metadata), None
+        streamed, is_first, step = AnswerStream(self._labels), True, None
         async with aclosing(steps):
             try:
                 async for step in steps:
@@ -154,7 +159,7 @@ class ModelAnswer:
         if not isinstance(step, ChatGenerationChunk):
             return streamed.events(step)
         message = streamed.chunk(step.message)
-        if is_first:  # once: chunks are added up
+        if is_first and self._metadata:  # once: chunks are added up
             message = self._with_metadata(message)
         if message is step.message:
             return [step]

@@ -39,6 +39,7 @@ from ctxreuse.adapters.ordered_release import (
 from ctxreuse.adapters.prompt_draft import ScopedPrompt
 from ctxreuse.adapters.prompt_planner import PlannedPrompt, PromptStatistics, planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
+from ctxreuse.context.scope import RequestScope
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from langchain_ctxreuse.chat_model.batching import (
     BatchInput,
@@ -51,7 +52,7 @@ from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.chat_model.model_answer import ModelAnswer
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import PromptTexts, prompt_texts
-from langchain_ctxreuse.scope import on_carrying_copy, scope_from_config
+from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
 _GATEWAY_FIELDS = ("planner", "window_s", "strategy", "registry")
@@ -260,7 +261,7 @@ class ReuseChatModel(DelegatingChatModel):
         """Return a batch's inputs, planned together; those that are not planned go last."""
         if not inputs:
             return PlannedBatch([], {})
-        configs = get_config_list(config, len(inputs))
+        configs, gateway = get_config_list(config, len(inputs)), self._gateway
         texts: dict[int, PromptTexts] = {}
         prompts: list[ScopedPrompt] = []
         for position, value in enumerate(inputs):
@@ -268,13 +269,14 @@ class ReuseChatModel(DelegatingChatModel):
                 messages = self._convert_input(value).to_messages()
             except Exception:  # it is no prompt: `invoke` raises it again
                 continue
-            found = self._texts(messages, arguments)
+            found = _texts(messages, arguments, gateway)
             if found is not None:
                 texts[position] = found
-                prompts.append(self._scoped(found, config=configs[position]))
+                request = CarriedRequest(configs[position], scope_from_config(configs[position]))
+                prompts.append(self._scoped(found, gateway, request))
         positions = list(texts)
-        planned = {positions[one.position]: one for one in self._gateway.plan_batch(prompts)}
-        queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=self._gateway.evict)
+        planned = {positions[one.position]: one for one in gateway.plan_batch(prompts)}
+        queue: OrderedQueue[BatchInput, PlannedPrompt] = OrderedQueue(unused=gateway.evict)
         slots = [
             Slot(queue, BatchInput(n, inputs[n], configs[n], texts.get(n)), planned.get(n))
             for n in dict.fromkeys([*planned, *range(len(inputs))])
@@ -320,8 +322,9 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        with self._gateway.evict_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, self._gateway)
+        gateway = self._gateway
+        with gateway.evict_on_failure(planned), self._carried.serving():
+            answer = ModelAnswer(planned, gateway)
             if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
                 arguments["run_manager"] = answer.tokens(run_manager)
             result = answer.told(lambda: self.inner._generate(sent, stop=stop, **arguments))
@@ -336,8 +339,9 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
-        with self._gateway.evict_on_failure(planned), self._carried.serving():
-            answer = ModelAnswer(planned, self._gateway)
+        gateway = self._gateway
+        with gateway.evict_on_failure(planned), self._carried.serving():
+            answer = ModelAnswer(planned, gateway)
             if _takes_run_manager(type(self.inner)._agenerate):
                 arguments["run_manager"] = answer.tokens(run_manager)
             made = self.inner._agenerate(sent, stop=stop, **arguments)
@@ -409,45 +413,34 @@ class ReuseChatModel(DelegatingChatModel):
             async for step in within:
                 yield step
 
-    def _texts(
-        self, messages: Sequence[BaseMessage], arguments: Mapping[str, Any]
-    ) -> PromptTexts | None:
-        """Return the texts of a prompt; None if they cannot be read."""
-        return self._gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
-
     def _scoped(
         self,
         texts: PromptTexts,
+        gateway: ModelGateway,
+        request: CarriedRequest,
         run: BaseRunManager | None = None,
-        config: RunnableConfig | None = None,
     ) -> ScopedPrompt:
         """Return a prompt with its scope, and what was retrieved for it.
 
         Args:
             texts: Its texts.
+            gateway: Counts errors.
+            request: The request that its call serves.
             run: The run of its call, where that has begun.
-            config: The call's config; None is the one that this call carries.
         """
-        carried = self._carried
-        scope = carried.scope if config is None else scope_from_config(config)
         if not self.find_retrieved:
-            return ScopedPrompt(texts.parts, scope)
-        around = carried.config if config is None else config
-        known = run.parent_run_id if run is not None else None
-        tenant = scope.tenant or ""
-        return ScopedPrompt(
-            texts.parts,
-            scope,
-            self._gateway.attempt(
-                lambda: run_documents().of_request(known or around, tenant), lambda: ()
-            ),
-        )
+            return ScopedPrompt(texts.parts, request.scope)
+        around = (run.parent_run_id if run is not None else None) or request.config
+        tenant = request.scope.tenant or ""
+        retrieved = gateway.attempt(lambda: run_documents().of_request(around, tenant), lambda: ())
+        return ScopedPrompt(texts.parts, request.scope, retrieved)
 
     def _outgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this thread until a prompt is to be sent; return it planned."""
-        texts, slot, planned = self._texts(messages, arguments), self._slot, None
+        gateway, request, slot, planned = self._gateway, self._carried, self._slot, None
+        texts = _texts(messages, arguments, gateway)
         if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
             if not in_event_loop():  # else those before it could not run while it waits
                 woken = Event()
@@ -456,21 +449,22 @@ class ReuseChatModel(DelegatingChatModel):
             planned = slot.take()  # None if the plan was taken before
             slot.leave()
         if texts is not None and planned is None:
-            planned = self._gateway.plan(self._scoped(texts, run))
-        return self._with_plan(messages, arguments, texts, planned)
+            planned = gateway.plan(self._scoped(texts, gateway, request, run))
+        return self._with_plan(messages, arguments, texts, planned, gateway, request)
 
     async def _aoutgoing(
         self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
     ) -> _Outgoing:
         """Wait in this task as `_outgoing` does."""
-        texts, slot, planned = self._texts(messages, arguments), self._slot, None
+        gateway, request, slot, planned = self._gateway, self._carried, self._slot, None
+        texts = _texts(messages, arguments, gateway)
         if texts is not None and slot is not None and texts.says_the_same_as(slot.item.texts):
             await TaskWaiter(slot).wait()
             planned = slot.take()
             slot.leave()
         if texts is not None and planned is None:
-            planned = await self._gateway.aplan(self._scoped(texts, run))
-        return self._with_plan(messages, arguments, texts, planned)
+            planned = await gateway.aplan(self._scoped(texts, gateway, request, run))
+        return self._with_plan(messages, arguments, texts, planned, gateway, request)
 
     def _with_plan(
         self,
@@ -478,23 +472,25 @@ class ReuseChatModel(DelegatingChatModel):
         arguments: Mapping[str, Any],
         texts: PromptTexts | None,
         planned: PlannedPrompt | None,
+        gateway: ModelGateway,
+        request: CarriedRequest,
     ) -> _Outgoing:
         """Return what to call the inner model with: planned texts, and the request options."""
-        metadata = self._carried.config.get("metadata") or {}
+        metadata = request.config.get("metadata") or {}
         if "langgraph_node" in metadata and not self._is_shown_as_inner:
             _warn_of_lost_marks(type(self.inner), type(self).__name__)
-        return self._gateway.attempt(
+        return gateway.attempt(
             lambda: (
                 planned,
                 messages
                 if texts is None or planned is None
                 else texts.with_texts(planned.texts, planned.labels),
-                {**arguments, **self._request_options(arguments)},
+                {**arguments, **self._request_options(arguments, request.scope)},
             ),
             lambda: (planned, messages, dict(arguments)),
         )
 
-    def _request_options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _request_options(self, arguments: Mapping[str, Any], scope: RequestScope) -> dict[str, Any]:
         """Return `extra_body` with the tenant's salt, `extra_headers` with the session's name.
 
         What the user has set there stays. A call's replaces the model's, so both are merged.
@@ -508,9 +504,16 @@ class ReuseChatModel(DelegatingChatModel):
                 at_model = getattr(self.inner, name, None)
                 at_model = at_model or (getattr(self.inner, "model_kwargs", None) or {}).get(name)
                 given = arguments.get(name, at_model) or {}
-                more = added(given, self._carried.scope, self.salt_key)
+                more = added(given, scope, self.salt_key)
                 options |= {name: {**given, **more}} if more else {}
         return options
+
+
+def _texts(
+    messages: Sequence[BaseMessage], arguments: Mapping[str, Any], gateway: ModelGateway
+) -> PromptTexts | None:
+    """Return the texts of a prompt; None if they cannot be read."""
+    return gateway.attempt(lambda: prompt_texts(messages, arguments), lambda: None)
 
 
 @lru_cache(maxsize=256)
