@@ -93,8 +93,9 @@ bench-query-engines: $(VENV)/dev  ## tokens computed for chains and query engine
 bench-distributed: $(VENV)/dev  ## 100,000 requests in partitions on Ray and all at once; needs $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/distributed.py
 
-soak: $(VENV)/dev  ## a planner under everything at once for 15 minutes; SECONDS=900
-	$(BIN)/python benchmarks/soak.py --seconds $(or $(SECONDS),900)
+soak: SECONDS = 900
+soak: $(VENV)/dev  ## a planner under everything at once; SECONDS=900
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS)
 
 bench-workers: $(VENV)/dev  ## worker processes that use one engine, alone and with a shared log; needs $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/workers.py
