@@ -16,7 +16,7 @@ from ctxreuse.context.lru_map import LRUMap
 Ranks: TypeAlias = tuple[int, ...]
 """An order: the place of each of its blocks as they were retrieved, from 0."""
 
-_MAX_BLOCKS = 500_000
+_MAX_BLOCKS = 100_000
 _DIGEST_BYTES = 16
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ctxreuse.planning.sharing import Entry, SentEntry
+from ctxreuse.planning.sharing import Entry, LostEntry, SentEntry
 
 _MAX_BLOCKS = 100_000
 
@@ -34,23 +34,28 @@ class Journal:
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._noted: deque[Noted] = deque()
+        # (time, whether it is of what was sent, its fields): the collector need not look into these
+        self._noted: deque[tuple[int, bool, tuple[Any, ...]]] = deque()
         self.size = 0
 
     def note(self, time: int, entry: Entry) -> None:
         """Note what was sent or lost, and forget the oldest entries over the bound."""
-        self._noted.append(Noted(time, entry))
+        self._noted.append((time, isinstance(entry, SentEntry), tuple(entry)))
         self.size += _size(entry)
         while self.size > self._max_blocks and len(self._noted) > 1:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
         """Forget the oldest entry; there must be one."""
-        self.size -= _size(self._noted.popleft().entry)
+        self.size -= _size(_entry(*self._noted.popleft()[1:]))
 
     def noted(self) -> list[Noted]:
         """Return the entries, oldest first."""
-        return list(self._noted)
+        return [Noted(time, _entry(is_sent, fields)) for time, is_sent, fields in self._noted]
+
+
+def _entry(is_sent: bool, fields: tuple[Any, ...]) -> Entry:
+    return SentEntry(*fields) if is_sent else LostEntry(*fields)
 
 
 def _size(entry: Entry) -> int:

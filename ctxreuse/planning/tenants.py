@@ -59,7 +59,7 @@ class Bounds:
     index_blocks: int = 4_000_000
     request_ids: int = 1_000_000
     recent_blocks: int = 1_000_000
-    repeat_blocks: int = 1_000_000
+    repeat_blocks: int = 200_000
     journal_blocks: int = 200_000
     conversations: int = 100_000
     shown_blocks: int = 200_000

@@ -135,8 +135,10 @@ def split_memory(
         ("generations_per_run", generations_per_run),
         ("retrievals_per_run", retrievals_per_run),
     ):
-        if not isinstance(number, int | float) or not 0 < number < float("inf"):
-            raise InvalidRequestError(f"{name} must be a positive number, not {describe(number)}")
+        if not isinstance(number, int | float) or not 0 < number < 1e100:
+            raise InvalidRequestError(
+                f"{name} must be a positive number below 1e100, not {describe(number)}"
+            )
 
     generated = generation.over_memory(arriving_runs * generations_per_run) / generations_per_run
     retrieved = retrieval.over_memory(arriving_runs * retrievals_per_run) / retrievals_per_run

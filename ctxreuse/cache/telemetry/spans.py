@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctxreuse.context.checks import checked_each, checked_kind, checked_number
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.tracing import AnsweredCall
@@ -30,6 +31,7 @@ class PlannerSpans:
 
     Raises:
         MissingExtraError: `opentelemetry` is not installed.
+        InvalidRequestError: wrong type.
 
     Example:
         >>> from ctxreuse import ContextRequest, ReusePlanner
@@ -43,6 +45,10 @@ class PlannerSpans:
             from opentelemetry import trace
         except ImportError as error:
             raise MissingExtraError("spans for OpenTelemetry", "metrics") from error
+        if tracer_provider is not None:
+            checked_kind(
+                "tracer_provider", tracer_provider, trace.TracerProvider, "a TracerProvider"
+            )
         self._trace: Any = trace
         self._tracer = trace.get_tracer("ctxreuse", tracer_provider=tracer_provider)
 
@@ -58,7 +64,12 @@ class PlannerSpans:
         Args:
             plans: Their plans.
             seconds: How long that took.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
         """
+        plans = checked_each("plans", plans, Plan, "a list of plans")
+        seconds = checked_number("seconds", seconds)
         sent = [plan.logged.prompt.tokens for plan in plans if plan.logged is not None]
         changed = sum(plan.order_annotation is not None for plan in plans)
         attributes: dict[str, int] = {
@@ -76,7 +87,11 @@ class PlannerSpans:
 
         Args:
             call: The call.
+
+        Raises:
+            InvalidRequestError: wrong type.
         """
+        checked_kind("call", call, AnsweredCall, "an AnsweredCall")
         counts = {
             "gen_ai.usage.input_tokens": call.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
