@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import random
 import resource
 import time
 import tracemalloc
@@ -23,6 +24,8 @@ from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 
@@ -43,6 +46,7 @@ def main() -> None:
         "batches": lambda small: batches(console, [12_000] if small else [12_000, 100_000]),
         "special": lambda small: special_batches(console),
         "no-overlap": lambda small: no_overlap(console),
+        "index": lambda small: large_index(console, 100_000 if small else 1_000_000),
         "memory": lambda small: memory(console, 50_000 if small else 500_000),
     }
     parser.add_argument("--only", choices=tables, help="print one table")
@@ -141,6 +145,38 @@ def no_overlap(console: Console, size: int = 5_000) -> None:
     seconds, _ = _timed_batch(requests)
     table.add_row("batch, reuse", f"{seconds / size * 1000:.4f}")
     console.print(table)
+
+
+def large_index(console: Console, nodes: int) -> None:
+    """Print what a large index holds, and how long the process pauses because of it."""
+    source, index, number = random.Random(1), ContextIndex(max_nodes=10 * nodes), 0
+    gc.collect()
+    before = _process_bytes()
+    while index.node_count < nodes:
+        drawn = sorted({min(int(source.paretovariate(0.5)), 200_000) for _ in range(8)})
+        keys = [BlockKey(f"{one:016}".encode()) for one in drawn]
+        weights = [100 + one % 200 for one in drawn]
+        index.insert(None, keys, weights, f"request-{number}", number)
+        number += 1
+    held = _process_bytes() - before
+    table = new_table(f"an index of {nodes:,} nodes and {number:,} request ids", ("what",), ("is",))
+    table.add_row("bytes a node, request ids among them", f"{held / nodes:,.0f}")
+    table.add_row("a full collection of garbage, ms", f"{_shortest_ms(gc.collect):.1f}")
+    table.add_row("evicting one request, ms", f"{_ms(lambda: index.evict('request-0')):.2f}")
+    table.add_row("forgetting all, ms", f"{_ms(index.clear):.2f}")
+    steps = [_ms(index.tidy) for _ in range(3_000)]
+    table.add_row("the longest of the steps that free it, ms", f"{max(steps):.2f}")
+    console.print(table)
+
+
+def _ms(call: Callable[[], object]) -> float:
+    started = time.process_time()
+    call()
+    return (time.process_time() - started) * 1000
+
+
+def _shortest_ms(call: Callable[[], object]) -> float:
+    return min(_ms(call) for _ in range(3))
 
 
 def memory(console: Console, blocks: int) -> None:

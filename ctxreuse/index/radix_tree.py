@@ -21,7 +21,8 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.index.leaf_queue import LeafQueue
-from ctxreuse.index.nodes import NodeTree, Removal
+from ctxreuse.index.nodes import NodeTree
+from ctxreuse.index.removal import Removal
 from ctxreuse.index.request_ends import RequestEnds, RequestId
 
 _REQUESTS_A_NODE = 4

@@ -24,8 +24,8 @@ from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
 from ctxreuse.index.explain import PromptLog
-from ctxreuse.index.nodes import Removal
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
+from ctxreuse.index.removal import Removal
 from ctxreuse.index.request_ends import RequestId
 from ctxreuse.index.shown_blocks import Conversations
 from ctxreuse.ordering.online import Cooccurrence, OnlineOrder

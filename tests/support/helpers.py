@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
 from ctxreuse.context.blocks import BlockKey, id_size
-from ctxreuse.index.nodes import Removal
 from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, Inserted
+from ctxreuse.index.removal import Removal
 from ctxreuse.index.request_ends import RequestEnds
 
 LETTERS = "abcde"
