@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
@@ -95,7 +96,7 @@ class Explanation:
         return self.words
 
 
-class PromptLog(deque[tuple[int, SentPrompt]]):
+class PromptLog:
     """The latest prompts of one tenant with the times at which they were planned.
 
     A copy of a plan shares the log of the original; an unpickled one has an empty log.
@@ -104,27 +105,30 @@ class PromptLog(deque[tuple[int, SentPrompt]]):
         size: The sizes (`id_size`) of the ids of all prompts' blocks, and 1 a prompt.
     """
 
+    __slots__ = ("_prompts", "size")
+
     def __init__(self, size: int = _REMEMBERED_PROMPTS) -> None:
-        super().__init__(maxlen=size)
+        # (time, the fields of a prompt): the collector need not look into these
+        self._prompts: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=size)
         self.size = 0
 
     def add(self, time: int, prompt: SentPrompt) -> None:
         """Remember a prompt; the oldest goes if there are too many."""
-        if len(self) == self.maxlen:
+        if len(self._prompts) == self._prompts.maxlen:
             self.forget_oldest()
-        self.append((time, prompt))
+        self._prompts.append((time, _fields(prompt)))
         self.size += _prompt_size(prompt)
 
     def forget_oldest(self) -> None:
         """Forget the oldest prompt, if there is one."""
-        if self:
-            _, prompt = self.popleft()
-            self.size -= _prompt_size(prompt)
+        if self._prompts:
+            _, fields = self._prompts.popleft()
+            self.size -= _prompt_size(SentPrompt(*fields))
 
     def before(self, time: int) -> list[SentPrompt]:
         """Return the remembered prompts that were planned before a time."""
-        prompts = list(self)  # one step: other threads append meanwhile
-        return [prompt for planned, prompt in prompts if planned < time]
+        prompts = list(self._prompts)  # one step: other threads append meanwhile
+        return [SentPrompt(*fields) for planned, fields in prompts if planned < time]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptLog:
         return self
@@ -350,6 +354,9 @@ def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockI
         if key not in seen and (type(id_), id_) in texts:
             return id_
     return None
+
+
+_fields = attrgetter(*SentPrompt.__slots__)
 
 
 def _prompt_size(prompt: SentPrompt) -> int:

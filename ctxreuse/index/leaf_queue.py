@@ -12,6 +12,8 @@ _MOVED_AT_ONCE = 8
 _DROPPED_AT_ONCE = 10_000
 _NODE_BITS = 32
 _NODE = (1 << _NODE_BITS) - 1
+_NONE: list[int] = []
+"""No entries, of any queue: one list less for the collector to look at."""
 
 
 class LeafQueue:
@@ -29,7 +31,7 @@ class LeafQueue:
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
         self._entries: list[int] = []
-        self._former: list[int] = []  # have still to move
+        self._former: list[int] = _NONE  # have still to move
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._former)
@@ -53,6 +55,7 @@ class LeafQueue:
                 heapq.heappush(self._entries, entry)
             else:
                 self._tree.is_queued[entry & _NODE] = 0
+        self._former = self._former or _NONE
 
     def oldest(self) -> int:
         """Return the leaf whose last use is longest ago; 0 if it is not found in a few steps."""

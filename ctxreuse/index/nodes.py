@@ -46,7 +46,8 @@ class NodeTree:
         parents: The node before each; 0 of a root, and of a number that is free.
         first_children: Where each node's list of children begins; 0 without any, -1 of those in
             `wide`.
-        next_siblings: What follows in the list that a node stands in; 0 at its end.
+        next_siblings: What follows in the list that a node stands in; 0 at its end. Of a number
+            that is free, the next free one.
         wide: Node -> first block -> child, of the nodes with many children.
         opens_turn: Whether a later turn of a conversation begins at a node, as 0 or 1.
         uses: How many requests went through each node.
@@ -94,7 +95,7 @@ class NodeTree:
         self.ends = array("i", [0])
         self.is_queued = bytearray(1)
         self._born = array("q", [0])
-        self._free = array("i")
+        self._free = 0
         self._same_keys: dict[BlockKey, BlockKey] = {}
 
     def weights(self, node: int) -> Sequence[int]:
@@ -251,7 +252,7 @@ class NodeTree:
             self.node_count -= 1
             self.parents[node] = 0
         self._born[node] = -1
-        self._free.append(node)
+        self.next_siblings[node], self._free = self._free, node
         return weight
 
     def drop(self) -> Iterator[None]:
@@ -266,8 +267,9 @@ class NodeTree:
         self, parent: int, run: tuple[BlockKey, ...], weights: _Packed, uses: int, now: int
     ) -> int:
         self.births += 1
-        if self._free:
-            node = self._free.pop()
+        node = self._free
+        if node:
+            self._free = self.next_siblings[node]
             self.runs[node] = run
             self._weights[node] = weights
             self.parents[node] = parent

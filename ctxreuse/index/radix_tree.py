@@ -12,7 +12,6 @@ with every child of a node instead; `ordering.paper.paper_order` does that, for
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -118,7 +117,7 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self._most_tokens = math.inf if capacity_tokens is None else capacity_tokens
         self._removal: Removal | None = None
-        self._dropped: deque[Iterator[None]] = deque()  # each step frees a little
+        self._dropped: tuple[Iterator[None], ...] = ()  # each step frees a little
         self._start_with(NodeTree())
 
     def _start_with(self, tree: NodeTree) -> None:
@@ -274,7 +273,7 @@ class ContextIndex:
         """
         tree = self.tree
         if self._dropped and next(self._dropped[0], self) is self:
-            self._dropped.popleft()
+            self._dropped = self._dropped[1:]
         if self._removal is not None:
             self._go_on()
         elif not self._roots:
@@ -303,7 +302,7 @@ class ContextIndex:
     def _start_anew(self) -> None:
         tree, requests, leaves = self.tree, self._requests, self._leaves
         if tree.births - self._births_before > _SMALL:
-            self._dropped.append(chain(tree.drop(), requests.drop(), leaves.drop()))
+            self._dropped += (chain(tree.drop(), requests.drop(), leaves.drop()),)
         self._start_with(NodeTree(tree.births))
 
     def evict(self, request_id: RequestId) -> Removal | None:

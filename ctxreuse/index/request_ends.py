@@ -12,6 +12,18 @@ from ctxreuse.index.nodes import NodeTree, drop_items, drop_objects, with_room
 RequestId: TypeAlias = str | int | bytes
 """What names a request; bytes are a request of another planner."""
 
+# the fields of an id, from the place that its number is
+_NODE = 0  # of a top, the node where all behind it end
+_TOP = 1  # what it stands behind; 0 of a top
+_BEHIND = 2  # the first of those behind it
+_NEXT = 3  # what stands beside it, behind the same; of a free number, the next free one
+_PREVIOUS = 4  # 0 of the first
+_RANK = 5
+_OLDER = 6  # in the order of arrival; of 0, the newest
+_NEWER = 7  # of 0, the oldest
+_FIELDS = 8
+_NUMBER_BITS = 3  # that are zero in each number
+
 
 class RequestEnds:
     """Ids of requests, by the nodes at which they end.
@@ -22,7 +34,7 @@ class RequestEnds:
     forest of disjoint sets, united by rank). No such tree is higher than the logarithm of how many
     ids were ever in it. An id that is forgotten keeps its place while others stand behind it.
 
-    As in `NodeTree`, an id is a number, 0 is none, and there are arrays for what it has.
+    An id is a number, the place of its fields in one array; 0 is none.
 
     Args:
         tree: The nodes.
@@ -31,36 +43,15 @@ class RequestEnds:
         size: The sizes (`id_size`) of all ids.
     """
 
-    __slots__ = (
-        "_behind",
-        "_free",
-        "_ids",
-        "_newer",
-        "_next_beside",
-        "_nodes",
-        "_number_of",
-        "_older",
-        "_previous_beside",
-        "_ranks",
-        "_tops",
-        "_tree",
-        "size",
-    )
+    __slots__ = ("_fields", "_free", "_ids", "_number_of", "_tree", "size")
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
         self.size = 0
         self._number_of: dict[RequestId, int] = {}
         self._ids = with_room()  # of a forgotten one, None
-        self._nodes = array("i", [0])  # of a top, the node where all behind it end
-        self._tops = array("i", [0])  # what each stands behind; 0 of a top
-        self._behind = array("i", [0])  # the first of those behind each
-        self._next_beside = array("i", [0])
-        self._previous_beside = array("i", [0])  # 0 of the first
-        self._ranks = bytearray(1)
-        self._older = array("i", [0])  # in the order of arrival; of 0, the newest
-        self._newer = array("i", [0])  # of 0, the oldest
-        self._free = array("i")
+        self._fields = array("i", bytes(_FIELDS * 4))
+        self._free = 0
 
     @property
     def number(self) -> int:
@@ -76,7 +67,7 @@ class RequestEnds:
 
     def oldest(self) -> RequestId | None:
         """Return the id that was added first; None if there is none."""
-        oldest: RequestId | None = self._ids[self._newer[0]]
+        oldest: RequestId | None = self._ids[self._fields[_NEWER] >> _NUMBER_BITS]
         return oldest
 
     def end(self, request_id: RequestId) -> int:
@@ -90,11 +81,10 @@ class RequestEnds:
             request_id: Its id.
             node: Where it ends.
         """
-        top = self._tree.ends[node]
         number = self._new(request_id, node)
         self._number_of[request_id] = number
         self.size += id_size(request_id)
-        self._newer[self._older[0]] = self._older[0] = number
+        top = self._tree.ends[node]
         if top:
             self._put_behind(number, top)
         else:
@@ -105,20 +95,20 @@ class RequestEnds:
         number = self._number_of.pop(request_id, 0)
         if not number:
             return 0
-        node = self._end(number)
-        self._ids[number] = None
+        node, fields = self._end(number), self._fields
+        self._ids[number >> _NUMBER_BITS] = None
         self.size -= id_size(request_id)
-        older, newer = self._older[number], self._newer[number]
-        self._newer[older], self._older[newer] = newer, older
+        older, newer = fields[number + _OLDER], fields[number + _NEWER]
+        fields[older + _NEWER], fields[newer + _OLDER] = newer, older
         self._free_bare(number, node)
         return node
 
     def forget_one_at(self, node: int) -> None:
         """Forget any of the requests that end at a node, where there is one."""
-        number = self._tree.ends[node]
-        while self._behind[number]:
-            number = self._behind[number]
-        request_id = self._ids[number]
+        number, fields = self._tree.ends[node], self._fields
+        while fields[number + _BEHIND]:
+            number = fields[number + _BEHIND]
+        request_id = self._ids[number >> _NUMBER_BITS]
         assert request_id is not None, "an id behind which nothing stands is not forgotten"
         self.forget(request_id)
 
@@ -130,7 +120,7 @@ class RequestEnds:
         self._tree.ends[node] = 0
         if not there:
             self._stand_at(moved, end)
-        elif self._ranks[there] < self._ranks[moved]:
+        elif self._fields[there + _RANK] < self._fields[moved + _RANK]:
             self._stand_at(moved, end)
             self._put_behind(there, moved)
         else:
@@ -142,23 +132,25 @@ class RequestEnds:
         yield from drop_items(self._number_of)
 
     def _end(self, number: int) -> int:
-        while self._tops[number]:
-            number = self._tops[number]
-        return self._nodes[number]
+        fields = self._fields
+        while fields[number + _TOP]:
+            number = fields[number + _TOP]
+        return fields[number + _NODE]
 
     def _stand_at(self, number: int, node: int) -> None:
         self._tree.ends[node] = number
-        self._nodes[number] = node
+        self._fields[number + _NODE] = node
 
     def _put_behind(self, number: int, top: int) -> None:
-        first = self._behind[top]
-        self._tops[number] = top
-        self._next_beside[number], self._previous_beside[number] = first, 0
+        fields = self._fields
+        first = fields[top + _BEHIND]
+        fields[number + _TOP] = top
+        fields[number + _NEXT], fields[number + _PREVIOUS] = first, 0
         if first:
-            self._previous_beside[first] = number
-        self._behind[top] = number
-        if self._ranks[top] == self._ranks[number]:
-            self._ranks[top] += 1
+            fields[first + _PREVIOUS] = number
+        fields[top + _BEHIND] = number
+        if fields[top + _RANK] == fields[number + _RANK]:
+            fields[top + _RANK] += 1
 
     def _free_bare(self, number: int, node: int) -> None:
         """Free a number that no id has and nothing stands behind, then those before it, too.
@@ -167,43 +159,37 @@ class RequestEnds:
             number: The number.
             node: Where its requests ended.
         """
-        while self._ids[number] is None and not self._behind[number]:
-            top = self._tops[number]
+        fields = self._fields
+        while self._ids[number >> _NUMBER_BITS] is None and not fields[number + _BEHIND]:
+            top = fields[number + _TOP]
             if top:
-                following, previous = self._next_beside[number], self._previous_beside[number]
+                following, previous = fields[number + _NEXT], fields[number + _PREVIOUS]
                 if previous:
-                    self._next_beside[previous] = following
+                    fields[previous + _NEXT] = following
                 else:
-                    self._behind[top] = following
+                    fields[top + _BEHIND] = following
                 if following:
-                    self._previous_beside[following] = previous
+                    fields[following + _PREVIOUS] = previous
             else:
                 self._tree.ends[node] = 0
-            self._tops[number] = self._ranks[number] = 0
-            self._free.append(number)
+            fields[number + _NEXT], self._free = self._free, number
             if not top:
                 break
             number = top
 
     def _new(self, request_id: RequestId, node: int) -> int:
         """Return a number for a request, the newest."""
-        newest = self._older[0]
-        if self._free:
-            number = self._free.pop()
-            self._ids[number] = request_id
-            self._nodes[number] = node
-            self._older[number], self._newer[number] = newest, 0
-            return number
-        number = len(self._nodes)
-        if number == len(self._ids):
-            self._ids = with_room(self._ids)
-        self._ids[number] = request_id
-        self._nodes.append(node)
-        self._tops.append(0)
-        self._behind.append(0)
-        self._next_beside.append(0)
-        self._previous_beside.append(0)
-        self._ranks.append(0)
-        self._older.append(newest)
-        self._newer.append(0)
+        fields = self._fields
+        newest, number = fields[_OLDER], self._free
+        if number:
+            self._free = fields[number + _NEXT]
+            fields[number + _NODE], fields[number + _OLDER] = node, newest
+            fields[number + _TOP] = fields[number + _RANK] = fields[number + _NEWER] = 0
+        else:
+            number = len(fields)
+            fields.extend((node, 0, 0, 0, 0, 0, newest, 0))
+            if number >> _NUMBER_BITS == len(self._ids):
+                self._ids = with_room(self._ids)
+        self._ids[number >> _NUMBER_BITS] = request_id
+        fields[newest + _NEWER] = fields[_OLDER] = number
         return number

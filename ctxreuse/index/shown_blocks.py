@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -84,22 +84,20 @@ class History:
 EMPTY_HISTORY = History({}, {}, frozenset())
 
 
-@dataclass(slots=True)
-class _Record:
-    """One conversation: recorded blocks by ordinal, and where its last turn ends in the index.
+class _Record(NamedTuple):
+    """One conversation: where its last turn ends in the index, and the recorded blocks.
 
     Attributes:
-        shown: (ordinal, identity) -> (id, length, digest) of each block, the latest last; plain
-            values, into which the garbage collector need not look.
         end: Names the index node.
         system: The digest of the system text.
         last_use: When it was used.
+        shown: (ordinal, identity, id, length, digest) of each block, the latest last.
     """
 
-    shown: dict[tuple[int, BlockKey], tuple[BlockId, int, bytes]] = field(default_factory=dict)
-    end: int = 0
-    system: bytes | None = None
-    last_use: int = 0
+    end: int
+    system: bytes | None
+    last_use: int
+    shown: tuple[tuple[int, BlockKey, BlockId, int, bytes], ...]
 
 
 class Conversations:
@@ -124,7 +122,8 @@ class Conversations:
         self._max_conversations = max_conversations
         self._max_idle = max_idle
         self._max_blocks = max_blocks
-        self._records: OrderedDict[str | int, _Record] = OrderedDict()
+        # the fields of a `_Record`: the collector need not look into plain tuples
+        self._records: OrderedDict[str | int, tuple[Any, ...]] = OrderedDict()
         self._requests = 0
         self.size = 0
         self.shown_size = 0
@@ -149,11 +148,11 @@ class Conversations:
 
     def recorded(self, conversation_id: str | int | None) -> dict[int, list[ShownBlock]]:
         """Return the blocks that a conversation was sent by ordinal, the latest first."""
-        record = None if conversation_id is None else self._records.get(conversation_id)
+        record = self._record(conversation_id)
         recorded: dict[int, list[ShownBlock]] = {}
-        if record is not None:
-            for (ordinal, key), shown in reversed(record.shown.items()):  # the latest is right
-                recorded.setdefault(ordinal, []).append(ShownBlock(key, *shown))
+        shown = () if record is None else record.shown
+        for ordinal, key, block_id, length, digest in reversed(shown):  # the latest is right
+            recorded.setdefault(ordinal, []).append(ShownBlock(key, block_id, length, digest))
         return recorded
 
     def remember(
@@ -172,49 +171,53 @@ class Conversations:
             system: The digest of the system text.
         """
         self._requests += 1
-        record = self._records.get(conversation_id)
-        if record is None:
-            record = self._records[conversation_id] = _Record()
-            self.size += id_size(conversation_id)
-        self._records.move_to_end(conversation_id)
-        record.end, record.system, record.last_use = end, system, self._requests
+        record = self._record(conversation_id)
+        shown = {} if record is None else {one[:2]: one for one in record.shown}
+        self.forget(conversation_id)
         for ordinal, block in sent:
-            self._forget_shown(record, (ordinal, block.key))
-            record.shown[ordinal, block.key] = block.id, len(block.text), block.digest
-            self.shown_size += id_size(block.id)
-        while len(record.shown) > self._max_blocks:
-            self._forget_shown(record, next(iter(record.shown)))
-        while self._records and (
-            len(self._records) > self._max_conversations
-            or next(iter(self._records.values())).last_use < self._requests - self._max_idle
-        ):
+            place = ordinal, block.key
+            shown.pop(place, None)  # the latest stands last
+            shown[place] = *place, block.id, len(block.text), block.digest
+        kept = tuple(shown.values())[max(0, len(shown) - self._max_blocks) :]
+        self._records[conversation_id] = (end, system, self._requests, kept)
+        self.size += id_size(conversation_id)
+        self.shown_size += _shown_size(kept)
+        while len(self._records) > self._max_conversations or self._is_oldest_idle():
             self.forget_oldest()
 
     def end_of(self, conversation_id: str | int | None, system: bytes | None) -> int:
         """Return what names the index node where the last turn ends; 0 if it is not known."""
-        record = None if conversation_id is None else self._records.get(conversation_id)
+        record = self._record(conversation_id)
         if record is None or record.system != system:
             return 0
         return record.end
 
     def forget(self, conversation_id: str | int) -> bool:
         """Drop a conversation's record; return whether there was one."""
-        record = self._records.pop(conversation_id, None)
+        record = self._record(conversation_id)
         if record is None:
             return False
+        del self._records[conversation_id]
         self.size -= id_size(conversation_id)
-        self.shown_size -= sum([id_size(block_id) for block_id, _, _ in record.shown.values()])
+        self.shown_size -= _shown_size(record.shown)
         return True
-
-    def _forget_shown(self, record: _Record, place: tuple[int, BlockKey]) -> None:
-        shown = record.shown.pop(place, None)
-        if shown is not None:
-            self.shown_size -= id_size(shown[0])
 
     def forget_oldest(self) -> None:
         """Drop the record of the least recently used conversation, if there is one."""
         if self._records:
             self.forget(next(iter(self._records)))
+
+    def _record(self, conversation_id: str | int | None) -> _Record | None:
+        fields = None if conversation_id is None else self._records.get(conversation_id)
+        return None if fields is None else _Record(*fields)
+
+    def _is_oldest_idle(self) -> bool:
+        oldest = next(iter(self._records.values()), None)
+        return oldest is not None and _Record(*oldest).last_use < self._requests - self._max_idle
+
+
+def _shown_size(shown: Iterable[tuple[int, BlockKey, BlockId, int, bytes]]) -> int:
+    return sum([id_size(block_id) for _, _, block_id, _, _ in shown])
 
 
 def shown_in(

@@ -438,7 +438,8 @@ class TenantPlanner:
         weights = [turn.weights[key] for key in sent]
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
-            request_id = f"request-{process_name()}{next(state.request_numbers)}"
+            request_id = f"request-{process_name()}{state.unnamed_requests}"
+            state.unnamed_requests += 1
         if request.history:
             end = conversations.end_of(request.conversation_id, turn.system)
             inserted = index.extend(end, turn.system, keys, weights, request_id, now)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from operator import add, gt, sub
 from typing import NamedTuple, TypeAlias
 
@@ -86,8 +85,8 @@ class TenantState:
         log: The latest prompts.
         token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
             counts would tell by time which texts it has.
-        request_numbers: Numbers for requests without an id. A common count would tell how many
-            requests others send.
+        unnamed_requests: How many requests without an id there have been. A common count would
+            tell how many requests others send.
         sizes: Of each part in `_DROP_OLDEST`, when the lock was last released. The common lock
             guards them.
         index_size: The nodes, tokens and request ids of the index, when the lock was last released.
@@ -107,7 +106,7 @@ class TenantState:
         self._max_nodes = max_nodes
         self._note_limit = note_limit
         self.lock = ForkSafeLock(self._forget)
-        self.sizes = [0] * len(_DROP_OLDEST)
+        self.sizes = (0,) * len(_DROP_OLDEST)
         self.index_size = (0, 0, 0)
         self.oldest_use: int | None = None
         self._forget()
@@ -121,13 +120,13 @@ class TenantState:
         self.conversations = Conversations()
         self.log = PromptLog()
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
-        self.request_numbers: Iterator[int] = count()
+        self.unnamed_requests = 0
 
 
-def _sizes(state: TenantState) -> list[int]:
+def _sizes(state: TenantState) -> tuple[int, ...]:
     """Return the size of each part in `_DROP_OLDEST`; every plan asks, so in one go."""
     index, online, conversations = state.index, state.online, state.conversations
-    return [
+    return (
         index.node_count + online.node_count,
         index.block_count + online.block_count,
         index.request_size,
@@ -138,7 +137,7 @@ def _sizes(state: TenantState) -> list[int]:
         conversations.shown_size,
         state.log.size,
         len(state.token_counts),
-    ]
+    )
 
 
 def _shrink_index(state: TenantState) -> None:
@@ -264,6 +263,7 @@ class Tenants:
         self._max_nodes = bounds.index_nodes
         self._lock = ForkSafeLock(self._forget)
         self._limits = dict.fromkeys(_LIMITS, 0)  # of all tenants, forgotten ones included
+        self._note_limit = self.note_limit  # one for all states
         self._forget()
 
     def _forget(self) -> None:
@@ -291,7 +291,7 @@ class Tenants:
             if state is not None:
                 self._states.move_to_end(tenant)
                 return state
-            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self.note_limit)
+            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self._note_limit)
             self._states[tenant] = state
             self._names += id_size(tenant)
             while self._names > self._max_names and len(self._states) > 1:

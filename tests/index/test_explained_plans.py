@@ -51,7 +51,7 @@ def prompt(request_id, letters, tokens=100, **fields):
 
 
 def note(log, time, one):
-    log.append((time, one))
+    log.add(time, one)
     return LoggedPrompt(one, log, time)
 
 
@@ -204,7 +204,7 @@ def reachable_prompts(thing):
         if id(one) in seen or isinstance(one, (type, ModuleType, FunctionType)):
             continue
         seen.add(id(one))
-        found += [one] if isinstance(one, SentPrompt) else []
+        found += one.before(10**6) if isinstance(one, PromptLog) else []
         waiting += gc.get_referents(one)
     return found
 

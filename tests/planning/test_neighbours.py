@@ -293,12 +293,12 @@ def blocks_of(number):
 def test_a_conversation_holds_nothing_of_an_evicted_turn_but_where_its_blocks_stand():
     planner = ReusePlanner()
     plan = planner.plan(big_request((1, 2), history=[], conversation_id="c"))
-    [record] = planner._planning._tenants.state("").conversations._records.values()
-    index = planner._planning._tenants.state("").index
-    assert index.holds(record.end)
+    state = planner._planning._tenants.state("")
+    end = state.conversations.end_of("c", None)
+    assert state.index.holds(end)
     planner.evict([plan.request_id])
-    assert not index.holds(record.end)
-    assert isinstance(record.end, int)
+    assert not state.index.holds(end)
+    assert state.conversations.end_of("c", None) == end
     history = [user(plan.content)]
     later = planner.plan(big_request((1, 3), history=history, conversation_id="c"))
     assert later.references == (1,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -195,7 +196,8 @@ def check_index(index: ContextIndex) -> None:
     inner = [node for node in nodes if node.parent is not None]
     numbers = [node.number for node in nodes]
     assert len(set(numbers)) == len(numbers)
-    assert sorted([*numbers, *tree._free]) == list(range(1, len(tree.parents)))
+    free = followed(tree._free, tree.next_siblings)
+    assert sorted([*numbers, *free]) == list(range(1, len(tree.parents)))
     assert {root: system for system, root in index._roots.items()} == index._systems
     for node in nodes:
         assert index.holds(tree.name(node.number))
@@ -244,18 +246,31 @@ def check_index(index: ContextIndex) -> None:
 
 def check_request_ends(requests: RequestEnds) -> None:
     """Check that all ids, and none that is forgotten without need, stand in order of arrival."""
-    used = set(range(1, len(requests._nodes))) - set(requests._free)
-    assert {requests._ids[number] for number in used} - {None} == set(requests.ids())
+    _, tops, behind, following, previous, _, _, newer = (
+        dict(enumerate(requests._fields[field::8])) for field in range(8)
+    )
+    ids = [requests._ids[number] for number in range(len(tops))]
+    free = followed(requests._free, by_place(following))
+    used = set(range(1, len(tops))) - {one // 8 for one in free}
+    assert {ids[number] for number in used} - {None} == set(requests.ids())
     for number in used:
-        behind, first = [], requests._behind[number]
-        while first:
-            assert requests._tops[first] == number
-            behind.append(first)
-            first = requests._next_beside[first]
-        assert behind or requests._ids[number] is not None
-        assert [0, *behind][: len(behind)] == [requests._previous_beside[one] for one in behind]
-    in_order, number = [], requests._newer[0]
-    while number:
-        in_order.append(requests._ids[number])
-        number = requests._newer[number]
+        below = [one // 8 for one in followed(behind[number], by_place(following))]
+        assert all(tops[one] == 8 * number for one in below)
+        assert below or ids[number] is not None
+        assert [0, *below][: len(below)] == [previous[one] // 8 for one in below]
+    in_order = [ids[one // 8] for one in followed(newer[0], by_place(newer))]
     assert in_order == requests.ids()
+
+
+def by_place(field: Mapping[int, int]) -> dict[int, int]:
+    """Return a field of `RequestEnds` by the numbers of the ids."""
+    return {8 * one: value for one, value in field.items()}
+
+
+def followed(first: int, following: Any) -> list[int]:
+    """Return a list of numbers, each of which has the next one in an array; 0 ends it."""
+    numbers = []
+    while first:
+        numbers.append(first)
+        first = following[first]
+    return numbers

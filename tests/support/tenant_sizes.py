@@ -58,8 +58,10 @@ def measured(tenants: Tenants) -> dict[str, int]:
         ),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
-            len(one.shown) for state in states for one in state.conversations._records.values()
+            len(shown) for state in states for *_, shown in state.conversations._records.values()
         ),
-        "logged_blocks": sum(1 + len(prompt.ids) for state in states for _, prompt in state.log),
+        "logged_blocks": sum(
+            1 + len(prompt.ids) for state in states for prompt in state.log.before(10**9)
+        ),
         "token_counts": sum(len(state.token_counts) for state in states),
     }
