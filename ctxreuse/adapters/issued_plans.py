@@ -111,7 +111,7 @@ class IssuedPlans:
     def _forget_all(self) -> None:
         self._of: dict[str, LRUMap[bytes, tuple[IssuedPlan, ...]]] = {}
         self._holders: dict[bytes, dict[str, None]] = {}  # the tenants that have a digest's plans
-        self._shares = TenantShares(self._max_items)
+        self._shares = TenantShares[str](self._max_items)
 
     @property
     def parts(self) -> dict[str, PartSize]:

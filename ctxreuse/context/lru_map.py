@@ -16,6 +16,7 @@ from ctxreuse.context.blocks import id_size
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+Name = TypeVar("Name", str, tuple[int, str])
 
 
 class PartSize(NamedTuple):
@@ -134,8 +135,10 @@ class LRUMap(Generic[Key, Value]):
         return value
 
 
-class TenantShares:
+class TenantShares(Generic[Name]):
     """How much of a bound each tenant holds; not locked, its owner does that.
+
+    A tenant's name is whatever tenants that hold equally much are sorted by.
 
     Args:
         bound: How much all tenants may hold together; their holder sees to it.
@@ -150,10 +153,10 @@ class TenantShares:
     def __init__(self, bound: float) -> None:
         self.bound = bound
         self.total = 0
-        self._held: dict[str, int] = {}
+        self._held: dict[Name, int] = {}
         # a heap of negative sizes, made when first asked for; those of tenants that hold less now,
         # or more, are out of date
-        self._largest: list[tuple[int, str]] = []
+        self._largest: list[tuple[int, Name]] = []
 
     @property
     def is_exceeded(self) -> bool:
@@ -165,7 +168,12 @@ class TenantShares:
         """How much all tenants hold together, and may hold."""
         return PartSize(self.total, int(self.bound))
 
-    def note(self, tenant: str, held: int) -> None:
+    @property
+    def equal(self) -> float:
+        """An equal share of the bound, for each tenant that holds something."""
+        return self.bound // max(1, len(self._held))
+
+    def note(self, tenant: Name, held: int) -> None:
         """Take note of how much a tenant holds now."""
         before = self._held.get(tenant, 0)
         self.total += held - before
@@ -178,8 +186,8 @@ class TenantShares:
                 if len(self._largest) > 2 * len(self._held) + 64:
                     self._largest = []
 
-    def largest(self) -> str:
-        """Return the tenant that holds most; one must hold something.
+    def largest(self) -> Name:
+        """Return the tenant that holds most, of several the first; one must hold something.
 
         Takes O(log tenants) for each change since it was asked last.
         """
@@ -220,8 +228,8 @@ class TenantLRUMap(Generic[Key, Value]):
     ) -> None:
         self._weight_of = weight_of
         self._maps: dict[str, LRUMap[Key, Value]] = {}
-        self._entries = TenantShares(max_entries)
-        self._weights = TenantShares(max_weight)
+        self._entries = TenantShares[str](max_entries)
+        self._weights = TenantShares[str](max_weight)
         self._count = 0
 
     def __len__(self) -> int:

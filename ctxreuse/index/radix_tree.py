@@ -117,7 +117,7 @@ class ContextIndex:
         self.max_nodes = max_nodes
         self._most_tokens = math.inf if capacity_tokens is None else capacity_tokens
         self._removal: Removal | None = None
-        self._dropped: tuple[Iterator[None], ...] = ()  # each step frees a little
+        self._dropped: tuple[Iterator[None], ...] = ()
         self._start_with(NodeTree())
 
     def _start_with(self, tree: NodeTree) -> None:
@@ -136,6 +136,11 @@ class ContextIndex:
     def node_count(self) -> int:
         """How many nodes it has, roots left out."""
         return self.tree.node_count
+
+    @property
+    def has_been_used(self) -> bool:
+        """Whether anything was ever inserted."""
+        return self.tree.births != 0
 
     @property
     def block_count(self) -> int:
@@ -261,8 +266,9 @@ class ContextIndex:
     @property
     def needs_tidying(self) -> bool:
         """Whether leaves have to go by their age, or are going: nobody waits for that."""
-        if self._removal is not None:
-            return self._removal.is_by_age
+        removal = self._removal  # whoever asks may not hold the lock
+        if removal is not None:
+            return removal.is_by_age
         return self.node_count > self.max_nodes or self.tokens > self._most_tokens
 
     def tidy(self) -> bool:
@@ -272,8 +278,6 @@ class ContextIndex:
             Whether leaves have to go still.
         """
         tree = self.tree
-        if self._dropped and next(self._dropped[0], self) is self:
-            self._dropped = self._dropped[1:]
         if self._removal is not None:
             self._go_on()
         elif not self._roots:
@@ -292,12 +296,17 @@ class ContextIndex:
         return self.needs_tidying
 
     def clear(self) -> int:
-        """Forget all that was sent, in a few steps; return its tokens."""
+        """Forget all that was sent; return its tokens. See `take_dropped`."""
         tokens, removal = self.tokens, self._removal
         if removal is not None:
             self._removal, removal.is_done = None, True
         self._start_anew()
         return tokens
+
+    def take_dropped(self) -> tuple[Iterator[None], ...]:
+        """Return what frees, a little at each of its steps, the memory of what was forgotten."""
+        dropped, self._dropped = self._dropped, ()
+        return dropped
 
     def _start_anew(self) -> None:
         tree, requests, leaves = self.tree, self._requests, self._leaves

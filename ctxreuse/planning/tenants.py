@@ -11,10 +11,11 @@ tenant's lock takes the common one only, never a second tenant's.
 from __future__ import annotations
 
 import heapq
+import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from operator import add, gt, sub
 from typing import NamedTuple, TypeAlias
@@ -87,8 +88,10 @@ class TenantState:
             counts would tell by time which texts it has.
         unnamed_requests: How many requests without an id there have been. A common count would
             tell how many requests others send.
-        sizes: Of each part in `_DROP_OLDEST`, when the lock was last released. The common lock
-            guards them.
+        name_in_order: Sorts the tenants by their first requests, where they hold equally much: the
+            same in a process that goes on, although it knows other names. The common lock guards
+            it, and what follows.
+        sizes: Of each part in `_DROP_OLDEST`, when the lock was last released.
         index_size: The nodes, tokens and request ids of the index, when the lock was last released.
         oldest_use: When the least recently used leaf of the index was used, when the lock was last
             released; None without one.
@@ -106,6 +109,7 @@ class TenantState:
         self._max_nodes = max_nodes
         self._note_limit = note_limit
         self.lock = ForkSafeLock(self._forget)
+        self.name_in_order = 0, name
         self.sizes = (0,) * len(_DROP_OLDEST)
         self.index_size = (0, 0, 0)
         self.oldest_use: int | None = None
@@ -129,6 +133,7 @@ def _sizes(state: TenantState) -> tuple[int, ...]:
     return (
         index.node_count + online.node_count,
         index.block_count + online.block_count,
+        index.tokens,
         index.request_size,
         online.recent.entries,
         state.sent_orders.size,
@@ -150,6 +155,7 @@ def _shrink_index(state: TenantState) -> None:
 _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
     "index_nodes": _shrink_index,
     "index_blocks": _shrink_index,
+    "index_tokens": lambda state: state.index.evict_oldest(1),
     "request_ids": lambda state: state.index.forget_oldest_request(),
     "recent_blocks": lambda state: state.online.recent.forget_oldest(),
     "repeat_blocks": lambda state: state.sent_orders.forget_oldest(),
@@ -159,7 +165,10 @@ _DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
     "logged_blocks": lambda state: state.log.forget_oldest(),
     "token_counts": lambda state: state.token_counts.popitem(last=False),
 }
-"""How the oldest entry of each part of `Bounds` goes, the number of tenants apart."""
+"""How the oldest entry of each part of `Bounds` goes, the number of tenants apart.
+
+The tokens of the index are bounded by the capacity of the engine's cache.
+"""
 
 _PARTS = tuple(_DROP_OLDEST)
 
@@ -246,12 +255,9 @@ class Tenants:
     states together is over its bound, the tenant that has most of it gives up its oldest entries:
     who has no more than an equal share loses nothing to another tenant.
 
-    Each tenant's index is bounded by the whole capacity on its own. A common bound would let one
-    tenant's requests push out another's, and so change its plans; the price is that tenants who
-    share an engine expect more to be cached than is, until the engine reports evictions.
-
     Args:
-        capacity_tokens: What the engine's cache holds, or None.
+        capacity_tokens: What the engine's cache holds, of all tenants together; None where the
+            engine reports evictions.
         bounds: How much is remembered.
     """
 
@@ -259,7 +265,9 @@ class Tenants:
         self._capacity_tokens = capacity_tokens
         bounds = bounds or Bounds()
         self._max_names = bounds.tenants
-        self._bounds = [getattr(bounds, part) for part in _PARTS]
+        capacity = math.inf if capacity_tokens is None else capacity_tokens
+        bound_of = {"index_tokens": capacity, **asdict(bounds)}
+        self._bounds = [bound_of[part] for part in _PARTS]
         self._max_nodes = bounds.index_nodes
         self._lock = ForkSafeLock(self._forget)
         self._limits = dict.fromkeys(_LIMITS, 0)  # of all tenants, forgotten ones included
@@ -270,10 +278,13 @@ class Tenants:
         """Forget all tenants."""
         self._states: OrderedDict[str, TenantState] = OrderedDict()
         self._names = 0  # the sizes of the tenants' names
+        self._senders = 0  # how many tenants have sent something, forgotten ones included
         self._totals = [0] * len(_PARTS)  # of the sizes of these states
         self._are_over = False  # whether one of them may be over its bound
-        self._shares: dict[int, TenantShares] = {}  # of the parts that have been
+        self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
         self._owed = 0  # tokens to be evicted once the tenant that is next is not busy
+        # what frees the memory of indexes that were emptied, whose tenants may never come again
+        self._dropped: deque[Iterator[None]] = deque()
 
     def holding(self, tenant: str) -> _Hold:
         """Hold a tenant's state, a new one if it is not known, for as long as the context lasts.
@@ -318,12 +329,13 @@ class Tenants:
             self._names -= id_size(tenant)
             self._totals = [*map(sub, self._totals, state.sizes)]
             for shares in self._shares.values():
-                shares.note(tenant, 0)
+                shares.note(state.name_in_order, 0)
             return state
 
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
         index, sizes = state.index, _sizes(state)
+        self._dropped += index.take_dropped()
         state.index_size = index.node_count, index.tokens, index.request_count
         state.oldest_use = index.oldest_use()
         if sizes == state.sizes:
@@ -332,20 +344,40 @@ class Tenants:
             before, state.sizes = state.sizes, sizes
             if self._states.get(state.name) is state:
                 self._totals = [*map(add, self._totals, map(sub, sizes, before))]
+                if index.has_been_used and not state.name_in_order[0]:
+                    self._number(state)
                 for part, shares in self._shares.items():
-                    shares.note(state.name, sizes[part])
+                    shares.note(state.name_in_order, sizes[part])
                 self._are_over = any(map(gt, self._totals, self._bounds))
 
+    def _number(self, state: TenantState) -> None:
+        """Let a tenant come behind all that have sent something before; the common lock is held."""
+        for shares in self._shares.values():
+            shares.note(state.name_in_order, 0)
+        self._senders += 1
+        state.name_in_order = self._senders, state.name
+
     def enforce_bounds(self) -> None:
-        """Bring all parts back within their bounds, and evict what is owed.
+        """Bring all parts back within their bounds, evict what is owed, and free a little.
 
         No tenant's lock is held. Waits for nobody: the tenant that has most is left alone while its
         state is held, since who holds it comes here next.
         """
+        if self._dropped:
+            self._free_some()
         if self._owed:
             self._evict_owed()
         while self._are_over and self._shrink_all():
             pass  # others may have left to us what we held
+
+    def _free_some(self) -> None:
+        """Take one step of what frees memory; two threads never take steps of the same."""
+        try:
+            dropped = self._dropped.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if next(dropped, self) is not self:
+            self._dropped.append(dropped)
 
     def _shrink_all(self) -> bool:
         """Shrink each part that is over its bound; return whether a state was held for that."""
@@ -355,19 +387,20 @@ class Tenants:
                 with self._lock:
                     if self._totals[part] <= bound:  # somebody else has seen to it
                         break
-                    most = self._states[self._shares_of(part).largest()]
-                    share = bound // len(self._states)
-                if not most.lock.acquire(blocking=False):
-                    break
+                    shares = self._shares_of(part)
+                    _, name = shares.largest()
+                    most = self._states[name]
+                if most.index.needs_tidying or not most.lock.acquire(blocking=False):
+                    break  # whoever holds it, or tidies it, comes here next
                 has_held = True
                 try:
-                    self._shrink(part, most, share)
+                    self._shrink(part, most, shares.equal)
                     self.measure(most)
                 finally:
                     most.lock.release()
         return has_held
 
-    def _shares_of(self, part: int) -> TenantShares:
+    def _shares_of(self, part: int) -> TenantShares[tuple[int, str]]:
         """Return how much of a part each tenant holds; the common lock is held.
 
         It is kept only once the part has been over its bound, so that no plan pays for it before.
@@ -375,11 +408,11 @@ class Tenants:
         shares = self._shares.get(part)
         if shares is None:
             shares = self._shares[part] = TenantShares(self._bounds[part])
-            for tenant, state in self._states.items():
-                shares.note(tenant, state.sizes[part])
+            for state in self._states.values():
+                shares.note(state.name_in_order, state.sizes[part])
         return shares
 
-    def _shrink(self, part: int, state: TenantState, share: int) -> None:
+    def _shrink(self, part: int, state: TenantState, share: float) -> None:
         """Drop the oldest entries of a part of a state that is held; a few, for others may wait."""
         excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
@@ -566,11 +599,16 @@ class Tenants:
             limits = dict(self._limits)
             owed = self._owed
         bounds = [self._max_names, *self._bounds]
+        parts = {
+            part: PartSize(size, int(bound))
+            for part, size, bound in zip(("tenants", *_PARTS), sizes, bounds, strict=True)
+            if bound < math.inf
+        }
         nodes, tokens, requests = map(sum, zip((0, 0, 0), *index_sizes, strict=True))
         return IndexStatistics(
             nodes,
             max(0, tokens - owed),
             requests,
-            parts=dict(zip(("tenants", *_PARTS), map(PartSize, sizes, bounds), strict=True)),
+            parts=parts,
             limits_reached=limits,
         )

@@ -1,6 +1,7 @@
 """What a tenant's neighbours can and cannot change: ids, token counts, waiting, memory."""
 
 import gc
+import sys
 import tracemalloc
 from functools import partial
 
@@ -203,7 +204,7 @@ def test_every_part_stays_within_its_bound_and_the_statistics_say_how_large_it_i
         assert not any(size.is_exceeded for size in parts.values())
         assert parts["tenants"] == PartSize(len(tenants._states), 3)
         for part, shares in tenants._shares.items():
-            held = {state.name: state.sizes[part] for state in tenants._states.values()}
+            held = {one.name_in_order: one.sizes[part] for one in tenants._states.values()}
             assert shares._held == {name: size for name, size in held.items() if size}
 
 
@@ -284,6 +285,24 @@ def test_memory_stops_growing(send):
     many(range(400))
     held = [bytes_after(partial(many, range(first, first + 400))) for first in (400, 800)]
     assert max(held) < 400_000, "what came is held in place of what went"
+
+
+@pytest.mark.parametrize("is_all", [True, False], ids=["all at once", "one by one"])
+def test_what_a_tenant_had_that_never_comes_again_is_freed_by_others_requests(is_all):
+    planner = ReusePlanner()
+    plans = [
+        planner.plan(ContextRequest(blocks_of(number), tenant="goes"), "none")
+        for number in range(2_001)
+    ]
+    tree = planner._planning._tenants.state("goes").index.tree
+    if is_all:
+        planner.evict_tokens(planner.statistics().tokens)
+    else:
+        planner.evict([plan.request_id for plan in plans], "goes")
+    for number in range(20):
+        planner.plan(ContextRequest(blocks_of(number), tenant="comes"))
+    assert not tree.runs.any(), "a block is held"
+    assert sys.getrefcount(tree) == 2, "only this test holds it"
 
 
 def blocks_of(number):

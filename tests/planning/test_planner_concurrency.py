@@ -128,8 +128,8 @@ def test_threads_of_other_tenants_do_not_change_a_tenants_plans():
             for number in range(ROUNDS)
         ]
 
-    alone = plans_of(ReusePlanner(capacity_tokens=1_500), "me")
-    shared = ReusePlanner(capacity_tokens=1_500)
+    alone = plans_of(ReusePlanner(capacity_tokens=100_000), "me")
+    shared = ReusePlanner(capacity_tokens=100_000)
     results = in_threads(lambda thread: plans_of(shared, "me" if thread == 0 else f"{thread}"))
     assert results[0] == alone
 

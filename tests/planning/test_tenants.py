@@ -127,11 +127,43 @@ def test_one_eviction_may_reach_several_tenants():
     assert service.tenants.evict_tokens(99) == Evicted(0, 0, ())
 
 
-def test_every_tenants_index_has_the_whole_capacity():
-    service = Service(capacity_tokens=3)
-    service.send("one", "abcd", 1)
-    service.send("two", "abcd", 2)
-    assert service.shapes("one", "two") == {"one": {"abc": [1]}, "two": {"abc": [2]}}
+def test_all_tenants_together_hold_no_more_than_the_capacity():
+    service = Service(capacity_tokens=6)
+    service.send("one", "abcdefgh", 1)
+    assert service.shapes("one") == {"one": {"abcdef": [1]}}
+    service.send("two", "ab", 2)
+    assert service.shapes("one", "two") == {"one": {"abcd": [1]}, "two": {"ab": [2]}}
+    service.send("two", "cd", 3)
+    assert service.shapes("one", "two") == {"one": {"abc": [1]}, "two": {"a": [2], "cd": [3]}}
+    service.send("three", "x", 4)  # of equals, the one that sent first gives way
+    assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {"a": [2], "cd": [3]}}
+    assert service.tenants.statistics().parts["index_tokens"] == PartSize(6, 6)
+    assert service.tenants.evict([1], "one").tokens == 2
+
+
+def test_without_a_capacity_the_tokens_of_the_index_are_no_part_of_the_statistics():
+    service = Service()
+    service.send("one", "ab", 1)
+    assert "index_tokens" not in service.tenants.statistics().parts
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.text("abcdefgh", min_size=1, max_size=6))),
+    st.integers(0, 30),
+)
+def test_who_holds_no_more_than_an_equal_share_of_the_capacity_loses_nothing(sent, capacity):
+    service, alone = Service(capacity_tokens=capacity), Service()
+    most = dict.fromkeys("xyz", 0)
+    for number, (tenant, letters) in enumerate(sent):
+        for one in (service, alone):
+            one.send(tenant, "".join(dict.fromkeys(letters)), number)
+        most[tenant] = max(most[tenant], alone.tenants.state(tenant).index.tokens)
+        tokens = [service.tenants.state(name).index.tokens for name in "xyz"]
+        assert sum(tokens) == service.tenants.statistics().tokens <= capacity
+    small = [name for name in "xyz" if most[name] <= capacity // 3]
+    assert service.shapes(*small) == alone.shapes(*small)
+    for name in "xyz":
+        check_index(service.tenants.state(name).index)
 
 
 def test_the_least_recently_active_tenant_is_forgotten_first():
