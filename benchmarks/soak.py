@@ -99,13 +99,16 @@ class Soak:
         self.checked = self.planned = 0
         self.memory: list[tuple[float, int]] = []
         self._most = requests
-        self._end = time.monotonic() + seconds
+        self._seconds = seconds
+        self._end = 0.0
         self._collected = 0.0
 
     def run(self) -> None:
         """Let all workers go on until the time is over or all requests are planned."""
+        self._meet_all_tenants()
         gc.collect()
         gc.callbacks.append(self._time_collection)
+        self._end = time.monotonic() + self._seconds
         threads = [threading.Thread(target=self._work, args=(one,)) for one in range(THREADS)]
         threads += [
             threading.Thread(target=lambda one=one: asyncio.run(self._loop(one)))
@@ -117,6 +120,12 @@ class Soak:
             self.memory.append((time.monotonic(), resident_bytes()))
             time.sleep(0.5)
         gc.callbacks.remove(self._time_collection)
+
+    def _meet_all_tenants(self) -> None:
+        """Plan a request of every tenant, so that memory grows by what they send alone."""
+        for number in range(TENANTS):
+            block = ContextBlock(id=number, text=f"document {number}", tokens=100)
+            self.planner.plan(ContextRequest([block], "Which?", tenant=f"tenant {number}"))
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._end or self.planned >= self._most

@@ -26,6 +26,7 @@ from shared import new_table
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex
 from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
@@ -151,16 +152,22 @@ def no_overlap(console: Console, size: int = 5_000) -> None:
 def large_index(console: Console, nodes: int) -> None:
     """Print what a large index holds, and how long the process pauses because of it."""
     source, index, number = random.Random(1), ContextIndex(max_nodes=10 * nodes), 0
+    inserting = 0.0
     gc.collect()
     before = _process_bytes()
     while index.node_count < nodes:
-        drawn = sorted({min(int(source.paretovariate(0.5)), 200_000) for _ in range(8)})
-        keys = [BlockKey(f"{one:016}".encode()) for one in drawn]
-        weights = [100 + one % 200 for one in drawn]
-        index.insert(None, keys, weights, f"request-{number}", number)
-        number += 1
+        batch = [_drawn_weights(source) for _ in range(1_000)]
+        inserting += _ms(partial(_insert_all, index, batch, number))
+        number += len(batch)
     held = _process_bytes() - before
+    tree, root = index.tree, index.root(None)
+    looked_for = [_drawn_weights(source) for _ in range(1_000)]
+    searching = _ms(lambda: [heaviest_path(tree, root, one) for one in looked_for])
     table = new_table(f"an index of {nodes:,} nodes and {number:,} request ids", ("what",), ("is",))
+    table.add_row(
+        "an insert, collections of garbage among them, µs", f"{inserting / number * 1e3:.1f}"
+    )
+    table.add_row("a search, µs", f"{searching:.1f}")
     table.add_row("bytes a node, request ids among them", f"{held / nodes:,.0f}")
     table.add_row("a full collection of garbage, ms", f"{_shortest_ms(gc.collect):.1f}")
     table.add_row("evicting one request, ms", f"{_ms(lambda: index.evict('request-0')):.2f}")
@@ -169,6 +176,16 @@ def large_index(console: Console, nodes: int) -> None:
     steps = [_ms(partial(next, dropped, None)) for dropped in drops for _ in range(most_steps)]
     table.add_row("the longest of the steps that free it, ms", f"{max(steps):.2f}")
     console.print(table)
+
+
+def _drawn_weights(source: random.Random) -> dict[BlockKey, int]:
+    drawn = sorted({min(int(source.paretovariate(0.5)), 200_000) for _ in range(8)})
+    return {BlockKey(f"{one:016}".encode()): 100 + one % 200 for one in drawn}
+
+
+def _insert_all(index: ContextIndex, contexts: list[dict[BlockKey, int]], number: int) -> None:
+    for now, context in enumerate(contexts, number):
+        index.insert(None, [*context], [*context.values()], f"request-{now}", now)
 
 
 def _ms(call: Callable[[], object]) -> float:

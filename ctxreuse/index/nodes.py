@@ -22,6 +22,7 @@ Objects: TypeAlias = NDArray[Any]
 _Packed: TypeAlias = bytes | tuple[int, ...]
 _DOUBLES_UP_TO = 1 << 18
 _DROPPED_AT_ONCE = 2_000
+_MOST_ROOM = 4_096
 
 _WIDE = 8
 _NARROW = 4
@@ -51,7 +52,7 @@ class NodeTree:
         wide: Node -> first block -> child, of the nodes with many children.
         opens_turn: Whether a later turn of a conversation begins at a node, as 0 or 1.
         uses: How many requests went through each node.
-        last_uses: When the last of them did.
+        last_uses: When the last of them did; of a node with children, when one ended there.
         ends: Of the requests that end at each node the top one; see `RequestEnds`.
         is_queued: Whether `LeafQueue` has an entry for a number, as 0 or 1.
         node_count: How many nodes there are, roots left out.
@@ -63,6 +64,7 @@ class NodeTree:
         "_born",
         "_free",
         "_same_keys",
+        "_used_up",
         "_weights",
         "births",
         "block_count",
@@ -95,7 +97,7 @@ class NodeTree:
         self.ends = array("i", [0])
         self.is_queued = bytearray(1)
         self._born = array("q", [0])
-        self._free = 0
+        self._free = self._used_up = 0
         self._same_keys: dict[BlockKey, BlockKey] = {}
 
     def weights(self, node: int) -> Sequence[int]:
@@ -270,29 +272,31 @@ class NodeTree:
         node = self._free
         if node:
             self._free = self.next_siblings[node]
-            self.runs[node] = run
-            self._weights[node] = weights
-            self.parents[node] = parent
             self.next_siblings[node] = self.opens_turn[node] = 0
-            self.uses[node] = uses
-            self.last_uses[node] = now
-            self._born[node] = self.births
-            return node
-        node = len(self.parents)
-        if node == len(self.runs):
-            self.runs, self._weights = with_room(self.runs), with_room(self._weights)
+        else:
+            self._used_up += 1
+            node = self._used_up
+            if node == len(self.parents):
+                self._make_room()
         self.runs[node] = run
         self._weights[node] = weights
-        self.parents.append(parent)
-        self.first_children.append(0)
-        self.next_siblings.append(0)
-        self.opens_turn.append(0)
-        self.uses.append(uses)
-        self.last_uses.append(now)
-        self.ends.append(0)
-        self.is_queued.append(0)
-        self._born.append(self.births)
+        self.parents[node] = parent
+        self.uses[node] = uses
+        self.last_uses[node] = now
+        self._born[node] = self.births
         return node
+
+    def _make_room(self) -> None:
+        """Append zeros to all arrays, as few as others may wait for."""
+        room = room_behind(len(self.parents))
+        for numbers in (self.parents, self.first_children, self.next_siblings, self.ends):
+            numbers.frombytes(bytes(room * numbers.itemsize))
+        for times in (self.uses, self.last_uses, self._born):
+            times.frombytes(bytes(room * times.itemsize))
+        self.opens_turn += bytes(room)
+        self.is_queued += bytes(room)
+        if len(self.parents) > len(self.runs):
+            self.runs, self._weights = with_room(self.runs), with_room(self._weights)
 
     def _edge(self, node: int) -> BlockKey | int:
         """Return by what a node stands in its parent's dictionary."""
@@ -355,6 +359,11 @@ def with_room(objects: Objects | None = None) -> Objects:
     larger: Objects = np.empty(size * (2 if size < _DOUBLES_UP_TO else 8), dtype=object)
     larger[:size] = objects
     return larger
+
+
+def room_behind(size: int) -> int:
+    """Return how many numbers an array of a size is lengthened by, at least 1."""
+    return min(_MOST_ROOM, 8 + size // 8)
 
 
 def drop_objects(objects: Objects) -> Iterator[None]:

@@ -206,9 +206,13 @@ class ContextIndex:
         tree, path = self.tree, tuple(path)
         node = self._root_for(system)
         done, size = 0, len(path)
-        tree.last_uses[node] = now
+        first_children, wide, uses = tree.first_children, tree.wide, tree.uses
         while done < size:
-            child = tree.child(node, path[done])
+            child = first_children[node]
+            if child < 0:
+                child = wide[node].get(path[done], 0)
+            elif child:
+                child = tree.child(node, path[done])
             if not child:
                 break
             run = tree.runs[child]
@@ -217,12 +221,13 @@ class ContextIndex:
                 common = _common(run, path[done : done + common])
                 child = tree.split(child, common)
             node = child
-            tree.uses[node] += 1
-            tree.last_uses[node] = now
+            uses[node] += 1
             done += common
         before = done
         if done < size:
             node = tree.grow(node, path[done:], weights[done:], now)
+        else:
+            tree.last_uses[node] = now  # those above have it once nothing stands below them
         inserted = Inserted(tree.name(node), before)
         self._end_request(node, request_id)
         return inserted
@@ -251,9 +256,10 @@ class ContextIndex:
         """
         tree = self.tree
         node = tree.named(end) if self.holds(end) else self._root_for(system)
-        tree.last_uses[node] = now
         if path:
             node = tree.grow(node, path, weights, now, opens_turn=True)
+        else:
+            tree.last_uses[node] = now
         inserted = Inserted(tree.name(node), 0)
         self._end_request(node, request_id)
         return inserted
@@ -269,7 +275,8 @@ class ContextIndex:
         removal = self._removal  # whoever asks may not hold the lock
         if removal is not None:
             return removal.is_by_age
-        return self.node_count > self.max_nodes or self.tokens > self._most_tokens
+        tree = self.tree
+        return tree.node_count > self.max_nodes or tree.tokens > self._most_tokens
 
     def tidy(self) -> bool:
         """Go on with what is being taken out, then with the least recently used over the bounds.
@@ -487,8 +494,10 @@ class ContextIndex:
                 self._note_leaf(earlier)
             if requests.number > _REQUESTS_A_NODE * self.max_nodes:
                 self.forget_oldest_request()
-        self._note_leaf(node)
-        self.tidy()
+        if not self.tree.is_queued[node]:
+            self._note_leaf(node)
+        if self._removal is not None or self.needs_tidying:
+            self.tidy()
 
     def _note_leaf(self, node: int) -> None:
         """Queue a node for eviction if it has become a leaf; drop a root that holds nothing."""

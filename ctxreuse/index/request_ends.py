@@ -23,6 +23,7 @@ _OLDER = 6  # in the order of arrival; of 0, the newest
 _NEWER = 7  # of 0, the oldest
 _FIELDS = 8
 _NUMBER_BITS = 3  # that are zero in each number
+_NEW = bytes(_FIELDS * 4)
 
 
 class RequestEnds:
@@ -50,7 +51,7 @@ class RequestEnds:
         self.size = 0
         self._number_of: dict[RequestId, int] = {}
         self._ids = with_room()  # of a forgotten one, None
-        self._fields = array("i", bytes(_FIELDS * 4))
+        self._fields = array("i", _NEW)
         self._free = 0
 
     @property
@@ -93,7 +94,7 @@ class RequestEnds:
     def forget(self, request_id: RequestId) -> int:
         """Forget a request; return the node where it ended, 0 if it is not known."""
         number = self._number_of.pop(request_id, 0)
-        if not number:
+        if not number:  # as nearly always
             return 0
         node, fields = self._end(number), self._fields
         self._ids[number >> _NUMBER_BITS] = None
@@ -187,7 +188,8 @@ class RequestEnds:
             fields[number + _TOP] = fields[number + _RANK] = fields[number + _NEWER] = 0
         else:
             number = len(fields)
-            fields.extend((node, 0, 0, 0, 0, 0, newest, 0))
+            fields.frombytes(_NEW)
+            fields[number + _NODE], fields[number + _OLDER] = node, newest
             if number >> _NUMBER_BITS == len(self._ids):
                 self._ids = with_room(self._ids)
         self._ids[number >> _NUMBER_BITS] = request_id

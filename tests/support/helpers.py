@@ -197,7 +197,7 @@ def check_index(index: ContextIndex) -> None:
     numbers = [node.number for node in nodes]
     assert len(set(numbers)) == len(numbers)
     free = followed(tree._free, tree.next_siblings)
-    assert sorted([*numbers, *free]) == list(range(1, len(tree.parents)))
+    assert sorted([*numbers, *free]) == list(range(1, tree._used_up + 1))
     assert {root: system for system, root in index._roots.items()} == index._systems
     for node in nodes:
         assert index.holds(tree.name(node.number))
