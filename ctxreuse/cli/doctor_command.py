@@ -39,7 +39,16 @@ def doctor(
     ] = None,
     shared_log: Annotated[
         str | None,
-        typer.Option(help="The file of the SQLiteLog that the processes share: who writes to it?"),
+        typer.Option(
+            envvar="CTXREUSE_SHARED_LOG",
+            help="The log that the processes share: who writes to it? The file of a SQLiteLog, or "
+            "the URL of a RedisLog's server, whose secret is not needed; a password is in no list "
+            "of processes if CTXREUSE_SHARED_LOG holds the URL.",
+        ),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(help="The name of the RedisLog's stream, if it is not the usual one."),
     ] = None,
     workers: Annotated[
         int | None,
@@ -83,6 +92,7 @@ def doctor(
             base_url=base_url,
             metrics_url=metrics,
             shared_log=shared_log,
+            stream=stream,
             workers=workers,
             model=model,
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",

@@ -25,9 +25,11 @@ from ctxreuse.sharing.exchange import LogRead
 _log = logging.getLogger("ctxreuse")
 _SCHEMES = ("redis", "rediss", "unix")
 _URL_OPTIONS = ("db", "protocol", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+DEFAULT_STREAM = "ctxreuse"
 _LEAST_SECRET = 16
 _SECRET_BYTES = 32
-_MARK = b"ctxreuse-"
+FIELD_MARK = b"ctxreuse-"
+"""What names of the fields that hold entries begin with; a fingerprint of the secret follows."""
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 
 _REMEDIES = {
@@ -89,7 +91,7 @@ class RedisLog:
         url: str,
         *,
         secret: str | bytes,
-        stream: str = "ctxreuse",
+        stream: str = DEFAULT_STREAM,
         max_entries: int = 200_000,
         timeout_s: float = 5.0,
     ) -> None:
@@ -108,7 +110,7 @@ class RedisLog:
         self._timeout_s = checked_number("timeout_s", timeout_s, 0.001)
         # tells entries that were written with another secret, which would say nothing here
         fingerprint = hashlib.blake2b(b"fingerprint", digest_size=8, key=self.secret)
-        self._field = _MARK + fingerprint.hexdigest().encode()
+        self._field = FIELD_MARK + fingerprint.hexdigest().encode()
         self._has_warned = False
         self._client: Any = None
         renew_after_fork(self._leave_parent)
@@ -212,7 +214,7 @@ class RedisLog:
         """Return the entry in what the stream holds; b"", which is none, in what others wrote."""
         entry = fields.get(self._field)
         if entry is None and not self._has_warned:
-            self._has_warned = any(name.startswith(_MARK) for name in fields)
+            self._has_warned = any(name.startswith(FIELD_MARK) for name in fields)
             if self._has_warned:
                 _log.warning(
                     "the stream of %r holds entries that were written with another secret; they "
@@ -251,6 +253,11 @@ class RedisLog:
             raise SharedLogError(f"{self!r} cannot be {done}: {_reason(error)}") from error
 
 
+def is_redis_url(text: str) -> bool:
+    """Return whether a text begins as a server's URL does."""
+    return text.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+
+
 def _reason(error: Exception) -> str:
     text = str(error)[-1_000:]
     for code, remedy in _REMEDIES_OF_CODES.items():
@@ -278,7 +285,7 @@ def _checked_url(url: Any) -> str:
         is_one = is_one and all(one.isascii() and one.isdigit() for one in numbers)
     except ValueError:
         is_one = False
-    if not is_one or not url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
+    if not is_one or not is_redis_url(url):
         raise InvalidRequestError(
             f"url is {shown_url(url)!r}; give one such as 'redis://host:6379/0', "
             "'rediss://user:password@host:6379/0' or 'unix:///path?db=0'"

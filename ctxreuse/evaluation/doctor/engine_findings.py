@@ -17,6 +17,11 @@ _SHOW_DETAILS = "start vLLM with --enable-prompt-tokens-details, SGLang with --e
 _NAME_METRICS = "name the engine's metrics: ctxreuse doctor --metrics http://HOST:8000/metrics"
 _NAME_ENGINE = "name the engine: ctxreuse doctor --base-url http://HOST:8000/v1"
 _SHARE = "give all processes one log: ReusePlanner(shared_log=SQLiteLog('sent.sqlite'))"
+_SHARE_IN_REDIS = (
+    "give all processes one log: ReusePlanner(shared_log=RedisLog(url, secret=...)), the same "
+    "secret and stream everywhere"
+)
+_ONE_SECRET = "give all processes the same secret, or each group of them a stream of its own"
 _ONE_ENGINE = (
     "several engines stand behind this address: name each in an EnginePool, or have the router "
     "keep a session on one, with EngineClient(..., session_id='conversation')"
@@ -147,8 +152,9 @@ def processes_finding(
 def _judged_log(
     log: LogWatch, foreign: int | None, workers: int | None
 ) -> tuple[Verdict, str, str]:
+    share = _SHARE_IN_REDIS if log.is_in_redis else _SHARE
     if log.error is not None:
-        return _PROBLEM, log.error, _SHARE
+        return _PROBLEM, log.error, share
     found = f"{log.writers} planners wrote the latest of {log.entries:,} entries of the log"
     if log.unreadable:
         return (
@@ -156,10 +162,12 @@ def _judged_log(
             f"{log.unreadable:,} of the latest entries of the log cannot be read",
             "use one version of ctxreuse in all processes that share a log",
         )
+    if log.secrets > 1:
+        return _PROBLEM, f"{found}, with {log.secrets} secrets", _ONE_SECRET
     if foreign and not log.appended:
-        return _PROBLEM, f"{found}, and nobody has written meanwhile", _SHARE
+        return _PROBLEM, f"{found}, and nobody has written meanwhile", share
     if workers is not None and log.writers < workers:
-        return _PROBLEM, f"{found}; {workers} processes should", _SHARE
+        return _PROBLEM, f"{found}; {workers} processes should", share
     return _OK, found, ""
 
 

@@ -29,7 +29,9 @@ class DoctorConfig:
         corpus: The trace's blocks; None is `corpus.jsonl` beside it.
         base_url: The engine's address.
         metrics_url: The address of its metrics; None is `/metrics` of the same server.
-        shared_log: The file of the log that processes share.
+        shared_log: The log that processes share: the file of a `SQLiteLog`, or the URL of the
+            server of a `RedisLog`.
+        stream: The name of the stream there; None is the usual one.
         workers: How many processes of the user's send prompts to the engine; None is not known.
         model: The model that answers; None for the server's first.
         api_key: The engine's key.
@@ -45,7 +47,8 @@ class DoctorConfig:
     corpus: str | None = None
     base_url: str | None = None
     metrics_url: str | None = None
-    shared_log: str | None = None
+    shared_log: str | None = field(default=None, repr=False)  # it may hold a password
+    stream: str | None = None
     workers: int | None = None
     model: str | None = None
     api_key: str = field(default="EMPTY", repr=False)
@@ -82,7 +85,7 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     Raises:
         InputFileError: the recording is missing or broken; nothing is sent then.
         InvalidRequestError: an address or a key is none.
-        MissingExtraError: `openai` or `tenacity` is not installed.
+        MissingExtraError: `openai` or `tenacity` is not installed, or `redis` where it is needed.
     """
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
     fronts = [] if trace is None else [check_fronts(trace)]
@@ -92,7 +95,9 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
 def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> Iterator[Finding]:
     if not (config.base_url or config.metrics_url or config.shared_log):
         return
-    log = None if config.shared_log is None else LogWatch(config.shared_log)
+    log = None
+    if config.shared_log is not None:
+        log = LogWatch(config.shared_log, config.stream, config.timeout_s)
     settings = ProbeSettings(
         base_url=config.base_url,
         metrics_url=config.metrics_url,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ctxreuse.errors import CtxreuseError, InputFileError
-from ctxreuse.sharing import SQLiteLog
+from ctxreuse.errors import CtxreuseError, InputFileError, InvalidRequestError
+from ctxreuse.sharing import SharedLog, SQLiteLog
 from ctxreuse.sharing.entries import UnreadableEntryError, decode
+from ctxreuse.sharing.redis_log import DEFAULT_STREAM, FIELD_MARK, RedisLog, is_redis_url
 
 _LATEST = 2_000
 _READ_AT_ONCE = 5_000
@@ -19,20 +21,34 @@ class LogWatch:
     """Reads a shared log before and after a while; what cannot be read is said in `error`.
 
     Args:
-        path: The file of a `SQLiteLog`; nothing is made if it is not there.
+        log: The file of a `SQLiteLog`, or the URL of the server of a `RedisLog`; nothing is made
+            if it is not there.
+        stream: The name of the stream; None is the usual one.
+        timeout_s: Seconds after which a server that does not answer counts as away.
 
     Attributes:
-        path: The file.
+        is_in_redis: Whether it is a stream of a server.
         entries: How many entries it has.
         writers: How many planners have written the latest 2,000 of them.
         appended: How many entries came between `begin` and `end`.
         unreadable: How many of the latest entries are damaged, or of a newer version.
+        secrets: With how many secrets the latest entries of a stream were written.
         error: Why it cannot be read; None if it can.
+
+    Raises:
+        InvalidRequestError: a URL that is none, or a stream of a file.
+        MissingExtraError: `redis` is not installed.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.entries = self.writers = self.appended = self.unreadable = 0
+    def __init__(self, log: str, stream: str | None = None, timeout_s: float = 5.0) -> None:
+        self.is_in_redis = is_redis_url(log)
+        if stream is not None and not self.is_in_redis:
+            raise InvalidRequestError(
+                "--stream names a stream of a server; leave it out, because the log is a file"
+            )
+        self._path = Path(log)
+        self._stream = _Stream(log, stream, timeout_s) if self.is_in_redis else None
+        self.entries = self.writers = self.appended = self.unreadable = self.secrets = 0
         self.error: str | None = None
         self._position = ""
         self._latest: deque[bytes] = deque(maxlen=_LATEST)
@@ -47,6 +63,10 @@ class LogWatch:
         writers = list(self._writers())
         self.writers = len(set(writers))
         self.unreadable = len(self._latest) - len(writers)
+        if self._stream is not None:
+            self.secrets = len(set(self._stream.fields) - {b""})
+            if not self.entries and self.error is None:
+                self.error = f"{self._stream!r} holds no entries; no process has written to it"
 
     def _attempt(self) -> int:
         try:
@@ -56,12 +76,7 @@ class LogWatch:
             return 0
 
     def _read(self) -> int:
-        path = Path(self.path)
-        if not (path.is_file() and path.with_name(f"{path.name}.key").is_file()):
-            raise InputFileError(
-                f"{self.path}: there is no such log, or not its key; no process has opened it"
-            )
-        log = SQLiteLog(path)
+        log = self._opened()
         before = self.entries
         while True:
             read = log.read(self._position, _READ_AT_ONCE)
@@ -71,9 +86,42 @@ class LogWatch:
             if len(read.entries) < _READ_AT_ONCE:
                 return self.entries - before
 
+    def _opened(self) -> SharedLog:
+        if self._stream is not None:
+            return self._stream
+        path = self._path
+        if not (path.is_file() and path.with_name(f"{path.name}.key").is_file()):
+            raise InputFileError(
+                f"{path}: there is no such log, or not its key; no process has opened it"
+            )
+        return SQLiteLog(path)
+
     def _writers(self) -> Iterator[bytes]:
         for one in self._latest:
             try:
                 yield decode(one).writer
             except UnreadableEntryError:
                 continue
+
+
+class _Stream(RedisLog):
+    """A stream of which all entries are read, whatever the secret that they were written with.
+
+    Attributes:
+        fields: Under which names the latest entries stand, which tell one secret from another;
+            b"" for what no planner has written.
+    """
+
+    def __init__(self, url: str, stream: str | None, timeout_s: float) -> None:
+        super().__init__(
+            url,
+            secret=secrets.token_bytes(),
+            stream=DEFAULT_STREAM if stream is None else stream,
+            timeout_s=timeout_s,
+        )
+        self.fields: deque[bytes] = deque(maxlen=_LATEST)
+
+    def _entry(self, fields: Mapping[bytes, bytes]) -> bytes:
+        name = next((one for one in fields if one.startswith(FIELD_MARK)), b"")
+        self.fields.append(name)
+        return fields[name] if name else b""
