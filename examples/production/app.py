@@ -5,8 +5,9 @@ engine sees one order, and a process that starts again goes on where it was.
 
     ENGINE_URL=http://127.0.0.1:8000/v1 uvicorn app:app --workers 4 --port 8080
 
-ENGINE_URL is the engine's address. SENT_LOG is the file of the log, on a disk of this machine;
-without it, sent.sqlite. ENGINE_KEY and SALT_KEY are the engine's key and a secret for tenants.
+ENGINE_URL is the engine's address. SENT_LOG is the file of the log, on a disk of this machine
+(sent.sqlite without it), or the URL of a Redis server for services on several machines, which need
+one SENT_LOG_SECRET. ENGINE_KEY and SALT_KEY are the engine's key and a secret for tenants.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from pydantic import BaseModel
 from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EngineClient
-from ctxreuse.sharing import SQLiteLog
+from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog
 
 DOCUMENTS = {
     "seine": "The Seine is a river in northern France. It flows through Paris to the Channel. ",
@@ -31,7 +32,16 @@ DOCUMENTS = {
     "tagus": "The Tagus is a river in Spain and Portugal. It flows through Lisbon to the sea. ",
 }
 
-planner = ReusePlanner(shared_log=SQLiteLog(os.environ.get("SENT_LOG", "sent.sqlite")))
+
+def sent_log() -> SharedLog:
+    """Return the log of what was sent: in a Redis server if SENT_LOG is a URL, else in a file."""
+    place = os.environ.get("SENT_LOG", "sent.sqlite")
+    if "://" in place:
+        return RedisLog(place, secret=os.environ["SENT_LOG_SECRET"])
+    return SQLiteLog(place)
+
+
+planner = ReusePlanner(shared_log=sent_log())
 
 
 class Question(BaseModel):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import distribution
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -27,7 +28,9 @@ from typing import Any
 import httpx
 import mem0_stores  # noqa: F401  # before mem0, which reads its environment at import
 import pytest
+import redis
 from doc_pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
+from redis_servers import redis_server
 from uvicorn.main import main as uvicorn_command
 
 import ctxreuse
@@ -226,6 +229,18 @@ def comparable(text: str) -> str:
     return text
 
 
+@contextmanager
+def answering_redis(page: str, folder: Path) -> Iterator[None]:
+    """Have a server of the test's answer at any address of a log in Redis that a page names."""
+    if not any("RedisLog(" in block.code for block in blocks_of(page)):
+        yield
+        return
+    connect = redis.Redis.from_url
+    with redis_server(folder) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis.Redis, "from_url", lambda _, **given: connect(server.url, **given))
+        yield
+
+
 def run_command(command: Command) -> None:
     """Run a command of this package; compare what it prints, if the page says that.
 
@@ -300,7 +315,8 @@ def check_celery(words: tuple[str, ...]) -> None:
 
 def check_docker(words: tuple[str, ...]) -> None:
     assert words[1:3] == ("compose", "-f")
-    assert (ROOT / words[3]).exists()
+    files = [file for option, file in pairwise(words) if option == "-f"]
+    assert all((ROOT / file).exists() for file in files)
 
 
 CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
@@ -334,7 +350,14 @@ def exception(block: Block) -> str | None:
 def test_a_page_is_a_program_that_prints_what_it_says(
     page: str, sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    with answering_redis(page, tmp_path):
+        run_page(page, sent, tmp_path / "page", monkeypatch)
+
+
+def run_page(page: str, sent: Sent, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page's blocks in a folder, and compare what they print with what it says."""
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     for name, text in FILES.get(page, {}).items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)

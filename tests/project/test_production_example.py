@@ -12,14 +12,17 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import yaml
 from doc_pages import ROOT, blocks_of
+from redis_servers import PASSWORD, redis_server
 
 from ctxreuse import ContextRequest
 
@@ -115,6 +118,40 @@ def test_workers_order_alike_and_a_service_that_starts_again_goes_on(tmp_path: P
     assert {(one.question, one.documents) for one in again} == orders
 
 
+def test_services_of_two_machines_order_alike_through_redis(tmp_path: Path) -> None:
+    """With the server's settings of the compose file, which allow no more than is needed."""
+    settings = tmp_path / "redis.conf"
+    content = compose("compose.redis.yaml")["configs"]["redis"]["content"]
+    settings.write_text(filled(content, REDIS_PASSWORD=PASSWORD))
+    with (
+        redis_server(tmp_path, "--include", str(settings)) as redis,
+        uvicorn("engine:app") as engine,
+    ):
+        address = filled(
+            service("app", "compose.redis.yaml")["environment"]["SENT_LOG"],
+            REDIS_PASSWORD=PASSWORD,
+        ).replace("redis://", "unix://")
+        shared = {
+            "ENGINE_URL": f"{engine}/v1",
+            "SENT_LOG": address.replace("redis:6379/0", redis.url.removeprefix("unix://")),
+            "SENT_LOG_SECRET": "the same in all services",
+        }
+        with uvicorn("app:app", **shared) as one, uvicorn("app:app", **shared) as other:
+            first = {
+                (asked.question, asked.documents) for asked in map(partial(ask, one), QUESTIONS)
+            }
+
+            def has_learnt() -> bool:
+                ready = httpx.get(f"{other}/ready", timeout=30, trust_env=False).json()
+                assert ready["log_faults"] == 0
+                return bool(ready["taken_in"] == len(QUESTIONS))
+
+            until(has_learnt)
+            second = [ask(other, question) for question in reversed(QUESTIONS)]
+    assert {(asked.question, asked.documents) for asked in second} == first
+    assert all(asked.cached_tokens > asked.prompt_tokens - 32 for asked in second)
+
+
 def test_it_says_that_the_engine_is_away_and_lives_on(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     log = str(tmp_path / "sent.sqlite")
@@ -204,10 +241,24 @@ def instructions() -> list[tuple[str, str]]:
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]
 
 
-def service(name: str) -> dict[str, Any]:
-    text = (EXAMPLE / "compose.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)["services"][name]
+def compose(file: str) -> dict[str, Any]:
+    text = (EXAMPLE / file).read_text(encoding="utf-8")
+    read: dict[str, Any] = yaml.safe_load(text)
+    return read
+
+
+def service(name: str, file: str = "compose.yaml") -> dict[str, Any]:
+    found: dict[str, Any] = compose(file)["services"][name]
     return found
+
+
+def filled(text: str, **values: str) -> str:
+    """Return a text of a compose file with values of variables, or what stands for those unset."""
+
+    def value(found: re.Match[str]) -> str:
+        return values.get(found["name"], found["default"] or "")
+
+    return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?[^}]*)?\}", value, text)
 
 
 def test_what_the_image_copies_is_there_and_not_ignored() -> None:
@@ -227,8 +278,8 @@ def test_what_the_image_installs_exists_and_is_what_the_tests_run_with() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     [install] = [rest for name, rest in instructions() if "pip install" in rest]
     packages = re.findall(r'"([^"]+)"', install)
-    assert packages[0] == ".[openai]"
-    assert "openai" in project["project"]["optional-dependencies"]
+    assert packages[0] == ".[openai,redis]"
+    assert {"openai", "redis"} <= set(project["project"]["optional-dependencies"])
     assert set(packages[1:]) <= set(project["dependency-groups"]["dev"])
     for package in packages[1:]:
         assert distribution(package.partition(">=")[0])
@@ -255,6 +306,21 @@ def test_ports_and_variables_agree() -> None:
     folder = names["VOLUME"]
     assert app["volumes"] == [f"sent:{folder}"]
     assert app["environment"]["SENT_LOG"].startswith(f"{folder}/")
+
+
+def test_the_log_in_redis_fits_the_service_and_needs_its_secrets() -> None:
+    app, redis = (service(name, "compose.redis.yaml") for name in ("app", "redis"))
+    assert set(app["environment"]) <= set(service("app")["environment"])
+    for name, variable in (("SENT_LOG", "REDIS_PASSWORD"), ("SENT_LOG_SECRET", "SENT_LOG_SECRET")):
+        assert f"${{{variable}:?" in app["environment"][name], "without it nothing starts"
+    address = urlsplit(filled(app["environment"]["SENT_LOG"], REDIS_PASSWORD=PASSWORD))
+    assert address.hostname in compose("compose.redis.yaml")["services"]
+    [port] = redis["ports"]
+    assert filled(port) == f"127.0.0.1:{address.port}:{address.port}"
+    [mounted] = redis["configs"]
+    assert redis["command"][-1] == mounted["target"]
+    content = compose("compose.redis.yaml")["configs"][mounted["source"]]["content"]
+    assert f"user {address.username} on >${{REDIS_PASSWORD}} ~ctxreuse*" in content
 
 
 def test_the_image_does_not_run_as_root() -> None:
