@@ -390,7 +390,7 @@ class ReusePlanner:
 
     def note_failure(self) -> None:
         """Count that planning failed and something was sent as it came; for adapters."""
-        self._meter.failed()
+        self._counting.attempt(lambda: self._meter.failed(), lambda: None)
 
     def note_without_context(self, prompts: int) -> None:
         """Count prompts in which no context was found; for wrappers around models.
@@ -401,7 +401,8 @@ class ReusePlanner:
         Raises:
             InvalidRequestError: wrong type or out of range.
         """
-        self._meter.had_no_context(checked_integer("prompts", prompts))
+        checked_integer("prompts", prompts)
+        self._counting.attempt(lambda: self._meter.had_no_context(prompts), lambda: None)
 
     def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine dropped these requests from its cache.
@@ -622,7 +623,7 @@ class ReusePlanner:
             self._counting.note(error)
 
     def _note_evicted(self, evicted: Evicted) -> Evicted:
-        self._meter.evicted(evicted.tokens)
+        self._counting.attempt(lambda: self._meter.evicted(evicted.tokens), lambda: None)
         return evicted
 
     def _count_answer(self, answered: AnsweredCall, tenant: str, cached_tokens: object) -> None:

@@ -1,0 +1,119 @@
+"""Faults in planning, counting and tracing: programs go on as they do without us."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from fault_programs import PROGRAMS, Program
+
+from ctxreuse import ReusePlanner
+
+ASKED = ("abc", "cab", "bca", "abc")
+
+
+class Broken:
+    """Stands where a part of a planner was; whatever is asked of it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError("says: a text of a user's document")
+
+
+@contextmanager
+def replaced(planner: ReusePlanner, name: str) -> Iterator[None]:
+    """Have everything fail that one part of a planner does."""
+    part = getattr(planner, name)
+    setattr(planner, name, Broken())
+    try:
+        yield
+    finally:
+        setattr(planner, name, part)
+
+
+class Switch:
+    """A function of the user's that fails while it is told to."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def check(self) -> None:
+        if self.is_on:
+            raise LookupError("says: a text of a user's document")
+
+    def count_tokens(self, text: str) -> int:
+        self.check()
+        return len(text) // 4
+
+    def tenant_class(self, tenant: str) -> str:
+        self.check()
+        return "all"
+
+    def planned(self, plans: Any, seconds: float) -> None:
+        self.check()
+
+    def answered(self, call: Any) -> None:
+        self.check()
+
+
+@contextmanager
+def switched(switch: Switch) -> Iterator[None]:
+    switch.is_on = True
+    try:
+        yield
+    finally:
+        switch.is_on = False
+
+
+Begin = Callable[[ReusePlanner, Switch], Any]
+FAULTS: dict[str, tuple[dict[str, str], Begin]] = {
+    "planning": ({}, lambda planner, switch: replaced(planner, "_planning")),
+    "counting": ({}, lambda planner, switch: replaced(planner, "_meter")),
+    "token counter": (
+        {"token_counter": "count_tokens"},
+        lambda planner, switch: switched(switch),
+    ),
+    "tenant class": (
+        {"tenant_class": "tenant_class"},
+        lambda planner, switch: switched(switch),
+    ),
+    "tracing": ({"tracing": ""}, lambda planner, switch: switched(switch)),
+}
+"""What fails: the planner's settings with methods of a `Switch`, and how the fault begins."""
+
+
+def planner_with(settings: dict[str, str], switch: Switch) -> ReusePlanner:
+    given = {name: getattr(switch, one) if one else switch for name, one in settings.items()}
+    return ReusePlanner(**given)
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_program_goes_on_as_without_us_and_profits_again(
+    kind: str, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, begin = FAULTS[fault]
+    switch = Switch()
+    planner = planner_with(settings, switch)
+    wrapped, plain = PROGRAMS[kind](planner), PROGRAMS[kind](None)
+    with caplog.at_level(logging.WARNING), begin(planner, switch):
+        for letters in ASKED:
+            assert wrapped.ask(letters) == plain.ask(letters)
+    lines = [one.getMessage() for one in caplog.records if one.name == "ctxreuse"]
+    is_told = kind != "planner and client" or fault not in ("planning", "token counter")
+    assert lines or not is_told
+    assert len(lines) == len(set(lines)), "each part says it once"
+    assert "says: " not in caplog.text
+    caplog.clear()
+    assert_profits(wrapped)
+    assert not caplog.records
+
+
+def assert_profits(program: Program) -> None:
+    """Ask about documents that nobody has asked about; what is cached of them has to be used."""
+    assert program.order("uvw") == "uvw"
+    before = program.engine.cached_tokens
+    assert program.order("wvu") == "uvw"
+    assert program.engine.cached_tokens - before > 100

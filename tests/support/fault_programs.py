@@ -1,0 +1,247 @@
+"""Programs as users write them, plain and with ours, over an engine in which things go wrong.
+
+Each asks about documents that are named by letters, the best one first. What an asking came to is
+compared with the same program without ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import httpx
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_openai import ChatOpenAI
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
+from llamaindex_helpers import LetterRetriever, letter_text
+
+from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
+from ctxreuse.serving import EmulatedEngine, EngineClient
+from langchain_ctxreuse import ReuseChatModel, format_context
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+
+ANSWER = "From the documents."
+_SHOWN = re.compile(r"(\w) says: ")
+
+
+class Asked(NamedTuple):
+    """What an asking came to.
+
+    Attributes:
+        said: The answer; "" if there was none.
+        error: The type of what was raised; "" if nothing was.
+        documents: How often each document stood in each prompt that was sent.
+    """
+
+    said: str
+    error: str
+    documents: tuple[Counter[str], ...]
+
+
+class Engine:
+    """An emulated engine behind a transport in which things go wrong.
+
+    Attributes:
+        fault: Is asked before each completion; what it returns is the reply, or it raises. None
+            lets the engine answer.
+        prompts: The letters of the documents in each prompt that came, in their order.
+        cached: The cached tokens of each prompt that was answered.
+    """
+
+    def __init__(self) -> None:
+        self.fault: Callable[[httpx.Request], httpx.Response | None] | None = None
+        self.prompts: list[str] = []
+        self._engine = EmulatedEngine(answer=ANSWER)
+        self._transport = self._engine.transport(httpx)
+        self.http = httpx.Client(transport=httpx.MockTransport(self._serve))
+        self.ahttp = httpx.AsyncClient(transport=httpx.MockTransport(self._serve_async))
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of all prompts so far were cached."""
+        return self._engine.usage.cached_tokens
+
+    def _failing(self, request: httpx.Request) -> httpx.Response | None:
+        if not request.url.path.endswith("/completions"):
+            return None
+        messages = json.loads(request.content)["messages"]
+        text = "\n".join(str(message["content"]) for message in messages)
+        self.prompts.append("".join(_SHOWN.findall(text)))
+        return None if self.fault is None else self.fault(request)
+
+    def _serve(self, request: httpx.Request) -> httpx.Response:
+        reply = self._failing(request)
+        return self._transport.handle_request(request) if reply is None else reply
+
+    async def _serve_async(self, request: httpx.Request) -> httpx.Response:
+        reply = self._failing(request)
+        if reply is not None:
+            return reply
+        answer: httpx.Response = await self._transport.handle_async_request(request)
+        return answer
+
+
+class Program(ABC):
+    """A user's program.
+
+    Args:
+        planner: Plans its prompts; None is the program without ours.
+
+    Attributes:
+        engine: What answers it; its own.
+    """
+
+    def __init__(self, planner: ReusePlanner | None) -> None:
+        self.planner = planner
+        self.engine = Engine()
+
+    @property
+    @abstractmethod
+    def faults(self) -> int:
+        """How many faults the parts of ours have counted."""
+
+    @abstractmethod
+    def answer(self, question: str) -> str:
+        """Return the answer to a question that begins with the letters of its documents."""
+
+    def ask(self, letters: str) -> Asked:
+        """Ask about documents."""
+        before = len(self.engine.prompts)
+        said = error = ""
+        try:
+            said = self.answer(f"{letters} which?")
+        except Exception as raised:
+            error = type(raised).__name__
+        sent = self.engine.prompts[before:]
+        return Asked(said, error, tuple(map(Counter, sent)))
+
+    def order(self, letters: str) -> str:
+        """Ask about documents; return the order in which they were sent."""
+        asked = self.ask(letters)
+        assert (asked.said, asked.error) == (ANSWER, "")
+        return self.engine.prompts[-1]
+
+
+class Chain(Program):
+    """A LangChain chain: retriever, prompt template, model."""
+
+    def __init__(self, planner: ReusePlanner | None) -> None:
+        super().__init__(planner)
+        model: Any = ChatOpenAI(
+            model="emulated",
+            base_url="http://engine/v1",
+            api_key="none",  # type: ignore[arg-type]
+            http_client=self.engine.http,
+            http_async_client=self.engine.ahttp,
+            max_retries=0,
+        )
+        self._wrapped = None
+        if planner is not None:
+            model = self._wrapped = ReuseChatModel(inner=model, planner=planner, window_s=0)
+        prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
+        found = RunnableLambda(_documents) | format_context
+        steps = {"context": found, "question": RunnablePassthrough()} | prompt | model
+        self._chain = steps | StrOutputParser()
+
+    @property
+    def faults(self) -> int:
+        return 0 if self._wrapped is None else self._wrapped.faults
+
+    def answer(self, question: str) -> str:
+        return str(self._chain.invoke(question))
+
+
+def _documents(question: str) -> list[Document]:
+    letters = question.partition(" ")[0]
+    return [Document(letter_text(letter), id=f"id-{letter}") for letter in letters]
+
+
+class QueryEngine(Program):
+    """A LlamaIndex query engine: retriever, node postprocessor, model."""
+
+    def __init__(self, planner: ReusePlanner | None) -> None:
+        super().__init__(planner)
+        model: Any = OpenAILike(
+            model="emulated",
+            api_base="http://engine/v1",
+            api_key="none",
+            context_window=100_000,
+            max_retries=0,
+            is_chat_model=True,
+            http_client=self.engine.http,
+            async_http_client=self.engine.ahttp,
+        )
+        self._parts: list[Any] = []
+        postprocessors = []
+        if planner is not None:
+            model = ReuseLLM(inner=model, planner=planner, window_s=0)
+            postprocessors = [ReusePostprocessor(planner=planner)]
+            self._parts = [model, *postprocessors]
+        self._query_engine = RetrieverQueryEngine.from_args(
+            LetterRetriever(), llm=model, node_postprocessors=postprocessors
+        )
+
+    @property
+    def faults(self) -> int:
+        return sum(part.faults for part in self._parts)
+
+    def answer(self, question: str) -> str:
+        return str(self._query_engine.query(question))
+
+
+class Client(Program):
+    """A planner and an engine client, as `examples/production/app.py` uses them."""
+
+    def __init__(self, planner: ReusePlanner | None) -> None:
+        super().__init__(planner)
+        self._planning_faults = self._client_faults = 0
+
+    @property
+    def faults(self) -> int:
+        return self._planning_faults + self._client_faults
+
+    def answer(self, question: str) -> str:
+        letters = question.partition(" ")[0]
+        blocks = [ContextBlock(id=f"id-{letter}", text=letter_text(letter)) for letter in letters]
+        return asyncio.run(self._answer(ContextRequest(blocks, question)))
+
+    async def _answer(self, request: ContextRequest) -> str:
+        plan = self._planned(request)
+        client = EngineClient(
+            "http://engine/v1",
+            planner=self.planner,
+            retries=1,
+            backoff_s=0,
+            timeout_s=20,
+            http_client=self.engine.ahttp,
+        )
+        try:
+            return (await client.complete(plan)).text
+        finally:
+            self._client_faults += client.faults
+
+    def _planned(self, request: ContextRequest) -> Plan:
+        if self.planner is not None:
+            try:
+                return self.planner.plan(request)
+            except CtxreuseError:
+                raise
+            except Exception:
+                self._planning_faults += 1
+        return ReusePlanner().plan(request, strategy="none")
+
+
+PROGRAMS: dict[str, type[Program]] = {
+    "LangChain chain": Chain,
+    "LlamaIndex query engine": QueryEngine,
+    "planner and client": Client,
+}
