@@ -41,6 +41,8 @@ _REMEDIES = {
     "SQLITE_BUSY": "another program locks it",
     "SQLITE_CORRUPT": "stop all processes that use it, and delete it and its -wal and -shm files",
     "SQLITE_FULL": "make room on its disk",
+    "SQLITE_IOERR": "make room on its disk and in the user's quota (or ulimit -f); if there is "
+    "some, the disk is broken, or a network file system",
     "SQLITE_NOTADB": "delete it, or name another file",
     "SQLITE_READONLY": "let this user write it and its folder",
     "SQLITE_CANTOPEN": "name a file in a folder that exists and may be written",
