@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fault_programs import PROGRAMS, Program
+from fault_programs import PROGRAMS, assert_profits
 
 from ctxreuse import ReusePlanner
 
@@ -109,11 +109,3 @@ def test_a_program_goes_on_as_without_us_and_profits_again(
     caplog.clear()
     assert_profits(wrapped)
     assert not caplog.records
-
-
-def assert_profits(program: Program) -> None:
-    """Ask about documents that nobody has asked about; what is cached of them has to be used."""
-    assert program.order("uvw") == "uvw"
-    before = program.engine.cached_tokens
-    assert program.order("wvu") == "uvw"
-    assert program.engine.cached_tokens - before > 100

@@ -146,9 +146,7 @@ def entries(store: Files | Redis, spoilt: Callable[[bytes], bytes]) -> Iterator[
 
 Fault = Callable[[Any], AbstractContextManager[None]]
 FAULTS: dict[tuple[str, str], Fault] = {
-    **{
-        ("file", name): getattr(Files, name) for name in ("away", "slow", "read_only", "damaged")
-    },
+    **{("file", name): getattr(Files, name) for name in ("away", "slow", "read_only", "damaged")},
     **{
         ("Redis", name): getattr(Redis, name)
         for name in ("away", "slow", "full", "read_only", "damaged")

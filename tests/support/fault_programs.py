@@ -18,7 +18,8 @@ import httpx
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
 from langchain_openai import ChatOpenAI
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyped]
@@ -26,7 +27,7 @@ from llamaindex_helpers import LetterRetriever, letter_text
 
 from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
 from ctxreuse.serving import EmulatedEngine, EngineClient
-from langchain_ctxreuse import ReuseChatModel, format_context
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 
 ANSWER = "From the documents."
@@ -54,7 +55,6 @@ class Engine:
         fault: Is asked before each completion; what it returns is the reply, or it raises. None
             lets the engine answer.
         prompts: The letters of the documents in each prompt that came, in their order.
-        cached: The cached tokens of each prompt that was answered.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,10 @@ class Program(ABC):
 
     Attributes:
         engine: What answers it; its own.
+        takes_back: Whether what sends a prompt knows its plan, and so takes back one that failed.
     """
+
+    takes_back = True
 
     def __init__(self, planner: ReusePlanner | None) -> None:
         self.planner = planner
@@ -132,7 +135,7 @@ class Program(ABC):
 
 
 class Chain(Program):
-    """A LangChain chain: retriever, prompt template, model."""
+    """A LangChain chain: retriever, prompt template, model; the model is wrapped."""
 
     def __init__(self, planner: ReusePlanner | None) -> None:
         super().__init__(planner)
@@ -144,29 +147,47 @@ class Chain(Program):
             http_async_client=self.engine.ahttp,
             max_retries=0,
         )
-        self._wrapped = None
+        retriever: Any = Letters()
+        self._part: Any = None
         if planner is not None:
-            model = self._wrapped = ReuseChatModel(inner=model, planner=planner, window_s=0)
+            retriever, model = self._wrapped(retriever, model)
         prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
-        found = RunnableLambda(_documents) | format_context
+        found = retriever | format_context
         steps = {"context": found, "question": RunnablePassthrough()} | prompt | model
         self._chain = steps | StrOutputParser()
 
+    def _wrapped(self, retriever: BaseRetriever, model: Any) -> tuple[Any, Any]:
+        self._part = ReuseChatModel(inner=model, planner=self.planner, window_s=0)
+        return retriever, self._part
+
     @property
     def faults(self) -> int:
-        return 0 if self._wrapped is None else self._wrapped.faults
+        return 0 if self._part is None else self._part.faults
 
     def answer(self, question: str) -> str:
         return str(self._chain.invoke(question))
 
 
-def _documents(question: str) -> list[Document]:
-    letters = question.partition(" ")[0]
-    return [Document(letter_text(letter), id=f"id-{letter}") for letter in letters]
+class RetrieverChain(Chain):
+    """The same; the retriever is wrapped."""
+
+    takes_back = False
+
+    def _wrapped(self, retriever: BaseRetriever, model: Any) -> tuple[Any, Any]:
+        self._part = ReuseRetriever(retriever=retriever, planner=self.planner)
+        return self._part, model
+
+
+class Letters(BaseRetriever):
+    """Retrieves the documents of the letters that a question begins with."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        letters = query.partition(" ")[0]
+        return [Document(letter_text(letter), id=f"id-{letter}") for letter in letters]
 
 
 class QueryEngine(Program):
-    """A LlamaIndex query engine: retriever, node postprocessor, model."""
+    """A LlamaIndex query engine: retriever, model; the model is wrapped."""
 
     def __init__(self, planner: ReusePlanner | None) -> None:
         super().__init__(planner)
@@ -180,15 +201,16 @@ class QueryEngine(Program):
             http_client=self.engine.http,
             async_http_client=self.engine.ahttp,
         )
-        self._parts: list[Any] = []
-        postprocessors = []
-        if planner is not None:
-            model = ReuseLLM(inner=model, planner=planner, window_s=0)
-            postprocessors = [ReusePostprocessor(planner=planner)]
-            self._parts = [model, *postprocessors]
+        self._parts: list[Any] = [] if planner is None else self._wrapping(model)
         self._query_engine = RetrieverQueryEngine.from_args(
-            LetterRetriever(), llm=model, node_postprocessors=postprocessors
+            LetterRetriever(),
+            llm=self._parts[0] if self._parts else model,
+            node_postprocessors=self._parts[1:],
         )
+
+    def _wrapping(self, model: Any) -> list[Any]:
+        """Return the model, wrapped, and node postprocessors."""
+        return [ReuseLLM(inner=model, planner=self.planner, window_s=0)]
 
     @property
     def faults(self) -> int:
@@ -196,6 +218,15 @@ class QueryEngine(Program):
 
     def answer(self, question: str) -> str:
         return str(self._query_engine.query(question))
+
+
+class PostprocessedEngine(QueryEngine):
+    """The same with a node postprocessor, which plans before the model does."""
+
+    takes_back = False
+
+    def _wrapping(self, model: Any) -> list[Any]:
+        return [*super()._wrapping(model), ReusePostprocessor(planner=self.planner)]
 
 
 class Client(Program):
@@ -242,6 +273,16 @@ class Client(Program):
 
 PROGRAMS: dict[str, type[Program]] = {
     "LangChain chain": Chain,
+    "LangChain chain, its retriever": RetrieverChain,
     "LlamaIndex query engine": QueryEngine,
+    "LlamaIndex query engine, its nodes": PostprocessedEngine,
     "planner and client": Client,
 }
+
+
+def assert_profits(program: Program) -> None:
+    """Ask twice about documents that nobody has asked about, and check that it pays."""
+    assert program.order("uvw") == "uvw"
+    before = program.engine.cached_tokens
+    assert program.order("wvu") == "uvw"
+    assert program.engine.cached_tokens - before > 100
