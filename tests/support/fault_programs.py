@@ -153,8 +153,13 @@ class Chain(Program):
             retriever, model = self._wrapped(retriever, model)
         prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
         found = retriever | format_context
-        steps = {"context": found, "question": RunnablePassthrough()} | prompt | model
-        self._chain = steps | StrOutputParser()
+        self._prompt = {"context": found, "question": RunnablePassthrough()} | prompt
+        self._chain = self._prompt | model | StrOutputParser()
+
+    def with_window(self, window_s: float) -> None:
+        """Have calls that come within some seconds planned together."""
+        self._part = self._part.model_copy(update={"window_s": window_s})
+        self._chain = self._prompt | self._part | StrOutputParser()
 
     def _wrapped(self, retriever: BaseRetriever, model: Any) -> tuple[Any, Any]:
         self._part = ReuseChatModel(inner=model, planner=self.planner, window_s=0)

@@ -109,9 +109,8 @@ class PlannerSpans:
     def _write(self, name: str, attributes: Mapping[str, int], seconds: float) -> None:
         """Write a span that ends now."""
         now = time.time_ns()
-        span = self._tracer.start_span(
-            name, attributes=attributes, start_time=now - round(seconds * 1e9)
-        )
+        start = max(0, now - round(seconds * 1e9))  # exporters fail at times before 1970
+        span = self._tracer.start_span(name, attributes=attributes, start_time=start)
         span.end(end_time=now)
 
 

@@ -458,9 +458,19 @@ def retry_after_s(error: BaseException | None) -> float | None:
     try:
         seconds = float(header)
     except ValueError:
-        try:
-            # wall-clock time, because that is what the header speaks of
-            seconds = max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-        except (ValueError, TypeError, OverflowError, IndexError):
+        until = _timestamp(header)
+        if until is None:
             return None
+        now = _timestamp(response.headers.get("date", ""))  # the clock of this machine may be off
+        seconds = max(0.0, until - (time.time() if now is None else now))
     return seconds if 0 <= seconds < math.inf else None
+
+
+def _timestamp(date: str) -> float | None:
+    """Return the seconds since 1970 of a header's date; None if it is none."""
+    if not date or len(date) > _LONGEST_HEADER:
+        return None
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None

@@ -1,0 +1,146 @@
+"""Clocks that jump by hours, forwards and back, change nothing that users see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from fault_programs import PROGRAMS, Chain, Client, assert_profits
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from shared_logs import caught_up
+
+from ctxreuse import ReusePlanner
+from ctxreuse.cache.telemetry import PlannerSpans
+from ctxreuse.sharing import SQLiteLog
+
+HOURS = 3600.0
+JUMPS = [5 * HOURS, -5 * HOURS]
+
+
+class Clock:
+    """A clock of the process, which can be set to another time."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        real: Callable[[], float] = getattr(time, name)
+        monkeypatch.setattr(time, name, lambda: real() + self.ahead_s)
+        if name == "time":
+            real_ns = time.time_ns
+            monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(self.ahead_s * 1e9))
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("name", ["time", "monotonic"])
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_between_calls_changes_nothing(
+    kind: str,
+    name: str,
+    jump: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    log = tmp_path / "sent.sqlite"
+    one = ReusePlanner(shared_log=SQLiteLog(log), tracing=PlannerSpans(provider))
+    other = ReusePlanner(shared_log=SQLiteLog(log))
+    ours, plain = PROGRAMS[kind](one), PROGRAMS[kind](None)
+    clock = Clock(name, monkeypatch)
+    assert ours.ask("abc") == plain.ask("abc")
+    clock.ahead_s = jump
+    assert ours.ask("cab") == plain.ask("cab")
+    clock.ahead_s = 0.0
+    assert ours.ask("bca") == plain.ask("bca")
+    assert ours.engine.prompts == ["abc"] * 3
+    clock.ahead_s = jump
+    caught_up(one, other)
+    assert PROGRAMS[kind](other).order("cba") == "abc"
+    assert_profits(ours)
+    assert ours.faults == one.savings.planning_failures == one.sharing.faults == 0
+    assert not [line for line in caplog.records if line.name == "ctxreuse"]
+    plans = [span for span in exporter.get_finished_spans() if span.name == "ctxreuse plan"]
+    assert len(plans) >= 5
+    for span in plans:
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert 0 <= span.end_time - span.start_time < 60e9
+
+
+@pytest.mark.parametrize("name", ["time", "monotonic"])
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_while_calls_wait_for_each_other_holds_none(
+    name: str, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = ReusePlanner()
+    program = Chain(planner)
+    program.with_window(0.05)
+    clock = Clock(name, monkeypatch)
+
+    def jumping(request: httpx.Request) -> None:
+        clock.ahead_s += jump
+
+    program.engine.fault = jumping
+    contexts = ["abc", "cab", "bca", "xyz", "zyx", "yxz"]
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(program.ask, contexts))
+    assert {one.error for one in answers} == {""}
+    assert sorted(map(sorted, program.engine.prompts)) == [[*"abc"]] * 3 + [[*"xyz"]] * 3
+    assert len(set(program.engine.prompts)) == 2, "they are planned together"
+    assert program.faults == 0
+
+
+def test_spans_begin_at_no_time_that_exporters_cannot_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that has just started may know no better than 1970."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000)
+    assert Client(ReusePlanner(tracing=PlannerSpans(provider))).order("abc") == "abc"
+    assert {span.start_time for span in exporter.get_finished_spans()} == {0}
+
+
+@pytest.mark.parametrize("ahead_s", JUMPS)
+def test_an_engine_that_asks_for_a_wait_until_a_date_is_asked_again_by_its_own_clock(
+    ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process's clock is hours off; the reply says what the engine takes for now."""
+    clock = Clock("time", monkeypatch)
+    client = Client(ReusePlanner())
+    now = datetime.now(UTC)
+    busy = {
+        "date": format_datetime(now, usegmt=True),
+        "retry-after": format_datetime(now + timedelta(seconds=1), usegmt=True),
+    }
+
+    def once(request: httpx.Request) -> httpx.Response | None:
+        return httpx.Response(429, headers=busy) if len(client.engine.prompts) == 1 else None
+
+    client.engine.fault = once
+    clock.ahead_s = ahead_s
+    slept: list[float] = []
+    monkeypatch.setattr("asyncio.sleep", sleeping(slept))
+    assert client.order("abc") == "abc"
+    assert len(client.engine.prompts) == 2
+    assert slept == [1.0]
+
+
+def sleeping(slept: list[float]) -> Callable[[float], object]:
+    """Return what stands for `asyncio.sleep`, and only notes how long it should take."""
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+
+    return sleep
