@@ -8,18 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fault_programs import PROGRAMS, assert_profits
+from fault_programs import PROGRAMS, Broken, assert_profits
 
 from ctxreuse import ReusePlanner
 
 ASKED = ("abc", "cab", "bca", "abc")
-
-
-class Broken:
-    """Stands where a part of a planner was; whatever is asked of it raises."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise LookupError("says: a text of a user's document")
 
 
 @contextmanager

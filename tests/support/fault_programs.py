@@ -34,6 +34,13 @@ ANSWER = "From the documents."
 _SHOWN = re.compile(r"(\w) says: ")
 
 
+class Broken:
+    """Stands where a part of a planner was; whatever is asked of it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError("says: a text of a user's document")
+
+
 class Asked(NamedTuple):
     """What an asking came to.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS, Family, PlannerNumbers
 from ctxreuse.context.checks import checked_kind
@@ -100,18 +101,15 @@ class PlannerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as `prometheus_client` asks for them."""
-        read: dict[tuple[str, ...], PlannerNumbers] = {}
-        status: dict[tuple[str, ...], Any] = {}
+        read: dict[tuple[str, ...], _Read] = {}
+        status: dict[tuple[str, ...], _Read] = {}
         planners = dict(self._planners)
         for name, pool in self._pools.items():
             of_pool = self._failing.attempt(lambda pool=pool: dict(pool.planners), dict)  # type: ignore[misc]
             planners |= {f"{name}/{replica}": one for replica, one in of_pool.items()}
-            found = self._failing.attempt(pool.statistics, tuple)
-            status |= {(name, one.name): one for one in found}
+            status |= self._failing.attempt(partial(_read_pool, name, pool), dict)
         for name, planner in planners.items():
-            numbers = self._failing.attempt(lambda planner=planner: _numbers(planner), lambda: None)  # type: ignore[misc]
-            if numbers is not None:
-                read[(name,)] = numbers
+            read |= self._failing.attempt(partial(_read_planner, name, planner), dict)
         yield from self._shown(OF_PLANNERS, ("planner",), read)
         yield from self._shown(OF_REPLICAS, ("pool", "replica"), status)
 
@@ -119,15 +117,16 @@ class PlannerCollector:
         self,
         families: Iterable[Family],
         whose: tuple[str, ...],
-        read: Mapping[tuple[str, ...], Any],
+        read: Mapping[tuple[str, ...], _Read],
     ) -> Iterator[Metric]:
         for one in families:
             family = self._family(one, whose)
-            for names, numbers in read.items():
+            for names, found in read.items():
                 if one.kind == "histogram":
-                    _add_times(family, names, numbers.savings.planning)
+                    assert found.times is not None
+                    _add_times(family, names, found.times)
                     continue
-                for labels, value in one.samples(numbers):
+                for labels, value in found.samples[one.name]:
                     family.add_metric([*names, *labels], value)
             yield family
 
@@ -140,8 +139,29 @@ class PlannerCollector:
         return kinds[one.kind](one.name, one.help, labels=[*whose, *one.labels])
 
 
-def _numbers(planner: ReusePlanner) -> PlannerNumbers:
-    return PlannerNumbers(planner.savings, planner.statistics(), planner.sharing)
+class _Read(NamedTuple):
+    """All that was read of one planner or engine: whatever fails does so before any is shown.
+
+    Attributes:
+        samples: The labels and values of each metric, by its name.
+        times: What the histogram shows; None of an engine, which has none.
+    """
+
+    samples: Mapping[str, Sequence[tuple[tuple[str, ...], float]]]
+    times: PlanningTime | None = None
+
+
+def _read_planner(name: str, planner: ReusePlanner) -> dict[tuple[str, ...], _Read]:
+    numbers = PlannerNumbers(planner.savings, planner.statistics(), planner.sharing)
+    return {(name,): _Read(_samples(OF_PLANNERS, numbers), numbers.savings.planning)}
+
+
+def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Read]:
+    return {(name, one.name): _Read(_samples(OF_REPLICAS, one)) for one in pool.statistics()}
+
+
+def _samples(families: Iterable[Family], numbers: Any) -> dict[str, list[Any]]:
+    return {one.name: list(one.samples(numbers)) for one in families}
 
 
 def _add_times(family: Any, names: Sequence[str], times: PlanningTime) -> None:

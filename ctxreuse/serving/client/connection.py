@@ -452,7 +452,8 @@ def retry_after_s(error: BaseException | None) -> float | None:
         Seconds from 0; None where there is no such header, or nothing that can be meant.
     """
     response = getattr(error, "response", None)
-    header = "" if response is None else response.headers.get("retry-after", "")
+    headers = {} if response is None else response.headers
+    header = headers.get("retry-after", "")
     if not header or len(header) > _LONGEST_HEADER:
         return None
     try:
@@ -461,7 +462,7 @@ def retry_after_s(error: BaseException | None) -> float | None:
         until = _timestamp(header)
         if until is None:
             return None
-        now = _timestamp(response.headers.get("date", ""))  # the clock of this machine may be off
+        now = _timestamp(headers.get("date", ""))  # the clock of this machine may be off
         seconds = max(0.0, until - (time.time() if now is None else now))
     return seconds if 0 <= seconds < math.inf else None
 
