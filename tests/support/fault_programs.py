@@ -26,6 +26,7 @@ from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-untyp
 from llamaindex_helpers import LetterRetriever, letter_text
 
 from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
+from ctxreuse.cache import KVEventSync
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
@@ -62,10 +63,12 @@ class Engine:
         fault: Is asked before each completion; what it returns is the reply, or it raises. None
             lets the engine answer.
         prompts: The letters of the documents in each prompt that came, in their order.
+        served: Is told the messages of each prompt that the engine has answered.
     """
 
     def __init__(self) -> None:
         self.fault: Callable[[httpx.Request], httpx.Response | None] | None = None
+        self.served: Callable[[Any], object] = lambda messages: None
         self.prompts: list[str] = []
         self._engine = EmulatedEngine(answer=ANSWER)
         self._transport = self._engine.transport(httpx)
@@ -80,21 +83,27 @@ class Engine:
     def _failing(self, request: httpx.Request) -> httpx.Response | None:
         if not request.url.path.endswith("/completions"):
             return None
-        messages = json.loads(request.content)["messages"]
-        text = "\n".join(str(message["content"]) for message in messages)
+        text = "\n".join(str(message["content"]) for message in _messages(request))
         self.prompts.append("".join(_SHOWN.findall(text)))
         return None if self.fault is None else self.fault(request)
 
     def _serve(self, request: httpx.Request) -> httpx.Response:
         reply = self._failing(request)
-        return self._transport.handle_request(request) if reply is None else reply
+        if reply is None:
+            reply = self._transport.handle_request(request)
+            self.served(_messages(request))
+        return reply
 
     async def _serve_async(self, request: httpx.Request) -> httpx.Response:
         reply = self._failing(request)
-        if reply is not None:
-            return reply
-        answer: httpx.Response = await self._transport.handle_async_request(request)
-        return answer
+        if reply is None:
+            reply = await self._transport.handle_async_request(request)
+            self.served(_messages(request))
+        return reply
+
+
+def _messages(request: httpx.Request) -> Any:
+    return json.loads(request.content or b"{}").get("messages", [])
 
 
 class Program(ABC):
@@ -242,10 +251,15 @@ class PostprocessedEngine(QueryEngine):
 
 
 class Client(Program):
-    """A planner and an engine client, as `examples/production/app.py` uses them."""
+    """A planner and an engine client, as `examples/production/app.py` uses them.
+
+    Attributes:
+        events: Follows the engine's cache events, if it is given.
+    """
 
     def __init__(self, planner: ReusePlanner | None) -> None:
         super().__init__(planner)
+        self.events: KVEventSync | None = None
         self._planning_faults = self._client_faults = 0
 
     @property
@@ -262,6 +276,7 @@ class Client(Program):
         client = EngineClient(
             "http://engine/v1",
             planner=self.planner,
+            events=self.events,
             retries=1,
             backoff_s=0,
             timeout_s=20,
