@@ -133,6 +133,7 @@ class TraceRecorder(OnePerProcess):
             for path, file in zip(self._paths, self._files, strict=False):
                 file.close()
                 path.unlink()
+            self._files = []  # the next request of a child tries again
             raise
 
     @property
