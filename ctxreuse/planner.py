@@ -35,6 +35,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import (
     CtxreuseError,
+    InputFileError,
     InvalidRequestError,
     UnknownStrategyError,
     describe,
@@ -193,7 +194,7 @@ class ReusePlanner:
 
         file = checked_path("path", path)
         planning = self._check_keeps_journal()
-        secret = kept_secret(file, self._secret)
+        secret = kept_secret(file, self._secret, InputFileError)
         if self._secret not in (None, secret):
             raise InvalidRequestError(
                 f"the key beside {file} belongs to another planner; name another file, or delete "

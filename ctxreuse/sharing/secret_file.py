@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
 
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
 _SECRET_BYTES = 32
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def key_path(path: Path) -> Path:
@@ -17,12 +19,15 @@ def key_path(path: Path) -> Path:
     return path.parent / f"{path.name}.key"
 
 
-def kept_secret(path: Path, secret: bytes | None = None) -> bytes:
+def kept_secret(
+    path: Path, secret: bytes | None = None, full: type[CtxreuseError] = InvalidRequestError
+) -> bytes:
     """Return the key of a file; a new one is kept if there is none.
 
     Args:
         path: The file.
         secret: The key that a new one has to be; None makes one.
+        full: What is raised if there is no room for a new one.
 
     Raises:
         InvalidRequestError: The key can be neither read nor written, or is none.
@@ -32,11 +37,13 @@ def kept_secret(path: Path, secret: bytes | None = None) -> bytes:
         if not path.exists():
             _keep(path, secrets.token_bytes(_SECRET_BYTES) if secret is None else secret)
         kept = path.read_bytes()
-    except OSError as error:
-        raise InvalidRequestError(
-            f"the key {describe(str(path))} cannot be read or written: {error.strerror}; give a "
-            "path in a folder that exists and may be written"
-        ) from error
+    except OSError as raised:
+        has_room = raised.errno not in _NO_ROOM
+        remedy = "give a path in a folder that exists and may be written"
+        raise (InvalidRequestError if has_room else full)(
+            f"the key {describe(str(path))} cannot be read or written: {raised.strerror}; "
+            f"{remedy if has_room else 'make room on its disk, or in the quota'}"
+        ) from raised
     if len(kept) != _SECRET_BYTES:
         raise InvalidRequestError(
             f"{describe(str(path))} holds {len(kept)} bytes and no key; delete it and the file "

@@ -101,6 +101,8 @@ def test_a_planner_that_cannot_be_saved_plans_on_and_is_saved_later(
         assert ours.order("abc") == "abc"
         planner.save(file)
         saved = file.read_bytes()
+        with no_room(0), pytest.raises(InputFileError, match="make room"):
+            planner.save(tmp_path / "other.planner")  # not even its key can be written
         with no_room(100):
             with pytest.raises(InputFileError, match="allow larger files"):
                 planner.save(file)
