@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
-from fault_programs import PROGRAMS, Broken, assert_profits
+from fault_programs import ALL_PROGRAMS, Broken, assert_profits
 
 from ctxreuse import ReusePlanner
 
@@ -82,15 +83,16 @@ def planner_with(settings: dict[str, str], switch: Switch) -> ReusePlanner:
     return ReusePlanner(**given)
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", ALL_PROGRAMS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_program_goes_on_as_without_us_and_profits_again(
     kind: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, begin = FAULTS[fault]
     switch = Switch()
-    planner = planner_with(settings, switch)
-    wrapped, plain = PROGRAMS[kind](planner), PROGRAMS[kind](None)
+    wrapped = ALL_PROGRAMS[kind](planner_with(settings, switch))
+    plain, planner = ALL_PROGRAMS[kind](None), wrapped.planner
+    assert planner is not None
     with caplog.at_level(logging.WARNING), begin(planner, switch):
         for letters in ASKED:
             assert wrapped.ask(letters) == plain.ask(letters)
@@ -102,3 +104,22 @@ def test_a_program_goes_on_as_without_us_and_profits_again(
     caplog.clear()
     assert_profits(wrapped)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ALL_PROGRAMS)
+def test_where_the_engine_fails_too_its_error_is_what_it_is_without_us(kind: str) -> None:
+    """An answered prompt, or one that failed, is taken back: that may fail as planning does."""
+    ours, plain = ALL_PROGRAMS[kind](ReusePlanner()), ALL_PROGRAMS[kind](None)
+    assert ours.planner is not None
+
+    def break_planner(request: Any) -> None:
+        ours.planner._planning = Broken()  # type: ignore[assignment, union-attr]
+        raise httpx.ConnectError("no", request=request)
+
+    def fail(request: Any) -> None:
+        raise httpx.ConnectError("no", request=request)
+
+    ours.engine.fault, plain.engine.fault = break_planner, fail
+    assert ours.ask("abc") == plain.ask("abc")
+    ours.engine.fault = plain.engine.fault = None
+    assert ours.ask("cab") == plain.ask("cab")

@@ -27,7 +27,7 @@ from llamaindex_helpers import LetterRetriever, letter_text
 
 from ctxreuse import ContextBlock, ContextRequest, CtxreuseError, Plan, ReusePlanner
 from ctxreuse.cache import KVEventSync
-from ctxreuse.serving import EmulatedEngine, EngineClient
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 
@@ -268,8 +268,7 @@ class Client(Program):
 
     def answer(self, question: str) -> str:
         letters = question.partition(" ")[0]
-        blocks = [ContextBlock(id=f"id-{letter}", text=letter_text(letter)) for letter in letters]
-        return asyncio.run(self._answer(ContextRequest(blocks, question)))
+        return asyncio.run(self._answer(ContextRequest(letter_blocks(letters), question)))
 
     async def _answer(self, request: ContextRequest) -> str:
         plan = self._planned(request)
@@ -298,12 +297,93 @@ class Client(Program):
         return ReusePlanner().plan(request, strategy="none")
 
 
+class BatchChain(Chain):
+    """The LangChain chain, called with a batch."""
+
+    def answer(self, question: str) -> str:
+        [answer] = self._chain.batch([question])
+        return str(answer)
+
+
+class StreamedChain(Chain):
+    """The LangChain chain, whose answer is read as it comes."""
+
+    def answer(self, question: str) -> str:
+        return "".join(self._chain.stream(question))
+
+
+class TaskChain(Chain):
+    """The LangChain chain in a task."""
+
+    def answer(self, question: str) -> str:
+        return str(asyncio.run(self._chain.ainvoke(question)))
+
+
+class TaskQueryEngine(QueryEngine):
+    """The LlamaIndex query engine in a task."""
+
+    def answer(self, question: str) -> str:
+        async def ask() -> str:
+            return str(await self._query_engine.aquery(question))
+
+        return asyncio.run(ask())
+
+
+class Pool(Program):
+    """A pool of one engine; without ours, a client of it."""
+
+    def __init__(self, planner: ReusePlanner | None) -> None:
+        super().__init__(planner)
+        self._pool: EnginePool | None = None
+        if planner is not None:
+            self._pool = EnginePool(
+                "http://engine/v1",
+                planner=planner,
+                window_s=0,
+                backoff_s=0,
+                attempts=2,
+                open_s=0.0,
+                http_client=self.engine.ahttp,
+            )
+            # the pool's planner has the settings of the one that was given
+            [self.planner] = self._pool.planners.values()
+
+    @property
+    def faults(self) -> int:
+        return 0 if self._pool is None else self._pool.faults
+
+    def answer(self, question: str) -> str:
+        letters = question.partition(" ")[0]
+        request = ContextRequest(letter_blocks(letters), question)
+        return asyncio.run(self._answer(request))
+
+    async def _answer(self, request: ContextRequest) -> str:
+        if self._pool is not None:
+            return (await self._pool.complete(request)).completion.text
+        client = EngineClient(
+            "http://engine/v1", retries=1, backoff_s=0, http_client=self.engine.ahttp
+        )
+        return (await client.complete(ReusePlanner().plan(request, strategy="none"))).text
+
+
+def letter_blocks(letters: str) -> list[ContextBlock]:
+    """Return a block for each letter, best first."""
+    return [ContextBlock(id=f"id-{letter}", text=letter_text(letter)) for letter in letters]
+
+
 PROGRAMS: dict[str, type[Program]] = {
     "LangChain chain": Chain,
-    "LangChain chain, its retriever": RetrieverChain,
     "LlamaIndex query engine": QueryEngine,
-    "LlamaIndex query engine, its nodes": PostprocessedEngine,
     "planner and client": Client,
+}
+ALL_PROGRAMS = PROGRAMS | {
+    "LangChain chain, its retriever": RetrieverChain,
+    "LangChain chain, batch": BatchChain,
+    "LangChain chain, streamed": StreamedChain,
+    "LangChain chain, task": TaskChain,
+    "LlamaIndex query engine, its nodes": PostprocessedEngine,
+    "LlamaIndex query engine, task": TaskQueryEngine,
+    "engine pool": Pool,
 }
 
 

@@ -424,5 +424,6 @@ class EngineClient(OnePerProcess, AsyncClosing):
 
     def _drop(self, call: EngineCall) -> None:
         """Tell the planner that a call will not be answered."""
-        if call.plan is not None:
-            self.forget(call.plan)
+        plan = call.plan
+        if plan is not None:
+            self._bookkeeping.attempt(lambda: self.forget(plan), lambda: None)

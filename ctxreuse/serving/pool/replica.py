@@ -15,9 +15,11 @@ from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
 from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -213,6 +215,9 @@ class Replica:
         self._bookkeeping = FailOpen(
             "EnginePool", "the answer is returned all the same", work="bookkeeping"
         )
+        self._judging = FailOpen(
+            "EnginePool", "nothing counts as cached", "routing", tell=planner.note_failure
+        )
 
     def _have_no_requests(self) -> None:
         self.queued_tokens = 0
@@ -228,7 +233,7 @@ class Replica:
     @property
     def faults(self) -> int:
         """How often bookkeeping or planning has failed."""
-        return self._bookkeeping.faults + self._queue.faults
+        return self._bookkeeping.faults + self._judging.faults + self._queue.faults
 
     @property
     def is_idle(self) -> bool:
@@ -246,6 +251,19 @@ class Replica:
         """Seconds for which it wants to be left alone, because it has too much to do."""
         with self._lock:
             return max(0.0, self._busy_until - self._clock())
+
+    def cached_tokens(self, request: ContextRequest, *, in_order: bool) -> int:
+        """Return the block tokens of a request that are expected in its cache; 0 on a fault."""
+        return self._judging.attempt(
+            lambda: self.planner.cached_tokens(request, in_order=in_order), lambda: 0
+        )
+
+    def block_tokens(self, prompt: Plannable, tenant: str) -> int:
+        """Return how many tokens a prompt's blocks have; on a fault, estimated."""
+        return self._judging.attempt(
+            lambda: self.planner.block_tokens(prompt.blocks, tenant),
+            lambda: sum(estimate_tokens(block.text) for block in prompt.blocks),
+        )
 
     def status(self) -> ReplicaStatus:
         """Return its status."""
@@ -306,7 +324,7 @@ class Replica:
                     yield InFlightRequest(plan, cache_epoch, self.name, limit_s)
                     await self._learn_capacity()
                 except BaseException:
-                    self.planner.evict([plan.request_id], plan.request.tenant)
+                    self._bookkeeping.attempt(partial(self._forget, plan), lambda: None)
                     raise
         except EngineError as error:
             self._note_error(error, is_trial)
@@ -468,7 +486,7 @@ class Replica:
         if not is_current and self._events is None:
             # The index was emptied while this was on its way. It is answered all the same, so
             # the engine lives, and has its prompt in the cache.
-            self.planner.evict([plan.request_id], plan.request.tenant)
+            self._forget(plan)
             plan = recorded(self.planner, plan)
         if is_current:
             self._judge(plan, cached)
@@ -476,6 +494,9 @@ class Replica:
             self._capacity.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
+
+    def _forget(self, plan: Plan) -> None:
+        self.planner.evict([plan.request_id], plan.request.tenant)
 
     def _judge(self, plan: Plan, cached: int | None) -> None:
         """Tell from an answer whether the engine has lost its cache."""

@@ -103,7 +103,7 @@ class RequestRouter:
     def to_compute(self, replica: Replica, prompt: Plannable) -> int:
         """Return what a request would cost a replica, in prompt tokens, its answer included."""
         request = request_of(prompt)
-        tokens = replica.planner.block_tokens(prompt.blocks, request.tenant)
+        tokens = replica.block_tokens(prompt, request.tenant)
         tokens += estimate_tokens(request.query) + _history_tokens(request)
         return max(0, tokens - self._cached_tokens(replica, prompt)) + self._answer_cost
 
@@ -123,8 +123,8 @@ class RequestRouter:
             return _history_tokens(request) if is_cached else 0
         if isinstance(prompt, Plan):
             as_sent = ContextRequest(prompt.blocks, system=request.system, tenant=request.tenant)
-            return replica.planner.cached_tokens(as_sent, in_order=True)
-        return replica.planner.cached_tokens(request, in_order=self._in_order)
+            return replica.cached_tokens(as_sent, in_order=True)
+        return replica.cached_tokens(request, in_order=self._in_order)
 
 
 def candidates(replicas: Iterable[Replica], tried: Collection[str]) -> list[Replica]:
