@@ -257,7 +257,7 @@ class SingleEngineModel:
                 async with asyncio.timeout(request.limit_s):
                     yield plan
             except BaseException:
-                self._planner.evict([plan.request_id], plan.request.tenant)
+                self._queue.take_back(plan)
                 raise
 
 

@@ -81,7 +81,7 @@ class AdmissionQueue:
     def _start_anew(self) -> None:
         """Have no requests: in a child, those of the parent's threads never leave."""
         self._queue: OrderedQueue[Plannable, Plan] = OrderedQueue(
-            self._concurrency, unused=self._take_back, lanes=2
+            self._concurrency, unused=self.take_back, lanes=2
         )
         self._is_planning = False
         self._window_elapsed = False  # for a request that still waits to be planned
@@ -101,6 +101,16 @@ class AdmissionQueue:
         """How many requests wait, those that are being planned included."""
         with self._queue.lock:
             return self._queue.present - self._queue.running
+
+    def take_back(self, plan: Plan) -> None:
+        """Make the planner forget a plan that is not sent, or was not answered.
+
+        Args:
+            plan: The plan.
+        """
+        self._fail_open.attempt(
+            lambda: self._planner.evict([plan.request_id], plan.request.tenant), lambda: None
+        )
 
     def slot(self, request: Plannable) -> AdmissionSlot:
         """Wait until there is a place; hold it as long as the `async with` block runs.
@@ -165,10 +175,6 @@ class AdmissionQueue:
                 slot.set_result(recorded(self._planner, slot.item))
                 line.append(slot)
         return line
-
-    def _take_back(self, plan: Plan) -> None:
-        """Make the planner forget a plan that is not sent."""
-        self._planner.evict([plan.request_id], plan.request.tenant)
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:
         return self._fail_open.attempt(

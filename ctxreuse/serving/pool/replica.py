@@ -324,7 +324,7 @@ class Replica:
                     yield InFlightRequest(plan, cache_epoch, self.name, limit_s)
                     await self._learn_capacity()
                 except BaseException:
-                    self._bookkeeping.attempt(partial(self._forget, plan), lambda: None)
+                    self._queue.take_back(plan)
                     raise
         except EngineError as error:
             self._note_error(error, is_trial)
@@ -486,7 +486,7 @@ class Replica:
         if not is_current and self._events is None:
             # The index was emptied while this was on its way. It is answered all the same, so
             # the engine lives, and has its prompt in the cache.
-            self._forget(plan)
+            self.planner.evict([plan.request_id], plan.request.tenant)
             plan = recorded(self.planner, plan)
         if is_current:
             self._judge(plan, cached)
@@ -494,9 +494,6 @@ class Replica:
             self._capacity.observe(
                 plan, completion.prompt_tokens, cached, completion.completion_tokens or 0
             )
-
-    def _forget(self, plan: Plan) -> None:
-        self.planner.evict([plan.request_id], plan.request.tenant)
 
     def _judge(self, plan: Plan, cached: int | None) -> None:
         """Tell from an answer whether the engine has lost its cache."""
