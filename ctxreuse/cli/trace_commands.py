@@ -88,7 +88,8 @@ def record(
                 say(f"ctxreuse: {recorder.requests} requests recorded in {output}")
             else:
                 recorder.discard()  # an empty recording would stand in the next one's way
-                say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
+                if not recorder.faults:
+                    say("ctxreuse: nothing was retrieved, so nothing is written; see --source")
             if recorder.faults:
                 say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -143,3 +145,34 @@ def test_a_child_that_cannot_open_its_recording_tries_again(
         assert in_children(1, run) == [(2, 1)]
     [folder] = tmp_path.glob("forked-*")
     assert [one.query for one in recorded(folder)] == ["two?", "three?"]
+
+
+APP = """
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+class Found(BaseRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(f"{query} text {number}. " * 20) for number in range(3)]
+
+print([len(Found().invoke(f"question {number}")) for number in range(20)])
+"""
+
+
+@pytest.mark.parametrize(("blocks", "told"), [(0, ["20 requests could not"]), (8, ["", ""])])
+def test_a_program_that_the_command_records_runs_as_it_is(
+    blocks: int, told: list[str], tmp_path: Path
+) -> None:
+    """With room for some requests, or for none: then nobody says that there were none."""
+    (tmp_path / "app.py").write_text(APP)
+    limited = f"ulimit -f {blocks}; exec {sys.executable} -m ctxreuse record -o sent app.py"
+    done = subprocess.run(
+        ["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{[3] * 20}\n"), done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ctxreuse: ")]
+    assert len(lines) == len(told)
+    assert all(words in line for words, line in zip(told, lines, strict=True))
+    assert lines[-1].endswith("could not be recorded; see the log")
+    if blocks:
+        assert 0 < len(recorded(tmp_path)) < 20
