@@ -305,6 +305,34 @@ def test_what_a_tenant_had_that_never_comes_again_is_freed_by_others_requests(is
     assert sys.getrefcount(tree) == 2, "only this test holds it"
 
 
+def collected_objects():
+    """Return how many objects a full collection of garbage looks at."""
+    for _ in range(4):  # each takes out tuples of which the one before took out the parts
+        gc.collect()
+    return len(gc.get_objects())
+
+
+def test_a_collection_of_garbage_looks_at_few_objects_of_a_tenant_and_at_none_of_a_request():
+    planner = ReusePlanner()
+
+    def send(tenants, numbers):
+        for tenant in map(str, range(tenants)):
+            for number in numbers:
+                turn = {"tenant": tenant, "conversation_id": number, "history": []}
+                plan = planner.plan(ContextRequest(blocks_of(number), **turn))
+                turn["history"] = [user(plan.content)]
+                planner.plan(ContextRequest(blocks_of(number + 1), **turn))
+
+    send(1, range(2))
+    before = collected_objects()
+    send(51, range(2))
+    tenants = collected_objects()
+    send(51, range(2, 40))
+    requests = collected_objects()
+    assert tenants - before < 50 * 50
+    assert requests - tenants < 0.1 * 51 * 38 * 2
+
+
 def blocks_of(number):
     return [ContextBlock(id=f"{number} {i}", text=f"text {number} {i}") for i in range(10)]
 
