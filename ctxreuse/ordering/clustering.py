@@ -25,18 +25,22 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 _NOBODY = -1
+_NEVER = -(1 << 62)
 
 _COMPARED_PAIRS = 24
 _AFFORDABLE_LOOKUP = 20_000
 _NEARLY_AS_HEAVY = 0.7
 _HOLDERS_LOOKED_AT = 4_096
+_FEW_ENTRIES = 500
+"""For fewer, numpy's calls take longer than what they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,38 @@ class _Clusters:
             partners.second_weight == 0 or self.is_alive(partners.second)
         )
 
-    def _search(self, content: Iterable[int], besides: tuple[int, ...]) -> _Partners:
-        """Find the living clusters, other than `besides`, that share most with a content."""
+    def _search(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
+        """Find the living clusters, other than `besides`, that share most with a content.
+
+        Among equals that is the newest: old ones are merged first, so it stays an answer for
+        longest.
+        """
+        if sum([len(self._holders[block]) for block in content]) <= _FEW_ENTRIES:
+            return self._search_few(content, besides)
+        return self._search_many(content, besides)
+
+    def _search_few(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
+        """Find what `_search` does in a loop."""
+        shared = dict.fromkeys(besides, _NEVER)
+        for block in content:
+            weight = self._weights[block]
+            for cluster in self._holders[block]:
+                shared[cluster] = shared.get(cluster, 0) + weight
+        parent = self.parent
+        best = second = _NOBODY
+        most = more = 0
+        for cluster, weight in shared.items():
+            if weight < more or parent[cluster] != _NOBODY:
+                continue
+            if weight > most or (weight == most and cluster > best):
+                second, more = best, most
+                best, most = cluster, weight
+            elif weight > more or cluster > second:
+                second, more = cluster, weight
+        return _Partners(best, most, second, more)
+
+    def _search_many(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
+        """Find what `_search` does with arrays."""
         shared = self._shared
         touched = []
         for block in content:
@@ -173,7 +207,6 @@ class _Clusters:
         found = shared[clusters]
         found *= self._alive[clusters]
         shared[clusters] = 0
-        # among equals the newest: old ones are merged first, so it stays an answer for longest
         weight = found.max()
         if not weight:
             return _NO_PARTNERS
@@ -193,6 +226,58 @@ class _Clusters:
         self._dead[block] = 0
 
 
+class _Pairs:
+    """Clusters with their best partners, from the heaviest pair down.
+
+    Most of the heaviest pairs are looked at again after each merge, so they stand in a list; the
+    others in a heap.
+    """
+
+    def __init__(self, clusters: _Clusters) -> None:
+        self._clusters = clusters
+        self._front: list[_Entry] = []  # sorted; none in the heap goes before them
+        self._heap: list[_Entry] = []
+
+    def add(self, cluster: int) -> None:
+        """Add a cluster with its best partner, if it has one."""
+        partners = self._clusters.partners(cluster)
+        if partners.weight:
+            entry = (-partners.weight, cluster, partners.best)
+            if self._front and entry < self._front[-1]:
+                insort(self._front, entry)
+            else:
+                heapq.heappush(self._heap, entry)
+
+    def remove(self, pair: _Entry) -> None:
+        """Remove one of the pairs that `heaviest` returned last."""
+        self._front.remove(pair)
+
+    def heaviest(self, most: int) -> list[_Entry]:
+        """Return pairs of living clusters: the heaviest, and those nearly as heavy."""
+        front, parent = self._front, self._clusters.parent
+        heavy: list[_Entry] = []
+        seen: set[int] = set()
+        lightest = 0.0
+        while len(heavy) < most:
+            if len(heavy) == len(front):
+                if not self._heap:
+                    break
+                front.append(heapq.heappop(self._heap))
+            pair = front[len(heavy)]
+            bound, cluster, other = pair
+            if heavy and bound > lightest:
+                break
+            if cluster not in seen and parent[cluster] == parent[other] == _NOBODY:
+                seen.add(cluster)
+                heavy.append(pair)
+                lightest = _NEARLY_AS_HEAVY * heavy[0][0]
+                continue
+            del front[len(heavy)]
+            if cluster not in seen and parent[cluster] == _NOBODY:
+                self.add(cluster)
+        return heavy
+
+
 def merge_heaviest(
     contents: list[tuple[int, ...]], weights: Sequence[int]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -210,40 +295,15 @@ def merge_heaviest(
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
     compared = max(1, _COMPARED_PAIRS * _AFFORDABLE_LOOKUP // max(clusters.lookup_cost, 1))
     compared = min(compared, _COMPARED_PAIRS)
-    heap: list[_Entry] = []
-
-    def push(cluster: int) -> None:
-        partners = clusters.partners(cluster)
-        if partners.weight:
-            heapq.heappush(heap, (-partners.weight, cluster, partners.best))
-
-    def pop_heavy_pairs() -> list[_Entry]:
-        heavy: list[_Entry] = []
-        seen: set[int] = set()
-        while heap and len(heavy) < compared:
-            bound, cluster, other = heap[0]
-            if heavy and bound > _NEARLY_AS_HEAVY * heavy[0][0]:
-                break
-            heapq.heappop(heap)
-            if cluster in seen or not clusters.is_alive(cluster):
-                continue
-            if clusters.is_alive(other):
-                seen.add(cluster)
-                heavy.append((bound, cluster, other))
-            else:
-                push(cluster)
-        return heavy
-
+    pairs = _Pairs(clusters)
     for cluster in range(len(contents)):
-        push(cluster)
-    while heavy := pop_heavy_pairs():
+        pairs.add(cluster)
+    while heavy := pairs.heaviest(compared):
         chosen = heavy[0]
         if len(heavy) > 1:
             chosen = max(heavy, key=lambda pair: clusters.twice_score(pair[1], pair[2]))
-        for entry in heavy:
-            if entry is not chosen:
-                heapq.heappush(heap, entry)
-        push(clusters.merge(chosen[1], chosen[2]))
+        pairs.remove(chosen)
+        pairs.add(clusters.merge(chosen[1], chosen[2]))
     return clusters.content, clusters.parent
 
 

@@ -5,6 +5,7 @@ from helpers import tree_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxreuse.ordering import clustering
 from ctxreuse.ordering.clustering import merge_heaviest, reuse_orders
 
 BLOCKS = 5
@@ -168,6 +169,17 @@ def test_one_group_with_a_common_block_saves_all_that_can_be_saved(groups, weigh
         reuse_orders(contexts, all_weights), all_weights
     )
     assert saved == sum((groups.count(group) - 1) * weights[group] for group in set(groups))
+
+
+@given(batches(40, max_blocks=12), block_weights(12))
+def test_few_and_many_entries_are_searched_with_the_same_result(contexts, weights):
+    contents = list(dict.fromkeys(tuple(sorted(context)) for context in contexts))
+    found = []
+    for most in (0, len(contents) * 12):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(clustering, "_FEW_ENTRIES", most)
+            found.append(merge_heaviest(contents, weights))
+    assert found[0] == found[1]
 
 
 # many contexts
