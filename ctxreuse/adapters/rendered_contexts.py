@@ -299,7 +299,9 @@ class ContextRegistry:
         self, tenant: str, rendering: Rendering, spans: tuple[BlockSpan, ...] = ()
     ) -> None:
         with self._lock:
-            index = self._indexes.setdefault(tenant, RenderingIndex())
+            index = self._indexes.get(tenant)
+            if index is None:
+                index = self._indexes[tenant] = RenderingIndex()
             old = self._renderings.of(tenant).peek(rendering.digest)
             variants = () if old is None else old.variants
             if spans:

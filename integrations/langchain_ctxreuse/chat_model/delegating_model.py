@@ -134,6 +134,11 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the inner model that the wrapper lacks, such as a name."""
             try:
+                if name in type(self).__private_attributes__:  # pydantic takes longer to find one
+                    return object.__getattribute__(self, "__pydantic_private__")[name]
+            except (AttributeError, KeyError, TypeError):  # while it is made, copied or restored
+                pass
+            try:
                 return super().__getattr__(name)
             except AttributeError:
                 inner = vars(self).get("inner")  # none while it is made, copied or restored

@@ -349,6 +349,10 @@ class ReuseChatModel(DelegatingChatModel):
             self._gateway.evict_unread(planned, is_read=bool(result.generations))
             return answer.result(result)
 
+    # LangChain asks for the signatures at each call, and finding one out takes long
+    _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
+    _agenerate.__signature__ = signature(_agenerate)  # type: ignore[attr-defined]
+
     def _stream(
         self,
         messages: list[BaseMessage],
