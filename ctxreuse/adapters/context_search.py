@@ -41,21 +41,16 @@ _FIRST_WITHOUT_SPACES = "\u0e00"
 """From Thai on, most scripts put no spaces between words, so that any letter may begin one."""
 
 
-class BlockSpan(NamedTuple):
-    """Where a block's text stands in a rendering, and what else is known of the block."""
+BlockSpan: TypeAlias = tuple[BlockId, int, int, int | None, bytes, BlockKey]
+"""A block's id, where its text starts and ends in a rendering, its tokens, digest and key.
 
-    id: BlockId
-    start: int
-    end: int
-    tokens: int | None
-    digest: bytes
-    key: BlockKey
+A plain tuple: registries keep many for long, and the collector does not look into these.
+"""
 
-    @classmethod
-    def of(cls, block: ContextBlock, start: int) -> BlockSpan:
-        """Return the span of a block whose text begins at a position."""
-        end = start + len(block.text)
-        return cls(block.id, start, end, block.tokens, block.digest, block.key)
+
+def block_span(block: ContextBlock, start: int) -> BlockSpan:
+    """Return the span of a block whose text starts at a position."""
+    return block.id, start, start + len(block.text), block.tokens, block.digest, block.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,7 @@ class Rendering(NamedTuple):
     @property
     def size(self) -> int:
         """How many spans its variants have together; one with a long id counts as several."""
-        return sum(ids_size([span.id for span in one.spans]) for one in self.variants)
+        return sum(ids_size([block_id for block_id, *_ in one.spans]) for one in self.variants)
 
     def is_whole(self, text: str, end: int) -> bool:
         """Return whether neither one more block nor the rest of a word follows it in a text."""

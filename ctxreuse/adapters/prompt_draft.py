@@ -133,7 +133,8 @@ class SentContext(NamedTuple):
             text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
             first = plan.templates.before_text(plan.templates.block_label(1))
             # rendered with other templates, no label here is one given there
-            has_labels = given.text[: given.spans[0].start] == first
+            _, start, *_ = given.spans[0]
+            has_labels = given.text[:start] == first
         if not has_labels:
             return cls(text, ContextLabels())
         ordinals = plan.templates.label_ordinals(list(plan.label_of.values()))
@@ -440,7 +441,7 @@ def _as_sent_before(
 
 def _labels_given(context: FoundContext) -> ContextLabels:
     """Return the labels of a context that is sent as given."""
-    ids = tuple(span.id for span in context.spans)
+    ids = tuple(block_id for block_id, *_ in context.spans)
     return ContextLabels(tuple(range(1, len(ids) + 1)), ids)
 
 

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.issued_plans import ISSUED_PLANS
 from ctxreuse.adapters.prompt_draft import PromptDraft, ScopedPrompt, SentContext
 from ctxreuse.adapters.prompt_labels import ContextLabels, PromptLabels, labels_metadata
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import ContextRequest, ids_size
+from ctxreuse.context.blocks import BlockId, ContextRequest, ids_size
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
@@ -32,6 +32,12 @@ _LABEL_CHARACTERS = 64
 _SILENT_PROMPTS = 20
 _FOUND = ("planned", "left_alone", "planned_before", "in_history", "too_short", "kept_in_place")
 _log = logging.getLogger("ctxreuse")
+
+_Remembered: TypeAlias = tuple[str, tuple[int, ...], tuple[BlockId, ...]]
+"""A context as it was sent: text, and ordinals and ids of its labels.
+
+A plain tuple: many are kept for long, and the collector does not look into these.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,7 @@ class PromptPlanner:
         self._forget_sent()
 
     def _forget_sent(self) -> None:
-        self._sent_contexts: TenantLRUMap[bytes, SentContext] = TenantLRUMap(
+        self._sent_contexts: TenantLRUMap[bytes, _Remembered] = TenantLRUMap(
             _REMEMBERED_CHARACTERS // _ENTRY_CHARACTERS,
             max_weight=_REMEMBERED_CHARACTERS,
             weight_of=_weight,
@@ -259,7 +265,8 @@ class PromptPlanner:
             remembered = draft.to_remember(sent)
             if remembered is not None:
                 with self._lock:
-                    self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), remembered)
+                    kept = remembered.text, *remembered.labels
+                    self._sent_contexts.put(draft.tenant, draft.sent_key(one.key), kept)
             draft.plans.append(plan)
             draft.show_context(sent)
         while draft.pieces:
@@ -272,7 +279,11 @@ class PromptPlanner:
     def _sent_before(self, tenant: str, key: bytes) -> SentContext | None:
         """Return a context as it was sent, if that is known."""
         with self._lock:
-            return self._sent_contexts.get(tenant, key)
+            kept = self._sent_contexts.get(tenant, key)
+        if kept is None:
+            return None
+        text, ordinals, ids = kept
+        return SentContext(text, ContextLabels(ordinals, ids))
 
 
 def _planned(position: int, draft: PromptDraft) -> PlannedPrompt:
@@ -288,10 +299,10 @@ def _shown(draft: PromptDraft, planned: PlannedPrompt) -> str:
     return "".join([f"{draft.tenant}\n", *(f"{part.role}\n{text}\n" for part, text in texts)])
 
 
-def _weight(sent: SentContext) -> int:
+def _weight(kept: _Remembered) -> int:
     """Return how many characters a context that was sent counts as."""
-    labels = _LABEL_CHARACTERS * ids_size(sent.labels.ids)
-    return len(sent.text) + labels + _ENTRY_CHARACTERS
+    text, _, ids = kept
+    return len(text) + _LABEL_CHARACTERS * ids_size(ids) + _ENTRY_CHARACTERS
 
 
 @cache

@@ -24,6 +24,7 @@ from ctxreuse.adapters.context_search import (
     Rendering,
     RenderingIndex,
     Variant,
+    block_span,
 )
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import checked_kind
@@ -190,13 +191,13 @@ class ContextRegistry:
         for label, block in zip(labels, shown, strict=True):
             pieces.append(render_block(label, block.text, templates))
             end = start + len(pieces[-1])
-            spans.append(BlockSpan.of(block, end - len(templates.after_text) - len(block.text)))
+            spans.append(block_span(block, end - len(templates.after_text) - len(block.text)))
             start = end + len(templates.separator)
         text = templates.separator.join(pieces)
         if any(block.text.strip() for block in shown):
             before_next = templates.before_text(next_label)
             continuation = templates.separator + before_next if before_next else ""
-            rendering = Rendering.of(text, spans[0].start, continuation)
+            rendering = Rendering.of(text, spans[0][1], continuation)
             self._remember(tenant, rendering, tuple(spans))
         return text
 

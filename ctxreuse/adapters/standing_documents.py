@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ctxreuse.adapters.context_search import BlockSpan, FoundContext
+from ctxreuse.adapters.context_search import FoundContext, block_span
 from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.context.rendering import Templates
 from ctxreuse.planning.plan import Plan
@@ -213,10 +213,11 @@ def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
         The text, and whether it says labels.
     """
     texts = [block.text for block in plan.blocks]
-    as_given = [given.text[one.start : one.end] for one in given.spans]
+    places = [(start, end) for _, start, end, *_ in given.spans]
+    as_given = [given.text[start:end] for start, end in places]
     if texts == as_given or sorted(texts) != sorted(as_given):
         return given.text, False
-    separator = given.text[given.spans[0].end : given.spans[1].start]
+    separator = given.text[places[0][1] : places[1][0]]
     text = separator.join(texts)
     if plan.order_annotation is None:
         return text, False
@@ -260,7 +261,7 @@ def _standing_at(text: str, start: int, documents: Mapping[int, str]) -> Standin
 
 def _found(standing: StandingDocuments, blocks: Sequence[ContextBlock]) -> FoundContext:
     spans = tuple(
-        BlockSpan.of(ContextBlock(id=blocks[number].id, text=standing.text[start:end]), start)
+        block_span(ContextBlock(id=blocks[number].id, text=standing.text[start:end]), start)
         for number, start, end in standing.spans
     )
     return FoundContext(standing.text, text_digest(standing.text), spans, is_joined=True)

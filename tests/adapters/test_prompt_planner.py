@@ -1,3 +1,4 @@
+import gc
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -474,3 +475,18 @@ def test_a_planner_that_has_found_a_context_does_not_complain(
     planner.plan([ScopedPrompt((PromptPart("user", "And?"),))] * 30)
     assert not caplog.records
     assert planner.statistics().without_context == 30
+
+
+def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector() -> None:
+    world = World()
+
+    def objects_behind(number: int) -> int:
+        letters = "".join(chr(ord("a") + (number * step) % 23) for step in (1, 2, 3, 4, 5, 6, 7, 8))
+        world.user(f"{world.context(letters)}\n\nWhich {number}?")
+        for _ in range(3):  # it finds out from the inside what it need not look into
+            gc.collect()
+        return len(gc.get_objects())
+
+    objects_behind(1)
+    counts = [objects_behind(number) for number in range(2, 12)]
+    assert counts[-1] - counts[0] <= 9 * 12
