@@ -39,6 +39,7 @@ _COMPARED_PAIRS = 24
 _AFFORDABLE_LOOKUP = 20_000
 _NEARLY_AS_HEAVY = 0.7
 _HOLDERS_LOOKED_AT = 4_096
+_FEW_HOLDERS = 64
 _FEW_ENTRIES = 500
 """For fewer, numpy's calls take longer than what they do."""
 
@@ -96,9 +97,6 @@ class _Clusters:
                 self._holds[block] = np.zeros(capacity, dtype=bool)
                 self._holds[block][holders] = True
 
-    def is_alive(self, cluster: int) -> bool:
-        return self.parent[cluster] == _NOBODY
-
     def partners(self, cluster: int) -> _Partners:
         """Return the living clusters that share most with a cluster."""
         partners = self._partners.get(cluster)
@@ -147,13 +145,18 @@ class _Clusters:
         self._alive[cluster] = False
         self._partners.pop(cluster, None)
         for block in self.content[cluster]:
+            holders = self._holders[block]
+            if len(holders) <= _FEW_HOLDERS:
+                holders.remove(cluster)
+                continue
             self._dead[block] += 1
-            if 2 * self._dead[block] > len(self._holders[block]):
+            if 2 * self._dead[block] > len(holders):
                 self._drop_dead(block)
 
     def _still_hold(self, partners: _Partners) -> bool:
-        return (partners.weight == 0 or self.is_alive(partners.best)) and (
-            partners.second_weight == 0 or self.is_alive(partners.second)
+        parent = self.parent
+        return (partners.weight == 0 or parent[partners.best] == _NOBODY) and (
+            partners.second_weight == 0 or parent[partners.second] == _NOBODY
         )
 
     def _search(self, content: tuple[int, ...], besides: tuple[int, ...]) -> _Partners:
