@@ -68,22 +68,36 @@ class PlannerSettings:
     trim_overlaps: bool
 
 
+class _CountedRequest(NamedTuple):
+    """A request with what follows from it and the sizes of its blocks.
+
+    `tenant` and `system` are the names of the tenant and of the system text in `IndexNames`;
+    `digest` is that of a first turn's context.
+    """
+
+    request: ContextRequest
+    tenant: str
+    tokens: Mapping[BlockKey, int]
+    system: bytes | None
+    context: IndexedContext
+    digest: bytes
+
+
 class _PreparedRequest(NamedTuple):
     """A request with what is known about it before its tenant's state is held.
 
-    `tenant` and `system` are the names of the tenant and of the system text in `IndexNames`;
-    `digest` is that of a first turn's context; `shown` holds the blocks to leave out, with the
+    The first six are those of a `_CountedRequest`; `shown` holds the blocks to leave out, with the
     labels under which the history shows them; `outdated` holds the labels there of blocks that no
     longer hold, as far as this has not been said; `ordinals` are those of the others, in any order.
     """
 
     request: ContextRequest
     tenant: str
-    system: bytes | None
-    blocks: Mapping[BlockKey, ContextBlock]
     tokens: Mapping[BlockKey, int]
+    system: bytes | None
     context: IndexedContext
     digest: bytes
+    blocks: Mapping[BlockKey, ContextBlock]
     history: History
     shown: Mapping[BlockKey, str]
     outdated: Mapping[str, BlockKey]
@@ -174,25 +188,19 @@ class TenantPlanner:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
         # all tokens are counted before anything is recorded
         names = {tenant: self._names.tenant(tenant) for tenant in {one.tenant for one in requests}}
-        tokens = [self._tokens(request.blocks, names[request.tenant]) for request in requests]
+        counted = [self._counted(request, names[request.tenant]) for request in requests]
         if strategy == "none":
-            orders = [list(counted) for counted in tokens]
+            orders = [list(one.tokens) for one in counted]
             execution = list(range(len(requests)))
         else:
             # one for each tenant: what others send with it changes nothing for a request
             budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
-            contexts = [
-                self._context(
-                    request, names[request.tenant], counted, strategy, budgets[request.tenant]
-                )
-                for request, counted in zip(requests, tokens, strict=True)
-            ]
+            contexts = [self._context(one, strategy, budgets[one.tenant]) for one in counted]
             arrangement = arrange(contexts, strategy, self._settings.alpha)
             orders, execution = arrangement.orders, arrangement.execution
         plans = []
         for position in execution:
-            request = requests[position]
-            turn = self._open_turn(request, names[request.tenant], tokens[position], deduplicate)
+            turn = self._open_turn(counted[position], deduplicate)
             ranks = ranks_of(orders[position], turn.context.own)
             with self._tenants.holding(turn.tenant) as state:
                 recorded = self._record(turn, state, ranks)
@@ -292,22 +300,25 @@ class TenantPlanner:
                 state.token_counts.update(counted)
         return tokens
 
+    def _counted(self, request: ContextRequest, tenant: str) -> _CountedRequest:
+        """Return a request with its blocks counted; the tenant is given by its name in the index.
+
+        A later turn has no digest: it keeps its order.
+        """
+        tokens = self._tokens(request.blocks, tenant)
+        system, context = self._names.system(request.system), self._names.context(_weights(tokens))
+        digest = b"" if request.history else context_digest(system, context.weights)
+        return _CountedRequest(request, tenant, tokens, system, context, digest)
+
     def _context(
-        self,
-        request: ContextRequest,
-        tenant: str,
-        tokens: Mapping[BlockKey, int],
-        strategy: Strategy,
-        budget: SearchBudget,
+        self, counted: _CountedRequest, strategy: Strategy, budget: SearchBudget
     ) -> BatchContext:
         """Return what is arranged of a request: of a first turn, behind what is cached of it."""
-        context = self._names.context(_weights(tokens))
+        request, context, system = counted.request, counted.context, counted.system
         cached: Sequence[BlockKey] = ()
         if not request.history:
-            system = self._names.system(request.system)
-            digest = context_digest(system, context.weights)
-            with self._tenants.holding(tenant) as state:
-                cached = self._sent_order(state, system, digest, context) or ()
+            with self._tenants.reading(counted.tenant) as state:
+                cached = self._sent_order(state, system, counted.digest, context) or ()
                 if strategy != "reuse" or not cached:
                     match = self._cached_path(state, system, context, budget)
                     cached = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
@@ -323,17 +334,13 @@ class TenantPlanner:
         return shown_in(request.history, recorded, self._settings.templates)
 
     def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
-        tenant = self._names.tenant(request.tenant)
-        return self._open_turn(request, tenant, self._tokens(request.blocks, tenant), deduplicate)
+        return self._open_turn(
+            self._counted(request, self._names.tenant(request.tenant)), deduplicate
+        )
 
-    def _open_turn(
-        self,
-        request: ContextRequest,
-        tenant: str,
-        tokens: Mapping[BlockKey, int],
-        deduplicate: bool | None,
-    ) -> _PreparedRequest:
-        history = self._history(request, tenant)
+    def _open_turn(self, counted: _CountedRequest, deduplicate: bool | None) -> _PreparedRequest:
+        request, tokens = counted.request, counted.tokens
+        history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
         shown = history.label_of if deduplicate else {}
@@ -346,16 +353,9 @@ class TenantPlanner:
             current = {key: label for label, key in reversed(holding.items())}
             shown = {key: current[key] for key in shown if key in current}
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
-        system = self._names.system(request.system)
-        context = self._names.context(_weights(tokens))
         return _PreparedRequest(
-            request=request,
-            tenant=tenant,
-            system=system,
+            *counted,
             blocks=request.unique_blocks,
-            tokens=tokens,
-            context=context,
-            digest=b"" if request.history else context_digest(system, context.weights),
             history=history,
             shown=shown,
             outdated=outdated,

@@ -234,6 +234,24 @@ class _Hold:
         return needs_tidying
 
 
+class _Reading:
+    """A tenant's state, held to look at it only, which leaves nothing to tidy or measure."""
+
+    __slots__ = ("_state", "_tenants")
+
+    def __init__(self, tenants: Tenants, state: TenantState) -> None:
+        self._tenants = tenants
+        self._state = state
+
+    def __enter__(self) -> TenantState:
+        self._state.lock.acquire()
+        return self._state
+
+    def __exit__(self, *error: object) -> None:
+        self._state.lock.release()
+        self._tenants.enforce_bounds()  # others may have left to us what we held
+
+
 class _EvictedOldest(NamedTuple):
     """What left the indexes, least recently used first.
 
@@ -293,6 +311,10 @@ class Tenants:
         meanwhile is so for others only: what is recorded is gone with the state.
         """
         return _Hold(self, self.state(tenant))
+
+    def reading(self, tenant: str) -> _Reading:
+        """Hold a tenant's state as `holding` does, to change nothing in it."""
+        return _Reading(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
