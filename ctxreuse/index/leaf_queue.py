@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterator
 
-from ctxreuse.index.nodes import NodeTree
+from ctxreuse.index.nodes import NodeTree, room_behind
 
 _STEPS = 64
 _MOVED_AT_ONCE = 8
@@ -15,64 +16,80 @@ _NODE = (1 << _NODE_BITS) - 1
 _NONE: list[int] = []
 """No entries, of any queue: one list less for the collector to look at."""
 
+_LISTED = 1
+_WAITING = 2
+
+# the fields of a leaf in the list, of two; those of 0 are the newest and the oldest
+_OLDER = 0
+_NEWER = 1
+
 
 class LeafQueue:
-    """A heap of every node that has become a leaf, one entry each: its last use, and its number.
+    """All leaves by their last use, one place each.
 
-    An entry has a time not after the last use of its node. Entries are brought up to date, a few at
-    a time, as they come to the top; that of a node which is gone becomes the entry of the next node
-    that has its number. Where most are of nodes that are gone, the others move to a new heap, a few
-    at a time as well: a heap that loses its last entry is a heap.
+    A leaf that is used goes to the end of a list. A node that becomes a leaf because others were
+    taken out may have been used at any time. If that is neither before nor after all in the list,
+    it waits in a heap, whose entries are its last use and its number. An entry is out of date once
+    its node was used, grew or went; such entries leave at the top and, where most are, the others
+    move to a new heap, a few at a time.
 
     Args:
         tree: The nodes.
     """
 
+    __slots__ = ("_entries", "_former", "_links", "_tree")
+
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
+        self._links = array("i", [0, 0])
         self._entries: list[int] = []
         self._former: list[int] = _NONE  # have still to move
 
-    def __len__(self) -> int:
+    @property
+    def waiting(self) -> int:
+        """How many entries the heap has, those that are out of date among them."""
         return len(self._entries) + len(self._former)
 
-    def add(self, leaf: int) -> None:
-        """Queue a leaf that is not queued."""
-        tree = self._tree
-        tree.is_queued[leaf] = 1
-        heapq.heappush(self._entries, tree.last_uses[leaf] << _NODE_BITS | leaf)
-        self.shrink()
+    def use(self, leaf: int) -> None:
+        """Note that a leaf was used, no earlier than any other."""
+        links, newest = self._links, self._links[_OLDER]
+        if newest == leaf:
+            return
+        if self._tree.queued[leaf] == _LISTED:
+            self._unlink(leaf)
+            newest = links[_OLDER]
+        self._link(leaf, newest)
 
-    def shrink(self) -> None:
-        """Go on with dropping what is out of date, if there is much; called whenever nodes go."""
-        if not self._former:
-            if len(self._entries) <= 64 + 4 * self._tree.node_count:
-                return
-            self._entries, self._former = [], self._entries
-        for _ in range(min(_MOVED_AT_ONCE, len(self._former))):
-            entry = self._former.pop()
-            if self._tree.is_leaf(entry & _NODE):
-                heapq.heappush(self._entries, entry)
-            else:
-                self._tree.is_queued[entry & _NODE] = 0
-        self._former = self._former or _NONE
+    def add(self, leaf: int) -> None:
+        """Queue a node that has become a leaf, whenever it was used."""
+        last_uses, links = self._tree.last_uses, self._links
+        newest, oldest, last_use = links[_OLDER], links[_NEWER], last_uses[leaf]
+        if not newest or last_uses[newest] <= last_use:
+            self._link(leaf, newest)
+        elif last_use <= last_uses[oldest]:
+            self._link(leaf, 0)
+        else:
+            self._tree.queued[leaf] = _WAITING
+            heapq.heappush(self._entries, last_use << _NODE_BITS | leaf)
+            self._shrink()
+
+    def remove(self, node: int) -> None:
+        """Take out a node that is no leaf any more, or goes."""
+        if self._tree.queued[node] == _LISTED:
+            self._unlink(node)
+        self._tree.queued[node] = 0
 
     def oldest(self) -> int:
         """Return the leaf whose last use is longest ago; 0 if it is not found in a few steps."""
-        tree = self._tree
+        last_uses, listed = self._tree.last_uses, self._links[_NEWER]
         for _ in range(_STEPS):
-            heap = self._first() if self._former else self._entries
+            heap = self._first()
             if not heap:
-                return 0
-            node = heap[0] & _NODE
-            if not tree.is_leaf(node):
-                heapq.heappop(heap)
-                tree.is_queued[node] = 0
-                continue
-            last_use = tree.last_uses[node]
-            if last_use == heap[0] >> _NODE_BITS:
-                return node
-            heapq.heapreplace(heap, last_use << _NODE_BITS | node)
+                return listed
+            if self._is_waiting(heap[0]):
+                waits = heap[0] & _NODE
+                return waits if not listed or last_uses[waits] < last_uses[listed] else listed
+            heapq.heappop(heap)
         return 0
 
     def oldest_use(self) -> int | None:
@@ -89,6 +106,39 @@ class LeafQueue:
             while entries:
                 del entries[-_DROPPED_AT_ONCE:]
                 yield
+
+    def _is_waiting(self, entry: int) -> bool:
+        node = entry & _NODE
+        is_waiting = self._tree.queued[node] == _WAITING
+        return is_waiting and self._tree.last_uses[node] == entry >> _NODE_BITS
+
+    def _link(self, leaf: int, older: int) -> None:
+        """Put a leaf behind another one into the list; 0 is before all."""
+        links = self._links
+        missing = 2 * leaf + 2 - len(links)
+        if missing > 0:
+            links.frombytes(bytes(links.itemsize * (missing + room_behind(len(links)))))
+        newer = links[2 * older + _NEWER]
+        links[2 * leaf + _OLDER], links[2 * leaf + _NEWER] = older, newer
+        links[2 * older + _NEWER] = links[2 * newer + _OLDER] = leaf
+        self._tree.queued[leaf] = _LISTED
+
+    def _unlink(self, leaf: int) -> None:
+        links = self._links
+        older, newer = links[2 * leaf + _OLDER], links[2 * leaf + _NEWER]
+        links[2 * older + _NEWER], links[2 * newer + _OLDER] = newer, older
+
+    def _shrink(self) -> None:
+        """Go on with dropping what is out of date, if there is much."""
+        if not self._former:
+            if len(self._entries) <= 64 + 4 * self._tree.node_count:
+                return
+            self._entries, self._former = [], self._entries
+        for _ in range(min(_MOVED_AT_ONCE, len(self._former))):
+            entry = self._former.pop()  # a heap that loses its last entry is a heap
+            if self._is_waiting(entry):
+                heapq.heappush(self._entries, entry)
+        self._former = self._former or _NONE
 
     def _first(self) -> list[int]:
         """Return the heap with the older entry on top; empty if both are."""

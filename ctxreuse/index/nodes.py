@@ -54,7 +54,7 @@ class NodeTree:
         uses: How many requests went through each node.
         last_uses: When the last of them did; of a node with children, when one ended there.
         ends: Of the requests that end at each node the top one; see `RequestEnds`.
-        is_queued: Whether `LeafQueue` has an entry for a number, as 0 or 1.
+        queued: Where `LeafQueue` has each node; 0 is nowhere.
         node_count: How many nodes there are, roots left out.
         block_count: How many blocks their runs hold together.
         tokens: The weight of these blocks.
@@ -70,12 +70,12 @@ class NodeTree:
         "block_count",
         "ends",
         "first_children",
-        "is_queued",
         "last_uses",
         "next_siblings",
         "node_count",
         "opens_turn",
         "parents",
+        "queued",
         "runs",
         "tokens",
         "uses",
@@ -95,7 +95,7 @@ class NodeTree:
         self.uses = array("q", [0])
         self.last_uses = array("q", [0])
         self.ends = array("i", [0])
-        self.is_queued = bytearray(1)
+        self.queued = bytearray(1)
         self._born = array("q", [0])
         self._free = self._used_up = 0
         self._same_keys: dict[BlockKey, BlockKey] = {}
@@ -294,7 +294,7 @@ class NodeTree:
         for times in (self.uses, self.last_uses, self._born):
             times.frombytes(bytes(room * times.itemsize))
         self.opens_turn += bytes(room)
-        self.is_queued += bytes(room)
+        self.queued += bytes(room)
         if len(self.parents) > len(self.runs):
             self.runs, self._weights = with_room(self.runs), with_room(self._weights)
 

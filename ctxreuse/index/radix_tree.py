@@ -225,6 +225,7 @@ class ContextIndex:
             done += common
         before = done
         if done < size:
+            self._leaves.remove(node)
             node = tree.grow(node, path[done:], weights[done:], now)
         else:
             tree.last_uses[node] = now  # those above have it once nothing stands below them
@@ -257,6 +258,7 @@ class ContextIndex:
         tree = self.tree
         node = tree.named(end) if self.holds(end) else self._root_for(system)
         if path:
+            self._leaves.remove(node)
             node = tree.grow(node, path, weights, now, opens_turn=True)
         else:
             tree.last_uses[node] = now
@@ -494,7 +496,9 @@ class ContextIndex:
                 self._note_leaf(earlier)
             if requests.number > _REQUESTS_A_NODE * self.max_nodes:
                 self.forget_oldest_request()
-        if not self.tree.is_queued[node]:
+        if self.tree.is_leaf(node):
+            self._leaves.use(node)
+        else:
             self._note_leaf(node)
         if self._removal is not None or self.needs_tidying:
             self.tidy()
@@ -505,7 +509,7 @@ class ContextIndex:
         if tree.first_children[node]:
             return
         if tree.parents[node]:
-            if not tree.is_queued[node]:
+            if not tree.queued[node]:
                 self._leaves.add(node)
             return
         is_end = self._removal is not None and self._removal.end == node
@@ -520,9 +524,8 @@ class ContextIndex:
         # thousands of turns would be walked up at each of them
         parent = tree.parents[node]
         tree.last_uses[parent] = max(tree.last_uses[parent], tree.last_uses[node])
-        tokens = tree.free(node)
-        self._leaves.shrink()
-        return tokens
+        self._leaves.remove(node)
+        return tree.free(node)
 
 
 def _common(run: Sequence[BlockKey], path: Sequence[BlockKey]) -> int:

@@ -233,15 +233,18 @@ def check_index(index: ContextIndex) -> None:
     assert size.tokens <= index._most_tokens
 
     queue = index._leaves
-    entries = [*queue._entries, *queue._former]
-    queued = {entry & 0xFFFF_FFFF: entry >> 32 for entry in entries}
-    assert len(queued) == len(entries)
-    leaves = [node for node in inner if not node.children]
-    assert all(queued[leaf.number] <= leaf.last_use for leaf in leaves)
-    assert {number for number, is_in in enumerate(tree.is_queued) if is_in} == set(queued)
-    for _ in entries[::64]:  # each time a few entries are brought up to date
+    leaves = {node.number: node.last_use for node in inner if not node.children}
+    listed = followed(queue._links[1], queue._links[1::2])
+    assert [0, *listed] == [queue._links[2 * one] for one in [*listed, 0]]
+    entries = {(one & 0xFFFF_FFFF, one >> 32) for one in [*queue._entries, *queue._former]}
+    waiting = {number for number, last_use in entries if (number, last_use) in leaves.items()}
+    assert {*listed} | {one for one in waiting if tree.queued[one] == 2} == set(leaves)
+    assert [leaves[one] for one in listed] == sorted(leaves[one] for one in listed)
+    where = {one: 1 if one in listed else 2 for one in leaves}
+    assert {one: place for one, place in enumerate(tree.queued) if place} == where
+    for _ in range(0, len(entries), 64):  # each time a few that are out of date go
         index.oldest_use()
-    assert index.oldest_use() == min((leaf.last_use for leaf in leaves), default=None)
+    assert index.oldest_use() == min(leaves.values(), default=None)
 
 
 def check_request_ends(requests: RequestEnds) -> None:
