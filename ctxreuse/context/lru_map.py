@@ -10,9 +10,10 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from ctxreuse.context.blocks import id_size
+from ctxreuse.context.flat_arrays import FlatOrderedDict
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -49,6 +50,8 @@ class LRUMap(Generic[Key, Value]):
         max_weight: How much the entries may weigh together. The newest entry stays however heavy it
             is.
         weight_of: The weight of a value; the same for one value at any time.
+        is_plain: Whether keys and values are as `FlatOrderedDict` asks for, so that the garbage
+            collector need not look at them.
     """
 
     __slots__ = ("_entries", "_max_entries", "_max_weight", "_weight_of", "weight")
@@ -59,8 +62,10 @@ class LRUMap(Generic[Key, Value]):
         *,
         max_weight: float = math.inf,
         weight_of: Callable[[Value], int] = _count_one,
+        is_plain: bool = False,
     ) -> None:
-        self._entries: OrderedDict[Key, Value] = OrderedDict()
+        self._entries: OrderedDict[Key, Value] | FlatOrderedDict[Key, Value]
+        self._entries = FlatOrderedDict() if is_plain else OrderedDict()
         self._max_entries = max_entries
         self._max_weight = max_weight
         self._weight_of = weight_of
@@ -103,8 +108,9 @@ class LRUMap(Generic[Key, Value]):
         """
         gone: list[tuple[Key, Value]] = []
         if key in self._entries:
-            gone.append((key, self._entries.pop(key)))
-            self.weight -= self._weight_of(gone[0][1])
+            earlier = cast("Value", self._entries.pop(key))
+            gone.append((key, earlier))
+            self.weight -= self._weight_of(earlier)
         self._entries[key] = value
         self.weight += self._weight_of(value)
         while len(self._entries) > 1 and (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections.abc import Iterator
 
-from ctxreuse.index.nodes import NodeTree, room_behind
+from ctxreuse.context.flat_arrays import LinkedNumbers
+from ctxreuse.index.nodes import NodeTree
 
 _STEPS = 64
 _MOVED_AT_ONCE = 8
@@ -18,10 +18,6 @@ _NONE: list[int] = []
 
 _LISTED = 1
 _WAITING = 2
-
-# the fields of a leaf in the list, of two; those of 0 are the newest and the oldest
-_OLDER = 0
-_NEWER = 1
 
 
 class LeafQueue:
@@ -37,11 +33,11 @@ class LeafQueue:
         tree: The nodes.
     """
 
-    __slots__ = ("_entries", "_former", "_links", "_tree")
+    __slots__ = ("_entries", "_former", "_listed", "_tree")
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
-        self._links = array("i", [0, 0])
+        self._listed = LinkedNumbers()
         self._entries: list[int] = []
         self._former: list[int] = _NONE  # have still to move
 
@@ -52,36 +48,37 @@ class LeafQueue:
 
     def use(self, leaf: int) -> None:
         """Note that a leaf was used, no earlier than any other."""
-        links, newest = self._links, self._links[_OLDER]
-        if newest == leaf:
+        listed = self._listed
+        if listed.newest == leaf:
             return
         if self._tree.queued[leaf] == _LISTED:
-            self._unlink(leaf)
-            newest = links[_OLDER]
-        self._link(leaf, newest)
+            listed.remove(leaf)
+        self._tree.queued[leaf] = _LISTED
+        listed.add(leaf, listed.newest)
 
     def add(self, leaf: int) -> None:
         """Queue a node that has become a leaf, whenever it was used."""
-        last_uses, links = self._tree.last_uses, self._links
-        newest, oldest, last_use = links[_OLDER], links[_NEWER], last_uses[leaf]
+        last_uses, queued, listed = self._tree.last_uses, self._tree.queued, self._listed
+        newest, last_use = listed.newest, last_uses[leaf]
+        queued[leaf] = _LISTED
         if not newest or last_uses[newest] <= last_use:
-            self._link(leaf, newest)
-        elif last_use <= last_uses[oldest]:
-            self._link(leaf, 0)
+            listed.add(leaf, newest)
+        elif last_use <= last_uses[listed.oldest]:
+            listed.add(leaf, 0)
         else:
-            self._tree.queued[leaf] = _WAITING
+            queued[leaf] = _WAITING
             heapq.heappush(self._entries, last_use << _NODE_BITS | leaf)
             self._shrink()
 
     def remove(self, node: int) -> None:
         """Take out a node that is no leaf any more, or goes."""
         if self._tree.queued[node] == _LISTED:
-            self._unlink(node)
+            self._listed.remove(node)
         self._tree.queued[node] = 0
 
     def oldest(self) -> int:
         """Return the leaf whose last use is longest ago; 0 if it is not found in a few steps."""
-        last_uses, listed = self._tree.last_uses, self._links[_NEWER]
+        last_uses, listed = self._tree.last_uses, self._listed.oldest
         for _ in range(_STEPS):
             heap = self._first()
             if not heap:
@@ -111,22 +108,6 @@ class LeafQueue:
         node = entry & _NODE
         is_waiting = self._tree.queued[node] == _WAITING
         return is_waiting and self._tree.last_uses[node] == entry >> _NODE_BITS
-
-    def _link(self, leaf: int, older: int) -> None:
-        """Put a leaf behind another one into the list; 0 is before all."""
-        links = self._links
-        missing = 2 * leaf + 2 - len(links)
-        if missing > 0:
-            links.frombytes(bytes(links.itemsize * (missing + room_behind(len(links)))))
-        newer = links[2 * older + _NEWER]
-        links[2 * leaf + _OLDER], links[2 * leaf + _NEWER] = older, newer
-        links[2 * older + _NEWER] = links[2 * newer + _OLDER] = leaf
-        self._tree.queued[leaf] = _LISTED
-
-    def _unlink(self, leaf: int) -> None:
-        links = self._links
-        older, newer = links[2 * leaf + _OLDER], links[2 * leaf + _NEWER]
-        links[2 * older + _NEWER], links[2 * newer + _OLDER] = newer, older
 
     def _shrink(self) -> None:
         """Go on with dropping what is out of date, if there is much."""

@@ -10,19 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from ctxreuse.context.blocks import BlockKey
-
-Objects: TypeAlias = NDArray[Any]
+from ctxreuse.context.flat_arrays import drop_items, drop_objects, room_behind, with_room
 
 _Packed: TypeAlias = bytes | tuple[int, ...]
-_DOUBLES_UP_TO = 1 << 18
-_DROPPED_AT_ONCE = 2_000
-_MOST_ROOM = 4_096
 
 _WIDE = 8
 _NARROW = 4
@@ -345,40 +338,6 @@ class NodeTree:
         while self.next_siblings[one] != node:
             one = self.next_siblings[one]
         self.next_siblings[one] = other
-
-
-def with_room(objects: Objects | None = None) -> Objects:
-    """Return objects in an array that has room for more.
-
-    It is doubled, and a large one becomes a far larger one, because to copy a million objects takes
-    longer than others may have to wait; room that is not used takes no memory.
-    """
-    if objects is None:
-        return np.empty(16, dtype=object)
-    size = len(objects)
-    larger: Objects = np.empty(size * (2 if size < _DOUBLES_UP_TO else 8), dtype=object)
-    larger[:size] = objects
-    return larger
-
-
-def room_behind(size: int) -> int:
-    """Return how many numbers an array of a size is lengthened by, at least 1."""
-    return min(_MOST_ROOM, 8 + size // 8)
-
-
-def drop_objects(objects: Objects) -> Iterator[None]:
-    """Take the objects out of an array, some at a time, between the yields."""
-    for start in range(0, len(objects), _DROPPED_AT_ONCE):
-        objects[start : start + _DROPPED_AT_ONCE] = None
-        yield
-
-
-def drop_items(table: dict[Any, Any]) -> Iterator[None]:
-    """Take the items out of a dictionary, some at a time, between the yields."""
-    while table:
-        for _ in range(min(len(table), _DROPPED_AT_ONCE)):
-            table.popitem()
-        yield
 
 
 def path_to(tree: NodeTree, node: int, matched: int) -> tuple[BlockKey, ...]:

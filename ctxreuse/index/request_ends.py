@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from ctxreuse.context.blocks import id_size
-from ctxreuse.index.nodes import NodeTree, drop_items, drop_objects, with_room
+from ctxreuse.context.flat_arrays import drop_items, drop_objects, with_room
+from ctxreuse.index.nodes import NodeTree
 
 RequestId: TypeAlias = str | int | bytes
 """What names a request; bytes are a request of another planner."""

@@ -10,7 +10,6 @@ reuse, never content.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -25,6 +24,7 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
+from ctxreuse.context.flat_arrays import FlatOrderedDict
 from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError
 
@@ -122,8 +122,8 @@ class Conversations:
         self._max_conversations = max_conversations
         self._max_idle = max_idle
         self._max_blocks = max_blocks
-        # the fields of a `_Record`: the collector need not look into plain tuples
-        self._records: OrderedDict[str | int, tuple[Any, ...]] = OrderedDict()
+        # the fields of a `_Record`
+        self._records = FlatOrderedDict[str | int, tuple[Any, ...]]()
         self._requests = 0
         self.size = 0
         self.shown_size = 0
@@ -197,7 +197,7 @@ class Conversations:
         record = self._record(conversation_id)
         if record is None:
             return False
-        del self._records[conversation_id]
+        self._records.pop(conversation_id)
         self.size -= id_size(conversation_id)
         self.shown_size -= _shown_size(record.shown)
         return True

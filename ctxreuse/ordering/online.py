@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.flat_arrays import Objects
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
-from ctxreuse.index.nodes import NodeTree, Objects
+from ctxreuse.index.nodes import NodeTree
 from ctxreuse.index.path_search import Match, heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex
 

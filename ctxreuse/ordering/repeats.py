@@ -53,7 +53,7 @@ class SentOrders:
     """
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
-        self._orders = LRUMap[bytes, Ranks](max_weight=max_blocks, weight_of=_weight)
+        self._orders = LRUMap[bytes, Ranks](max_weight=max_blocks, weight_of=_weight, is_plain=True)
 
     @property
     def size(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from itertools import count, islice
 from math import inf
 from operator import itemgetter
@@ -18,8 +18,8 @@ _WHOLE_FAMILIES = 8
 _MOST_OF_A_REQUEST = 256
 _MOST_AT_ONCE = 64
 
-_Place: TypeAlias = tuple[Hashable, BlockKey]
-"""A block, and the number of the place before it; in front of the first block stands the root."""
+_Place: TypeAlias = bytes
+"""The place before a block, as a root or 8 bytes for its number, and the block."""
 
 
 class RetrievedOrder:
@@ -43,9 +43,11 @@ class RetrievedOrder:
 
     def forget(self) -> None:
         """Begin anew."""
-        self._blocks: LRUMap[_Place, tuple[int, int]] = LRUMap(MOST_BLOCKS, weight_of=itemgetter(1))
+        self._blocks = LRUMap[_Place, tuple[int, int]](
+            MOST_BLOCKS, weight_of=itemgetter(1), is_plain=True
+        )
         self._numbers = count()
-        self._families: set[_Place] = set()
+        self._families: set[tuple[bytes, BlockKey]] = set()
         self._owed = 0.0
         self._tokens = self._followed_tokens = 0
 
@@ -54,11 +56,11 @@ class RetrievedOrder:
         """How many blocks are remembered, and may be."""
         return self._blocks.size
 
-    def follows(self, root: Hashable, first: BlockKey, tokens: int) -> bool:
+    def follows(self, root: bytes, first: BlockKey, tokens: int) -> bool:
         """Return whether a request is followed; each one is asked for once.
 
         Args:
-            root: What stands before its blocks: tenant and system text.
+            root: 16 bytes for what stands before its blocks: tenant and system text.
             first: The block that it begins with.
             tokens: Those of all its blocks.
         """
@@ -72,11 +74,11 @@ class RetrievedOrder:
         self._followed_tokens += tokens * is_followed
         return is_followed
 
-    def is_sample(self, root: Hashable, first: BlockKey) -> bool:
+    def is_sample(self, root: bytes, first: BlockKey) -> bool:
         """Return whether a request that is followed stands for others, too."""
         return (root, first) not in self._families
 
-    def send(self, root: Hashable, blocks: Iterable[tuple[BlockKey, int]]) -> int:
+    def send(self, root: bytes, blocks: Iterable[tuple[BlockKey, int]]) -> int:
         """Return how many tokens of a followed request are cached; remember that it was sent.
 
         Args:
@@ -88,7 +90,7 @@ class RetrievedOrder:
         new: list[tuple[_Place, tuple[int, int]]] = []
         before, cached = root, 0
         for key, tokens in islice(blocks, _MOST_OF_A_REQUEST):
-            place = (before, key)
+            place = before + key
             known = None if new else self._blocks.peek(place)
             if known is None:
                 known = (next(self._numbers), tokens)
@@ -96,7 +98,7 @@ class RetrievedOrder:
             else:
                 found.append(place)
                 cached += tokens
-            before = known[0]
+            before = known[0].to_bytes(8, "little")
         # a block is used no later than what stands before it, so that an end is forgotten first
         for place, known in reversed(new):
             self._blocks.put(place, known)

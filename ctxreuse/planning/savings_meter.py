@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -173,7 +174,7 @@ class SavingsMeter:
         blocks = entry.as_retrieved()
         if not blocks or self._mode != "active":
             return
-        root, first = (entry.tenant, entry.system), next(iter(blocks))
+        root, first = _root(entry.tenant, entry.system), next(iter(blocks))
         with self._lock:
             if self._retrieved.follows(root, first, sum(blocks.values())):
                 self._retrieved.send(root, blocks.items())
@@ -250,7 +251,7 @@ class SavingsMeter:
         self, tally: _Tally, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
     ) -> float:
         """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
-        root, keys = self._root(prompt), retrieved
+        root, keys = _root(self._tenant(prompt.tenant), prompt.system), retrieved
         if self._keyed is not None:
             keys = [BlockKey(self._keyed(retrieved[0]))]
         if not self._retrieved.follows(root, keys[0], tokens):
@@ -268,10 +269,10 @@ class SavingsMeter:
         unfollowed, tally.unfollowed = tally.unfollowed, 0
         return cached * (1 + unfollowed / tokens)
 
-    def _root(self, prompt: SentPrompt) -> tuple[object, object]:
-        if self._keyed is None:
-            return prompt.tenant, prompt.system
-        return self._keyed(b"tenant" + encoded(prompt.tenant)), prompt.system
+    def _tenant(self, name: str) -> bytes:
+        """Return what stands for a tenant in a root."""
+        named = encoded(name)
+        return named if self._keyed is None else self._keyed(b"tenant" + named)
 
 
 class _Tally:
@@ -369,6 +370,13 @@ class _Tally:
             by_class=by_class or {},
             parts=parts or {},
         )
+
+
+def _root(tenant: bytes, system: str | bytes | None) -> bytes:
+    """Return 16 bytes for what stands before the blocks of a request."""
+    text = encoded(system) if isinstance(system, str) else system
+    named = len(tenant).to_bytes(8, "little") + tenant
+    return hashlib.blake2b(named if text is None else named + b"\0" + text, digest_size=16).digest()
 
 
 def _class_function(tenant_class: object) -> Callable[[str], object] | None:

@@ -1,0 +1,66 @@
+"""What stands in flat arrays behaves as what Python has for it."""
+
+import gc
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxreuse.context.flat_arrays import FlatOrderedDict, LinkedNumbers
+
+keys = st.integers(0, 6)
+steps = st.lists(
+    st.tuples(st.sampled_from(["set", "move", "pop", "popitem"]), keys, st.booleans()), max_size=40
+)
+
+
+@given(steps)
+def test_a_flat_dictionary_is_an_ordered_one(done):
+    flat, plain = FlatOrderedDict(), OrderedDict()
+    for number, (step, key, last) in enumerate(done):
+        if step == "set":
+            flat[key] = plain[key] = (number, "value")
+        elif step == "move" and key in plain:
+            flat.move_to_end(key)
+            plain.move_to_end(key)
+        elif step == "pop":
+            assert flat.pop(key, "none") == plain.pop(key, "none")
+        elif step == "popitem" and plain:
+            assert flat.popitem(last=last) == plain.popitem(last=last)
+        assert list(flat) == list(plain)
+        assert list(flat.values()) == list(plain.values())
+        assert len(flat) == len(plain)
+        assert [flat.get(one) for one in range(7)] == [plain.get(one) for one in range(7)]
+        assert [one in flat for one in range(7)] == [one in plain for one in range(7)]
+
+
+def test_an_empty_one_has_no_item_to_pop():
+    with pytest.raises(KeyError, match="it is empty"):
+        FlatOrderedDict().popitem()
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30))
+def test_linked_numbers_are_a_list(done):
+    linked, plain = LinkedNumbers(), []
+    for number, older in done:
+        if number in plain:
+            plain.remove(number)
+            linked.remove(number)
+        elif older == 0 or older in plain:
+            plain.insert(plain.index(older) + 1 if older else 0, number)
+            linked.add(number, older)
+        assert list(linked) == plain
+        assert (linked.oldest, linked.newest) == ((plain[0], plain[-1]) if plain else (0, 0))
+
+
+def test_a_collection_of_garbage_looks_at_nothing_that_a_flat_dictionary_holds():
+    flat = FlatOrderedDict()
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(10_000):
+        flat[f"{number}"] = number, (b"bytes", "text")
+    for _ in range(3):
+        gc.collect()
+    assert len(gc.get_objects()) < before + 100
+    assert sum(len(gc.get_referents(one)) for one in (flat, flat._keys, flat._values)) < 100
