@@ -6,7 +6,8 @@ of the usual ones, so that all are reached within the first half. Printed are th
 a plan, the longest pause (a call, or a collection of garbage), how memory grows in the second half,
 and whether what was checked held. Then the same requests are planned in two processes with other
 hash seeds: their digests have to be equal. Run with `make soak`, which takes 15 minutes;
-`make soak SECONDS=60` takes one.
+`make soak SECONDS=60` takes one. `SLACK=2` doubles the bounds on times, for a machine that others
+use, too.
 """
 
 from __future__ import annotations
@@ -271,6 +272,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=900, help="how long at most")
     parser.add_argument("--requests", type=int, default=1_000_000, help="how many plans at most")
+    parser.add_argument(
+        "--slack", type=float, default=1.0, help="how much slower than asked for all may be"
+    )
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.digest:
@@ -279,11 +283,17 @@ def main() -> int:
     soak = Soak(arguments.seconds, arguments.requests)
     started = time.monotonic()
     soak.run()
-    return report(soak, time.monotonic() - started)
+    return report(soak, time.monotonic() - started, arguments.slack)
 
 
-def report(soak: Soak, seconds: float) -> int:
-    """Print what was measured; return 1 if something did not hold."""
+def report(soak: Soak, seconds: float, slack: float) -> int:
+    """Print what was measured; return 1 if something did not hold.
+
+    Args:
+        soak: What was measured.
+        seconds: How long it took.
+        slack: By how much the bounds on times are multiplied, for a machine that is busy.
+    """
     console = Console(width=110)
     times = sorted(soak.plan_s)
     p99 = times[int(len(times) * 0.99)] * 1_000
@@ -298,8 +308,8 @@ def report(soak: Soak, seconds: float) -> int:
     rows = [
         ("plans", f"{soak.planned:,} in {seconds:,.0f} s", True),
         ("p50 of a plan, ms", f"{times[len(times) // 2] * 1_000:.2f}", True),
-        ("p99 of a plan, ms", f"{p99:.2f}", p99 < P99_MS),
-        ("longest pause, ms", f"{pause:.1f}", pause < PAUSE_MS),
+        ("p99 of a plan, ms", f"{p99:.2f}", p99 < slack * P99_MS),
+        ("longest pause, ms", f"{pause:.1f}", pause < slack * PAUSE_MS),
         ("  longest collection of garbage, ms", f"{collection:.1f}", True),
         *[
             (f"  longest {name}, ms", f"{one * 1_000:.1f}", True)
