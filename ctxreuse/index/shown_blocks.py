@@ -92,12 +92,14 @@ class _Record(NamedTuple):
         system: The digest of the system text.
         last_use: When it was used.
         shown: (ordinal, identity, id, length, digest) of each block, the latest last.
+        shown_size: The sizes (`id_size`) of the blocks' ids.
     """
 
     end: int
     system: bytes | None
     last_use: int
     shown: tuple[tuple[int, BlockKey, BlockId, int, bytes], ...]
+    shown_size: int
 
 
 class Conversations:
@@ -173,15 +175,19 @@ class Conversations:
         self._requests += 1
         record = self._record(conversation_id)
         shown = {} if record is None else {one[:2]: one for one in record.shown}
+        size = 0 if record is None else record.shown_size
         self.forget(conversation_id)
         for ordinal, block in sent:
             place = ordinal, block.key
-            shown.pop(place, None)  # the latest stands last
+            if shown.pop(place, None) is None:  # the latest stands last
+                size += id_size(block.id)
             shown[place] = *place, block.id, len(block.text), block.digest
-        kept = tuple(shown.values())[max(0, len(shown) - self._max_blocks) :]
-        self._records[conversation_id] = (end, system, self._requests, kept)
+        blocks = tuple(shown.values())
+        too_many = max(0, len(blocks) - self._max_blocks)
+        size -= sum([id_size(block_id) for _, _, block_id, _, _ in blocks[:too_many]])
+        self._records[conversation_id] = (end, system, self._requests, blocks[too_many:], size)
         self.size += id_size(conversation_id)
-        self.shown_size += _shown_size(kept)
+        self.shown_size += size
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
             self.forget_oldest()
 
@@ -199,7 +205,7 @@ class Conversations:
             return False
         self._records.pop(conversation_id)
         self.size -= id_size(conversation_id)
-        self.shown_size -= _shown_size(record.shown)
+        self.shown_size -= record.shown_size
         return True
 
     def forget_oldest(self) -> None:
@@ -214,10 +220,6 @@ class Conversations:
     def _is_oldest_idle(self) -> bool:
         oldest = next(iter(self._records.values()), None)
         return oldest is not None and _Record(*oldest).last_use < self._requests - self._max_idle
-
-
-def _shown_size(shown: Iterable[tuple[int, BlockKey, BlockId, int, bytes]]) -> int:
-    return sum([id_size(block_id) for _, _, block_id, _, _ in shown])
 
 
 def shown_in(

@@ -1,8 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import steps
 
-from ctxreuse.context.blocks import ContextBlock, text_digest
+from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -332,6 +333,34 @@ def test_records_stay_within_their_bounds(requests, max_conversations, max_idle,
         everything = turn(dict(sent))
         shown = found(conversations, everything, conversation_id=conversation_id)
         assert len(shown) == min(number, max_blocks)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.dictionaries(st.integers(1, 4), st.integers(0, 3))),
+        max_size=20,
+    ),
+    st.integers(0, 4),
+)
+def test_the_sizes_of_the_ids_are_those_of_what_is_recorded(requests, max_blocks):
+    conversations = Conversations(2, max_blocks=max_blocks)
+    for conversation_id, numbers in requests:
+        sent = [(n, ContextBlock(id="x" * 64 * number, text="")) for n, number in numbers.items()]
+        conversations.remember(conversation_id, sent, END, None)
+    recorded = [one for name in range(3) for one in conversations.recorded(name).values()]
+    assert conversations.shown_size == sum(id_size(one.id) for some in recorded for one in some)
+    for name in range(3):
+        conversations.forget(name)
+    assert conversations.shown_size == 0
+
+
+def test_a_turn_takes_two_steps_at_most_for_each_block_that_was_shown_before():
+    def turn_after(blocks):
+        sent = {n: ContextBlock(id=n, text="") for n in range(blocks)}
+        conversations = sent_in(sent)
+        return lambda: conversations.remember("c", [(blocks, A)], END, None)
+
+    assert steps(turn_after(1_000)) <= steps(turn_after(10)) + 2 * 990
 
 
 def test_a_forgotten_conversation_is_no_longer_known():

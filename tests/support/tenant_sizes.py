@@ -58,7 +58,7 @@ def measured(tenants: Tenants) -> dict[str, int]:
         ),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
-            len(shown) for state in states for *_, shown in state.conversations._records.values()
+            len(shown) for state in states for *_, shown, _ in state.conversations._records.values()
         ),
         "logged_blocks": sum(
             1 + len(prompt.ids) for state in states for prompt in state.log.before(10**9)
