@@ -78,7 +78,8 @@ class EnginePool(OnePerProcess, AsyncClosing):
             compute instead; for answers of about 96 tokens unless given.
         rest_s: The former name of `open_s`.
         **client: Further arguments of each `EngineClient`: `api_key`, `http_client`, `timeout_s`,
-            `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`, `lora`.
+            `max_reply_bytes`, `cache_salt`, `session_id`, `salt_key`, `lora`. `timeout_s` counts
+            anew at each engine that a request is sent to, `attempts` at most.
 
     Raises:
         InvalidRequestError: wrong type or out of range.
