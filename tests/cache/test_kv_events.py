@@ -588,6 +588,20 @@ def test_messages_that_no_engine_would_send_are_refused_and_the_next_ones_are_us
     assert (stats.batches, stats.skipped) == (before.batches + 1, before.skipped + 1)
 
 
+def test_a_sender_of_nothing_but_too_large_messages_is_connected_to_once_a_second(
+    publisher, monkeypatch
+):
+    monkeypatch.setattr("ctxreuse.cache.kv_events.event_stream._LARGEST_MESSAGE", 1_000)
+    with following(ReusePlanner(), publisher, replays=False) as sync:
+        for _ in range(300):  # 0.6 s or more; without a pause it is a hundred connections
+            publisher.publish(b"\x00" * 1_001)
+            time.sleep(0.002)
+        assert 1 <= until(sync, lambda stats: stats.restarts >= 1).restarts <= 10
+        while not sync.stats.batches:  # it sends what can be used
+            publisher.publish([CLEARED])
+            time.sleep(0.01)
+
+
 def test_the_engine_is_asked_for_replays_ever_less_often_while_none_comes():
     clock = Clock()
     backoff = ReplayBackoff(clock)

@@ -29,6 +29,7 @@ _MOST_WAITING_BYTES = 2**26
 _MOST_ASKED_A_SECOND = 10
 _LEAST_BACKOFF_S = 1.0
 _LONGEST_BACKOFF_S = 60.0
+_LEAST_CONNECTED_S = 1.0
 
 
 class Arrival(Enum):
@@ -149,6 +150,8 @@ class EventListener:
         self._waiting: deque[Received] = deque()  # live messages behind a replay
         self._waiting_bytes = 0
         self._backoff = ReplayBackoff()
+        self._is_connected = True
+        self._connects_at = -math.inf  # not before; a sender may end each connection at once
         self._is_wanted = True
         self._quiet_turns = 0
         self._turned = Condition()
@@ -222,7 +225,11 @@ class EventListener:
         if is_gone:
             self._note_restart("the connection to the engine was lost")
             self.sequence.reset()
+            self._is_connected = False
+        now = time.monotonic()
+        if not self._is_connected and now >= self._connects_at:
             self._sockets.reconnect()
+            self._is_connected, self._connects_at = True, now + _LEAST_CONNECTED_S
         self._take_replayed()
         self._counts["skipped"] += self._sockets.take_skipped()
         for prompt in self._recorded.take():
