@@ -116,7 +116,7 @@ def test_calls_go_on_as_without_us_and_profit_again(
     ours, plain = PROGRAMS[kind](planner), PROGRAMS[kind](None)
     ours.engine.served = telling.served
     endpoints = telling.publisher.endpoint, telling.publisher.replay_endpoint
-    with KVEventSync(planner, *endpoints, settle_s=0.05) as sync:
+    with KVEventSync(planner, *endpoints, settle_s=0.5) as sync:
         telling.publisher.wait_for_subscriber()
         if isinstance(ours, Client):
             ours.events = sync
