@@ -87,12 +87,20 @@ class LinkedNumbers:
             yield number
             number = self._links[2 * number + _NEWER]
 
+    def append(self, number: int) -> None:
+        """Put a number that does not stand here behind all."""
+        links, place = self._links, 2 * number
+        if place >= len(links):
+            self._make_room(place)
+        newest = links[_OLDER]
+        links[place + _OLDER], links[place + _NEWER] = newest, 0
+        links[2 * newest + _NEWER] = links[_OLDER] = number
+
     def add(self, number: int, older: int) -> None:
         """Put a number that does not stand here behind another one, or behind 0 before all."""
         links = self._links
-        missing = 2 * number + 2 - len(links)
-        if missing > 0:
-            links.frombytes(bytes(links.itemsize * (missing + room_behind(len(links)))))
+        if 2 * number >= len(links):
+            self._make_room(2 * number)
         newer = links[2 * older + _NEWER]
         links[2 * number + _OLDER], links[2 * number + _NEWER] = older, newer
         links[2 * older + _NEWER] = links[2 * newer + _OLDER] = number
@@ -102,6 +110,11 @@ class LinkedNumbers:
         links = self._links
         older, newer = links[2 * number + _OLDER], links[2 * number + _NEWER]
         links[2 * older + _NEWER], links[2 * newer + _OLDER] = newer, older
+
+    def _make_room(self, place: int) -> None:
+        links = self._links
+        missing = place + 2 - len(links)
+        links.frombytes(bytes(links.itemsize * (missing + 2 * room_behind(len(links)))))
 
 
 class FlatOrderedDict(Generic[Key, Value]):
@@ -148,7 +161,7 @@ class FlatOrderedDict(Generic[Key, Value]):
         if number is None:
             number = self._number_of[key] = self._new()
             self._keys[number] = key
-            self._order.add(number, self._order.newest)
+            self._order.append(number)
         self._values[number] = value
 
     def move_to_end(self, key: Key) -> None:
@@ -156,7 +169,7 @@ class FlatOrderedDict(Generic[Key, Value]):
         number, order = self._number_of[key], self._order
         if number != order.newest:
             order.remove(number)
-            order.add(number, order.newest)
+            order.append(number)
 
     def pop(self, key: Key, default: Value | None = None) -> Value | None:
         """Take a key out; return its value, or the default if it is not there."""

@@ -54,7 +54,7 @@ class LeafQueue:
         if self._tree.queued[leaf] == _LISTED:
             listed.remove(leaf)
         self._tree.queued[leaf] = _LISTED
-        listed.add(leaf, listed.newest)
+        listed.append(leaf)
 
     def add(self, leaf: int) -> None:
         """Queue a node that has become a leaf, whenever it was used."""

@@ -49,7 +49,10 @@ def test_linked_numbers_are_a_list(done):
             linked.remove(number)
         elif older == 0 or older in plain:
             plain.insert(plain.index(older) + 1 if older else 0, number)
-            linked.add(number, older)
+            if plain[-1] == number:
+                linked.append(number)
+            else:
+                linked.add(number, older)
         assert list(linked) == plain
         assert (linked.oldest, linked.newest) == ((plain[0], plain[-1]) if plain else (0, 0))
 
