@@ -106,15 +106,15 @@ class LRUMap(Generic[Key, Value]):
         Returns:
             The entries that had to go for it: an earlier one of its key, and the oldest.
         """
-        gone: list[tuple[Key, Value]] = []
-        if key in self._entries:
-            earlier = cast("Value", self._entries.pop(key))
+        entries, gone = self._entries, []
+        if key in entries:
+            earlier = cast("Value", entries.pop(key))
             gone.append((key, earlier))
             self.weight -= self._weight_of(earlier)
-        self._entries[key] = value
+        entries[key] = value
         self.weight += self._weight_of(value)
-        while len(self._entries) > 1 and (
-            len(self._entries) > self._max_entries or self.weight > self._max_weight
+        while (self.weight > self._max_weight or len(entries) > self._max_entries) and (
+            len(entries) > 1
         ):
             gone.append(self.pop_oldest())
         return gone

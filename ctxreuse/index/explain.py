@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, BlockKey, id_size, ids_size
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS, well_formed
@@ -40,8 +39,7 @@ class Cause(StrEnum):
     empty = "no blocks"
 
 
-@dataclass(frozen=True, slots=True)
-class SentPrompt:
+class SentPrompt(NamedTuple):
     """A prompt that was sent, without any text.
 
     Attributes:
@@ -108,27 +106,27 @@ class PromptLog:
     __slots__ = ("_prompts", "size")
 
     def __init__(self, size: int = _REMEMBERED_PROMPTS) -> None:
-        # (time, the fields of a prompt): the collector need not look into these
-        self._prompts: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=size)
+        # (time, size, the fields of a prompt): the collector need not look into these
+        self._prompts: deque[tuple[int, int, tuple[Any, ...]]] = deque(maxlen=size)
         self.size = 0
 
     def add(self, time: int, prompt: SentPrompt) -> None:
         """Remember a prompt; the oldest goes if there are too many."""
         if len(self._prompts) == self._prompts.maxlen:
             self.forget_oldest()
-        self._prompts.append((time, _fields(prompt)))
-        self.size += _prompt_size(prompt)
+        size = id_size(prompt.request_id) + ids_size(prompt.ids)
+        self._prompts.append((time, size, tuple(prompt)))
+        self.size += size
 
     def forget_oldest(self) -> None:
         """Forget the oldest prompt, if there is one."""
         if self._prompts:
-            _, fields = self._prompts.popleft()
-            self.size -= _prompt_size(SentPrompt(*fields))
+            self.size -= self._prompts.popleft()[1]
 
     def before(self, time: int) -> list[SentPrompt]:
         """Return the remembered prompts that were planned before a time."""
         prompts = list(self._prompts)  # one step: other threads append meanwhile
-        return [SentPrompt(*fields) for planned, fields in prompts if planned < time]
+        return [SentPrompt(*fields) for planned, _, fields in prompts if planned < time]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptLog:
         return self
@@ -137,12 +135,11 @@ class PromptLog:
         return (PromptLog, ())
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedPrompt:
+class LoggedPrompt(NamedTuple):
     """A prompt and when it was planned, by a clock that only goes forward."""
 
     prompt: SentPrompt
-    log: PromptLog = field(repr=False)
+    log: PromptLog
     time: int
 
     def earlier(self) -> list[SentPrompt]:
@@ -354,13 +351,6 @@ def _changed(prompt: SentPrompt, first: int, before: list[SentPrompt]) -> BlockI
         if key not in seen and (type(id_), id_) in texts:
             return id_
     return None
-
-
-_fields = attrgetter(*SentPrompt.__slots__)
-
-
-def _prompt_size(prompt: SentPrompt) -> int:
-    return id_size(prompt.request_id) + ids_size(prompt.ids)
 
 
 def _named(name: str | int | None) -> str:

@@ -79,6 +79,8 @@ class LeafQueue:
     def oldest(self) -> int:
         """Return the leaf whose last use is longest ago; 0 if it is not found in a few steps."""
         last_uses, listed = self._tree.last_uses, self._listed.oldest
+        if not (self._entries or self._former):  # as nearly always
+            return listed
         for _ in range(_STEPS):
             heap = self._first()
             if not heap:

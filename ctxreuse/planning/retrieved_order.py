@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from itertools import count, islice
 from math import inf
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.blocks import BlockKey, encoded
 from ctxreuse.context.lru_map import LRUMap, PartSize
 
 MOST_BLOCKS: Final = 50_000
@@ -20,6 +21,26 @@ _MOST_AT_ONCE = 64
 
 _Place: TypeAlias = bytes
 """The place before a block, as a root or 8 bytes for its number, and the block."""
+
+
+class Front(NamedTuple):
+    """What stands before the blocks of a request.
+
+    Attributes:
+        tenant: Whose request it is: what stands for the name.
+        system: The system text, or what stands for it; None without one.
+    """
+
+    tenant: bytes
+    system: str | bytes | None
+
+    def root(self) -> bytes:
+        """Return 16 bytes for it."""
+        tenant, system = self
+        named = len(tenant).to_bytes(8, "little") + tenant
+        if system is not None:
+            named += b"\0" + (encoded(system) if isinstance(system, str) else system)
+        return hashlib.blake2b(named, digest_size=16).digest()
 
 
 class RetrievedOrder:
@@ -47,7 +68,7 @@ class RetrievedOrder:
             MOST_BLOCKS, weight_of=itemgetter(1), is_plain=True
         )
         self._numbers = count()
-        self._families: set[tuple[bytes, BlockKey]] = set()
+        self._families: set[tuple[Front, BlockKey]] = set()
         self._owed = 0.0
         self._tokens = self._followed_tokens = 0
 
@@ -56,15 +77,15 @@ class RetrievedOrder:
         """How many blocks are remembered, and may be."""
         return self._blocks.size
 
-    def follows(self, root: bytes, first: BlockKey, tokens: int) -> bool:
+    def follows(self, front: Front, first: BlockKey, tokens: int) -> bool:
         """Return whether a request is followed; each one is asked for once.
 
         Args:
-            root: 16 bytes for what stands before its blocks: tenant and system text.
+            front: What stands before its blocks.
             first: The block that it begins with.
             tokens: Those of all its blocks.
         """
-        family = (root, first)
+        family = (front, first)
         is_whole = family in self._families
         if not is_whole and len(self._families) < _WHOLE_FAMILIES:
             self._families.add(family)
@@ -74,21 +95,21 @@ class RetrievedOrder:
         self._followed_tokens += tokens * is_followed
         return is_followed
 
-    def is_sample(self, root: bytes, first: BlockKey) -> bool:
+    def is_sample(self, front: Front, first: BlockKey) -> bool:
         """Return whether a request that is followed stands for others, too."""
-        return (root, first) not in self._families
+        return (front, first) not in self._families
 
-    def send(self, root: bytes, blocks: Iterable[tuple[BlockKey, int]]) -> int:
+    def send(self, front: Front, blocks: Iterable[tuple[BlockKey, int]]) -> int:
         """Return how many tokens of a followed request are cached; remember that it was sent.
 
         Args:
-            root: What stands before its blocks.
+            front: What stands before its blocks.
             blocks: Its blocks with their tokens, as retrieved; the first 256 count.
         """
         self._make_room()
         found: list[_Place] = []
         new: list[tuple[_Place, tuple[int, int]]] = []
-        before, cached = root, 0
+        before, cached = front.root(), 0
         for key, tokens in islice(blocks, _MOST_OF_A_REQUEST):
             place = before + key
             known = None if new else self._blocks.peek(place)

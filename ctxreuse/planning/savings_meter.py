@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -20,7 +19,7 @@ from ctxreuse.planning.expectations import (
     confirmed_tokens,
 )
 from ctxreuse.planning.plan import Plan
-from ctxreuse.planning.retrieved_order import RetrievedOrder
+from ctxreuse.planning.retrieved_order import Front, RetrievedOrder
 from ctxreuse.planning.savings import (
     PLANNING_BOUNDS_S,
     Mode,
@@ -174,10 +173,10 @@ class SavingsMeter:
         blocks = entry.as_retrieved()
         if not blocks or self._mode != "active":
             return
-        root, first = _root(entry.tenant, entry.system), next(iter(blocks))
+        front, first = Front(entry.tenant, entry.system), next(iter(blocks))
         with self._lock:
-            if self._retrieved.follows(root, first, sum(blocks.values())):
-                self._retrieved.send(root, blocks.items())
+            if self._retrieved.follows(front, first, sum(blocks.values())):
+                self._retrieved.send(front, blocks.items())
 
     def evicted(self, tokens: int) -> None:
         """Take note that the engine dropped tokens."""
@@ -251,18 +250,18 @@ class SavingsMeter:
         self, tally: _Tally, prompt: SentPrompt, retrieved: Sequence[BlockKey], tokens: int
     ) -> float:
         """Return what stands for a first turn's cached tokens as retrieved; the lock is held."""
-        root, keys = _root(self._tenant(prompt.tenant), prompt.system), retrieved
+        front, keys = Front(self._tenant(prompt.tenant), prompt.system), retrieved
         if self._keyed is not None:
             keys = [BlockKey(self._keyed(retrieved[0]))]
-        if not self._retrieved.follows(root, keys[0], tokens):
+        if not self._retrieved.follows(front, keys[0], tokens):
             tally.unfollowed += tokens
             return 0.0
-        is_sample = self._retrieved.is_sample(root, keys[0])
+        is_sample = self._retrieved.is_sample(front, keys[0])
         if self._keyed is not None:
             keys = [BlockKey(self._keyed(key)) for key in retrieved]
         token_of = dict(zip(prompt.keys, prompt.tokens, strict=True))
         blocks = zip(keys, map(token_of.__getitem__, retrieved), strict=True)
-        cached = float(self._retrieved.send(root, blocks))
+        cached = float(self._retrieved.send(front, blocks))
         if not is_sample or not tokens:
             return cached
         # it stands for those since the sample before, so that no number has to be taken back
@@ -270,7 +269,7 @@ class SavingsMeter:
         return cached * (1 + unfollowed / tokens)
 
     def _tenant(self, name: str) -> bytes:
-        """Return what stands for a tenant in a root."""
+        """Return what stands for a tenant in a `Front`."""
         named = encoded(name)
         return named if self._keyed is None else self._keyed(b"tenant" + named)
 
@@ -370,13 +369,6 @@ class _Tally:
             by_class=by_class or {},
             parts=parts or {},
         )
-
-
-def _root(tenant: bytes, system: str | bytes | None) -> bytes:
-    """Return 16 bytes for what stands before the blocks of a request."""
-    text = encoded(system) if isinstance(system, str) else system
-    named = len(tenant).to_bytes(8, "little") + tenant
-    return hashlib.blake2b(named if text is None else named + b"\0" + text, digest_size=16).digest()
 
 
 def _class_function(tenant_class: object) -> Callable[[str], object] | None:

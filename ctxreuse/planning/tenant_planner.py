@@ -353,14 +353,8 @@ class TenantPlanner:
             current = {key: label for label, key in reversed(holding.items())}
             shown = {key: current[key] for key in shown if key in current}
         number = len([key for key in tokens if key not in shown]) if shown else len(tokens)
-        return _PreparedRequest(
-            *counted,
-            blocks=request.unique_blocks,
-            history=history,
-            shown=shown,
-            outdated=outdated,
-            ordinals=history.next_ordinals(number) if request.history else range(1, number + 1),
-        )
+        ordinals = history.next_ordinals(number) if request.history else range(1, number + 1)
+        return _PreparedRequest(*counted, request.unique_blocks, history, shown, outdated, ordinals)
 
     def _order(
         self,
@@ -496,6 +490,11 @@ class TenantPlanner:
                     replaced[labels[old]].append(old)
                 else:
                     parts.append(Notice(old, templates.outdated_annotation(old, None)))
+        if not shown and not replaced:  # as nearly always: all blocks are sent, and no more
+            blocks = [turn.blocks[key] for key in order]
+            parts += map(SentBlock, labels_of_sent, blocks)
+            labels.update(zip(labels_of_sent, [block.id for block in blocks], strict=True))
+            order = []
         for key in order:
             block, label = turn.blocks[key], label_of.get(key)
             if label is None:

@@ -92,7 +92,6 @@ class TenantState:
             same in a process that goes on, although it knows other names. The common lock guards
             it, and what follows.
         sizes: Of each part in `_DROP_OLDEST`, when the lock was last released.
-        index_size: The nodes, tokens and request ids of the index, when the lock was last released.
         oldest_use: When the least recently used leaf of the index was used, when the lock was last
             released; None without one.
     """
@@ -111,7 +110,6 @@ class TenantState:
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name
         self.sizes = (0,) * len(_DROP_OLDEST)
-        self.index_size = (0, 0, 0)
         self.oldest_use: int | None = None
         self._forget()
 
@@ -358,7 +356,6 @@ class Tenants:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
         index, sizes = state.index, _sizes(state)
         self._dropped += index.take_dropped()
-        state.index_size = index.node_count, index.tokens, index.request_count
         state.oldest_use = index.oldest_use()
         if sizes == state.sizes:
             return
@@ -613,10 +610,10 @@ class Tenants:
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded.
 
-        Waits for no tenant: what one is doing at the moment does not count yet.
+        Waits for no tenant: what one is doing at the moment may not count yet.
         """
         with self._lock:
-            index_sizes = [state.index_size for state in self._states.values()]
+            indexes = [state.index for state in self._states.values()]
             sizes = [self._names, *self._totals]
             limits = dict(self._limits)
             owed = self._owed
@@ -626,11 +623,10 @@ class Tenants:
             for part, size, bound in zip(("tenants", *_PARTS), sizes, bounds, strict=True)
             if bound < math.inf
         }
-        nodes, tokens, requests = map(sum, zip((0, 0, 0), *index_sizes, strict=True))
         return IndexStatistics(
-            nodes,
-            max(0, tokens - owed),
-            requests,
+            sum([index.node_count for index in indexes]),
+            max(0, sum([index.tokens for index in indexes]) - owed),
+            sum([index.request_count for index in indexes]),
             parts=parts,
             limits_reached=limits,
         )

@@ -372,8 +372,8 @@ def test_a_copied_plan_is_explained_as_the_original():
         assert copied.explain() == plan.explain()
         assert copied.logged.log is plan.logged.log
     fields = dataclasses.asdict(plan)
-    assert (fields["request_id"], fields["logged"]["time"]) == (plan.request_id, 2)
-    assert fields["logged"]["prompt"]["ids"] == (2, 1)
+    assert (fields["request_id"], fields["logged"].time) == (plan.request_id, 2)
+    assert fields["logged"].prompt.ids == (2, 1)
     planner.plan(big_request((3,)))  # the log goes on
     assert [one.request_id for one in plan.logged.log.before(4)] == ["a", "request-0", "request-1"]
 
