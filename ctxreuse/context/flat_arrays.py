@@ -8,6 +8,7 @@ circle of references would never be freed.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -22,6 +23,8 @@ Value = TypeVar("Value")
 _DOUBLES_UP_TO = 1 << 18
 _MOST_ROOM = 4_096
 _DROPPED_AT_ONCE = 2_000
+_FIRST_CHAINS = 8  # a power of two
+_IN_A_CHAIN = 2
 
 # the fields of a number in `LinkedNumbers`, of two; those of 0 are the newest and the oldest
 _OLDER = 0
@@ -115,6 +118,87 @@ class LinkedNumbers:
         links = self._links
         missing = place + 2 - len(links)
         links.frombytes(bytes(links.itemsize * (missing + 2 * room_behind(len(links)))))
+
+
+class HashedNumbers:
+    """Numbers from 1, each found by its hash of 64 bits; two of them never have the same.
+
+    They stand in chains, which are halved one at a time as numbers are added, never all at once
+    (linear hashing, Litwin 1980). One thread changes it at a time; others may look meanwhile.
+    """
+
+    __slots__ = ("_changes", "_first", "_halved", "_hashes", "_mask", "_next")
+
+    def __init__(self) -> None:
+        self._first = array("i", bytes(4 * _FIRST_CHAINS))  # of each chain
+        self._mask = _FIRST_CHAINS - 1
+        self._halved = 0  # the chains before this one are halved already
+        self._next = array("i", [0])  # in the chain
+        self._hashes = array("q", [0])
+        self._changes = 0  # odd while chains are changed
+
+    def find(self, hashed: int) -> int:
+        """Return the number of a hash; 0 if there is none."""
+        while True:
+            changes, chain = self._changes, hashed & self._mask
+            if chain < self._halved:  # as `_chain`, which takes a third of the time
+                chain = hashed & (2 * self._mask + 1)
+            number = self._first[chain]
+            if number:
+                hashes, following = self._hashes, self._next
+                while number and hashes[number] != hashed:
+                    number = following[number]
+            if number or (changes == self._changes and not changes & 1):
+                return number
+            time.sleep(0)  # lets in who changes it
+
+    def add(self, number: int, hashed: int) -> None:
+        """Add a number that is not here, whose hash no other one has."""
+        first, following = self._first, self._next
+        if number >= len(following):
+            missing = number + 1 - len(following) + room_behind(len(following))
+            self._hashes.frombytes(bytes(8 * missing))
+            following.frombytes(bytes(4 * missing))
+        chain = self._chain(hashed)
+        self._hashes[number], following[number], first[chain] = hashed, first[chain], number
+        if number > _IN_A_CHAIN * len(first):
+            self._halve_next()
+
+    def remove(self, number: int) -> None:
+        """Take out a number that is here."""
+        following, chain = self._next, self._chain(self._hashes[number])
+        self._changes += 1
+        before = self._first[chain]
+        if before == number:
+            self._first[chain] = following[number]
+        else:
+            while following[before] != number:
+                before = following[before]
+            following[before] = following[number]
+        self._changes += 1
+
+    def _chain(self, hashed: int) -> int:
+        chain = hashed & self._mask
+        return chain if chain >= self._halved else hashed & (2 * self._mask + 1)
+
+    def _halve_next(self) -> None:
+        """Move those of the next chain that belong there to a new, last one."""
+        first, following = self._first, self._next
+        chain, new = self._halved, len(first)
+        self._changes += 1
+        first.append(0)
+        number, first[chain] = first[chain], 0
+        bit = self._mask + 1
+        while number:
+            where = new if self._hashes[number] & bit else chain
+            after = following[number]
+            following[number], first[where] = first[where], number
+            number = after
+        self._halved += 1
+        if self._halved > self._mask:
+            # in this order, so that no thread looks for a chain that is not there yet
+            self._halved, self._mask = 0, 2 * self._mask + 1
+        self._changes += 1
 
 
 class FlatOrderedDict(Generic[Key, Value]):

@@ -96,7 +96,7 @@ class ContextIndex:
     stands behind its history, where no other context can follow); `tokens` is the sum of all
     weights; memory is bounded by `capacity_tokens` and `max_nodes`, by evicting the least recently
     used leaves, last blocks first, as engines do. Its owner bounds what grows within the nodes
-    (`block_count`, `request_size`).
+    (`block_count`, `request_count`).
 
     Each call takes a bounded number of steps beside those for its own arguments, because others
     wait meanwhile. What is left to do, `tidy` does: nodes that were cut off are freed by it, and
@@ -157,16 +157,11 @@ class ContextIndex:
         """How many request ids are remembered."""
         return self._requests.number
 
-    @property
-    def request_size(self) -> int:
-        """The sizes (`id_size`) of the request ids remembered."""
-        return self._requests.size
-
     def root(self, system: Hashable) -> int:
         """Return the root in `tree` for a system text; 0 if nothing was sent with it."""
         return self._roots.get(system, 0)
 
-    def __contains__(self, request_id: object) -> bool:
+    def __contains__(self, request_id: RequestId) -> bool:
         """Return whether a request of this id is remembered."""
         return request_id in self._requests
 
@@ -318,9 +313,9 @@ class ContextIndex:
         return dropped
 
     def _start_anew(self) -> None:
-        tree, requests, leaves = self.tree, self._requests, self._leaves
+        tree, leaves = self.tree, self._leaves
         if tree.births - self._births_before > _SMALL:
-            self._dropped += (chain(tree.drop(), requests.drop(), leaves.drop()),)
+            self._dropped += (chain(tree.drop(), leaves.drop()),)
         self._start_with(NodeTree(tree.births))
 
     def evict(self, request_id: RequestId) -> Removal | None:
@@ -407,9 +402,8 @@ class ContextIndex:
 
     def forget_oldest_request(self) -> None:
         """Forget the id that was remembered first; what the request sent stays."""
-        oldest = self._requests.oldest()
-        if oldest is not None:
-            self._note_leaf(self._requests.forget(oldest))
+        if end := self._requests.forget_oldest():
+            self._note_leaf(end)
 
     def _begin(self, removal: Removal) -> Removal:
         assert self._removal is None, "one thing is taken out at a time"
@@ -490,8 +484,7 @@ class ContextIndex:
     def _end_request(self, node: int, request_id: RequestId | None) -> None:
         requests = self._requests
         if request_id is not None:
-            earlier = requests.forget(request_id)
-            requests.add(request_id, node)
+            earlier = requests.put(request_id, node)
             if earlier:
                 self._note_leaf(earlier)
             if requests.number > _REQUESTS_A_NODE * self.max_nodes:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from typing import TypeAlias
 
-from ctxreuse.context.blocks import id_size
-from ctxreuse.context.flat_arrays import drop_items, drop_objects, with_room
+from ctxreuse.context.flat_arrays import HashedNumbers
 from ctxreuse.index.nodes import NodeTree
 
 RequestId: TypeAlias = str | int | bytes
@@ -20,11 +18,15 @@ _BEHIND = 2  # the first of those behind it
 _NEXT = 3  # what stands beside it, behind the same; of a free number, the next free one
 _PREVIOUS = 4  # 0 of the first
 _RANK = 5
-_OLDER = 6  # in the order of arrival; of 0, the newest
+_OLDER = 6  # in the order of arrival; of 0, the newest; `_FORGOTTEN` of a forgotten one
 _NEWER = 7  # of 0, the oldest
 _FIELDS = 8
 _NUMBER_BITS = 3  # that are zero in each number
 _NEW = bytes(_FIELDS * 4)
+_FORGOTTEN = -1
+
+_OF_BYTES = hash("bytes")
+_OF_NUMBER = hash("number")
 
 
 class RequestEnds:
@@ -36,83 +38,70 @@ class RequestEnds:
     forest of disjoint sets, united by rank). No such tree is higher than the logarithm of how many
     ids were ever in it. An id that is forgotten keeps its place while others stand behind it.
 
-    An id is a number, the place of its fields in one array; 0 is none.
+    An id is a number, the place of its fields in one array; 0 is none. The id itself is not kept,
+    only its hash: of a million ids, two have the same with a probability of 3 in 100 million, and
+    then the first one is forgotten.
 
     Args:
         tree: The nodes.
 
     Attributes:
-        size: The sizes (`id_size`) of all ids.
+        number: How many ids there are.
     """
 
-    __slots__ = ("_fields", "_free", "_ids", "_number_of", "_tree", "size")
+    __slots__ = ("_fields", "_free", "_hashes", "_tree", "number")
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
-        self.size = 0
-        self._number_of: dict[RequestId, int] = {}
-        self._ids = with_room()  # of a forgotten one, None
+        self.number = 0
+        self._hashes = HashedNumbers()
         self._fields = array("i", _NEW)
         self._free = 0
 
-    @property
-    def number(self) -> int:
-        """How many ids there are."""
-        return len(self._number_of)
-
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._number_of
-
-    def ids(self) -> list[RequestId]:
-        """Return all ids, the oldest first."""
-        return list(self._number_of)
-
-    def oldest(self) -> RequestId | None:
-        """Return the id that was added first; None if there is none."""
-        oldest: RequestId | None = self._ids[self._fields[_NEWER] >> _NUMBER_BITS]
-        return oldest
+    def __contains__(self, request_id: RequestId) -> bool:
+        """Return whether an id is known; its owner need not be held."""
+        return self._hashes.find(_hash(request_id)) != 0
 
     def end(self, request_id: RequestId) -> int:
         """Return the node where a request ends; 0 if it is not known."""
-        return self._end(self._number_of.get(request_id, 0))
+        return self._end(self._find(request_id))
 
-    def add(self, request_id: RequestId, node: int) -> None:
-        """Add a request that is not known.
+    def put(self, request_id: RequestId, node: int) -> int:
+        """Remember where a request ends, as the newest; return where it ended before, or 0.
 
         Args:
             request_id: Its id.
             node: Where it ends.
         """
-        number = self._new(request_id, node)
-        self._number_of[request_id] = number
-        self.size += id_size(request_id)
+        hashed = _hash(request_id)
+        known = self._hashes.find(hashed)
+        before = self._forget(known << _NUMBER_BITS) if known else 0
+        number = self._new(node)
+        self._hashes.add(number >> _NUMBER_BITS, hashed)
+        self.number += 1
         top = self._tree.ends[node]
         if top:
             self._put_behind(number, top)
         else:
             self._tree.ends[node] = number
+        return before
 
     def forget(self, request_id: RequestId) -> int:
         """Forget a request; return the node where it ended, 0 if it is not known."""
-        number = self._number_of.pop(request_id, 0)
-        if not number:  # as nearly always
-            return 0
-        node, fields = self._end(number), self._fields
-        self._ids[number >> _NUMBER_BITS] = None
-        self.size -= id_size(request_id)
-        older, newer = fields[number + _OLDER], fields[number + _NEWER]
-        fields[older + _NEWER], fields[newer + _OLDER] = newer, older
-        self._free_bare(number, node)
-        return node
+        number = self._find(request_id)
+        return self._forget(number) if number else 0  # as nearly always
+
+    def forget_oldest(self) -> int:
+        """Forget the request that was added first; return where it ended, 0 if there is none."""
+        number = self._fields[_NEWER]
+        return self._forget(number) if number else 0
 
     def forget_one_at(self, node: int) -> None:
         """Forget any of the requests that end at a node, where there is one."""
         number, fields = self._tree.ends[node], self._fields
         while fields[number + _BEHIND]:
             number = fields[number + _BEHIND]
-        request_id = self._ids[number >> _NUMBER_BITS]
-        assert request_id is not None, "an id behind which nothing stands is not forgotten"
-        self.forget(request_id)
+        self._forget(number)  # behind one that is forgotten stands another
 
     def move(self, node: int, end: int) -> None:
         """Let the requests that end at a node end at another one."""
@@ -128,10 +117,19 @@ class RequestEnds:
         else:
             self._put_behind(moved, there)
 
-    def drop(self) -> Iterator[None]:
-        """Forget all requests at once, and free their memory as `NodeTree.drop` does."""
-        yield from drop_objects(self._ids)
-        yield from drop_items(self._number_of)
+    def _find(self, request_id: RequestId) -> int:
+        return self._hashes.find(_hash(request_id)) << _NUMBER_BITS
+
+    def _forget(self, number: int) -> int:
+        """Forget a request by its number; return where it ended."""
+        node, fields = self._end(number), self._fields
+        self._hashes.remove(number >> _NUMBER_BITS)
+        self.number -= 1
+        older, newer = fields[number + _OLDER], fields[number + _NEWER]
+        fields[older + _NEWER], fields[newer + _OLDER] = newer, older
+        fields[number + _OLDER] = _FORGOTTEN
+        self._free_bare(number, node)
+        return node
 
     def _end(self, number: int) -> int:
         fields = self._fields
@@ -162,7 +160,7 @@ class RequestEnds:
             node: Where its requests ended.
         """
         fields = self._fields
-        while self._ids[number >> _NUMBER_BITS] is None and not fields[number + _BEHIND]:
+        while fields[number + _OLDER] == _FORGOTTEN and not fields[number + _BEHIND]:
             top = fields[number + _TOP]
             if top:
                 following, previous = fields[number + _NEXT], fields[number + _PREVIOUS]
@@ -179,20 +177,25 @@ class RequestEnds:
                 break
             number = top
 
-    def _new(self, request_id: RequestId, node: int) -> int:
+    def _new(self, node: int) -> int:
         """Return a number for a request, the newest."""
         fields = self._fields
         newest, number = fields[_OLDER], self._free
         if number:
             self._free = fields[number + _NEXT]
-            fields[number + _NODE], fields[number + _OLDER] = node, newest
             fields[number + _TOP] = fields[number + _RANK] = fields[number + _NEWER] = 0
         else:
             number = len(fields)
             fields.frombytes(_NEW)
-            fields[number + _NODE], fields[number + _OLDER] = node, newest
-            if number >> _NUMBER_BITS == len(self._ids):
-                self._ids = with_room(self._ids)
-        self._ids[number >> _NUMBER_BITS] = request_id
+        fields[number + _NODE], fields[number + _OLDER] = node, newest
         fields[newest + _NEWER] = fields[_OLDER] = number
         return number
+
+
+def _hash(request_id: RequestId) -> int:
+    """Return 64 bits of an id, others in each process; a string, bytes and a number differ."""
+    if isinstance(request_id, str):
+        return hash(request_id)
+    if isinstance(request_id, bytes):
+        return hash(request_id) ^ _OF_BYTES
+    return hash(f"{request_id:x}") ^ _OF_NUMBER  # a number's own hash is no secret

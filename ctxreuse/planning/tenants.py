@@ -37,14 +37,14 @@ from ctxreuse.planning.journal import Journal, Noted
 class Bounds:
     """How much a planner remembers of all tenants together.
 
-    A long id counts once for every 64 characters (`id_size`). docs/guides/security.md says what
-    each entry weighs in bytes.
+    A long id counts once for every 64 characters (`id_size`), where it is kept.
+    docs/guides/security.md says what each entry weighs in bytes.
 
     Attributes:
         tenants: Tenants, by their names.
         index_nodes: Nodes of the context index, and of the trials of how to continue an order.
         index_blocks: Blocks that these nodes hold.
-        request_ids: Ids of requests, for eviction.
+        request_ids: Ids of requests, for eviction; of each only its hash is kept.
         recent_blocks: Blocks of the recent requests that arriving ones are ordered by.
         repeat_blocks: Blocks of contexts that keep their order when they come again.
         journal_blocks: Blocks of the latest requests that `ReusePlanner.save` writes.
@@ -132,7 +132,7 @@ def _sizes(state: TenantState) -> tuple[int, ...]:
         index.node_count + online.node_count,
         index.block_count + online.block_count,
         index.tokens,
-        index.request_size,
+        index.request_count,
         online.recent.entries,
         state.sent_orders.size,
         state.journal.size,
@@ -613,8 +613,9 @@ class Tenants:
         Waits for no tenant: what one is doing at the moment may not count yet.
         """
         with self._lock:
-            indexes = [state.index for state in self._states.values()]
+            nodes = sum([state.index.node_count for state in self._states.values()])
             sizes = [self._names, *self._totals]
+            total = dict(zip(_PARTS, self._totals, strict=True))
             limits = dict(self._limits)
             owed = self._owed
         bounds = [self._max_names, *self._bounds]
@@ -624,9 +625,9 @@ class Tenants:
             if bound < math.inf
         }
         return IndexStatistics(
-            sum([index.node_count for index in indexes]),
-            max(0, sum([index.tokens for index in indexes]) - owed),
-            sum([index.request_count for index in indexes]),
+            nodes,
+            max(0, total["index_tokens"] - owed),
+            total["request_ids"],
             parts=parts,
             limits_reached=limits,
         )

@@ -1,13 +1,16 @@
 """What stands in flat arrays behaves as what Python has for it."""
 
 import gc
+import sys
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.flat_arrays import FlatOrderedDict, LinkedNumbers
+from ctxreuse.context.flat_arrays import FlatOrderedDict, HashedNumbers, LinkedNumbers
+from tests.support.helpers import check_hashed_numbers
 
 keys = st.integers(0, 6)
 steps = st.lists(
@@ -67,3 +70,44 @@ def test_a_collection_of_garbage_looks_at_nothing_that_a_flat_dictionary_holds()
         gc.collect()
     assert len(gc.get_objects()) < before + 100
     assert sum(len(gc.get_referents(one)) for one in (flat, flat._keys, flat._values)) < 100
+
+
+hashes = st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)  # many in one chain
+
+
+@given(st.lists(st.tuples(hashes, st.booleans()), max_size=120))
+def test_numbers_are_found_by_their_hashes_and_by_no_others(done):
+    numbers, number_of, free = HashedNumbers(), {}, []
+    for hashed, is_removed in done:
+        if hashed in number_of and is_removed:
+            numbers.remove(number_of[hashed])
+            free.append(number_of.pop(hashed))
+        elif hashed not in number_of:
+            number_of[hashed] = free.pop() if free else len(number_of) + 1
+            numbers.add(number_of[hashed], hashed)
+    check_hashed_numbers(numbers, set(number_of.values()))
+    for hashed in {*range(-41, 42), *(one for one, _ in done)}:
+        assert numbers.find(hashed) == number_of.get(hashed, 0)
+
+
+def test_a_number_is_found_while_another_thread_adds_and_removes_others():
+    numbers = HashedNumbers()
+    for number in range(1, 101):
+        numbers.add(number, hash(("kept", number)))
+
+    def change() -> None:
+        for number in range(101, 30_101):
+            numbers.add(number, hash(("other", number)))
+            if number % 3:
+                numbers.remove(number)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            changed = pool.submit(change)
+            while not changed.done():
+                assert [numbers.find(hash(("kept", one))) for one in (1, 50, 100)] == [1, 50, 100]
+            changed.result()
+    finally:
+        sys.setswitchinterval(before)

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 from ctxreuse.adapters.context_search import FoundContext
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.context.blocks import BlockKey
+from ctxreuse.context.flat_arrays import HashedNumbers
+from ctxreuse.index import radix_tree
+from ctxreuse.index.nodes import NodeTree
 from ctxreuse.index.path_search import heaviest_path
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, Inserted
 from ctxreuse.index.removal import Removal
@@ -64,6 +67,32 @@ def tree_weight(orders: Iterable[Sequence[int]], weights: Sequence[int]) -> int:
     """Return what the prefix tree of the orders weighs: the tokens that an engine prefills."""
     prefixes = {tuple(order[:end]) for order in orders for end in range(1, len(order) + 1)}
     return sum(weights[prefix[-1]] for prefix in prefixes)
+
+
+class NamedEnds(RequestEnds):
+    """The same, and the ids themselves, which the index does not keep."""
+
+    __slots__ = ("name_of",)
+
+    def __init__(self, tree: NodeTree) -> None:
+        super().__init__(tree)
+        self.name_of: dict[int, str | int | bytes] = {}  # by number, the oldest first
+
+    def put(self, request_id: str | int | bytes, node: int) -> int:
+        before = super().put(request_id, node)
+        self.name_of[self._find(request_id)] = request_id
+        return before
+
+    def _forget(self, number: int) -> int:
+        del self.name_of[number]
+        return super()._forget(number)
+
+    def ids(self) -> list[str | int | bytes]:
+        """Return all ids, the oldest first."""
+        return list(self.name_of.values())
+
+
+radix_tree.RequestEnds = NamedEnds  # type: ignore[misc]  # in all tests that import this
 
 
 class Sender:
@@ -221,7 +250,6 @@ def check_index(index: ContextIndex) -> None:
     requests = index._requests
     assert Counter(one for node in nodes for one in node.ids) == Counter(requests.ids())
     assert all((tree.ends[node.number] != 0) == bool(node.ids) for node in nodes)
-    assert index.request_size == sum(map(id_size, requests.ids()))
     check_request_ends(requests)
     assert not index.is_removing
 
@@ -246,22 +274,33 @@ def check_index(index: ContextIndex) -> None:
     assert index.oldest_use() == min(leaves.values(), default=None)
 
 
-def check_request_ends(requests: RequestEnds) -> None:
+def check_request_ends(requests: NamedEnds) -> None:
     """Check that all ids, and none that is forgotten without need, stand in order of arrival."""
-    _, tops, behind, following, previous, _, _, newer = (
+    _, tops, behind, following, previous, _, older, newer = (
         dict(enumerate(requests._fields[field::8])) for field in range(8)
     )
-    ids = [requests._ids[number] for number in range(len(tops))]
     free = followed(requests._free, by_place(following))
     used = set(range(1, len(tops))) - {one // 8 for one in free}
-    assert {ids[number] for number in used} - {None} == set(requests.ids())
+    known = {number // 8 for number in requests.name_of}
+    assert {number for number in used if older[number] != -1} == known
+    assert requests.number == len(known)
     for number in used:
         below = [one // 8 for one in followed(behind[number], by_place(following))]
         assert all(tops[one] == 8 * number for one in below)
-        assert below or ids[number] is not None
+        assert below or number in known
         assert [0, *below][: len(below)] == [previous[one] // 8 for one in below]
-    in_order = [ids[one // 8] for one in followed(newer[0], by_place(newer))]
-    assert in_order == requests.ids()
+    assert followed(newer[0], by_place(newer)) == [*requests.name_of]
+    check_hashed_numbers(requests._hashes, known)
+    assert all(requests._find(name) == number for number, name in requests.name_of.items())
+
+
+def check_hashed_numbers(hashed: HashedNumbers, numbers: set[int]) -> None:
+    """Check that each number, and no other, stands in the chain of its hash."""
+    chains = [followed(first, hashed._next) for first in hashed._first]
+    assert sorted(chain_number for chain in chains for chain_number in chain) == sorted(numbers)
+    for place, chain in enumerate(chains):
+        assert all(hashed._chain(hashed._hashes[number]) == place for number in chain)
+    assert len(chains) == hashed._mask + 1 + hashed._halved
 
 
 def by_place(field: Mapping[int, int]) -> dict[int, int]:
