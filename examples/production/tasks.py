@@ -15,12 +15,21 @@ from celery import Celery, signals
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.serving import EngineClient, dispatch
-from ctxreuse.sharing import SQLiteLog
+from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog
 
 app = Celery("tasks", broker=os.environ.get("BROKER_URL", "redis://127.0.0.1:6379/0"))
 app.conf.result_backend = os.environ.get("RESULT_URL", "redis://127.0.0.1:6379/1")
 
-planner = ReusePlanner(shared_log=SQLiteLog(os.environ.get("SENT_LOG", "sent.sqlite")))
+
+def sent_log() -> SharedLog:
+    """Return the log of what was sent, by the same variables as in app.py."""
+    place = os.environ.get("SENT_LOG", "sent.sqlite")
+    if "://" in place:
+        return RedisLog(place, secret=os.environ["SENT_LOG_SECRET"])
+    return SQLiteLog(place)
+
+
+planner = ReusePlanner(shared_log=sent_log())
 
 
 @signals.worker_process_init.connect

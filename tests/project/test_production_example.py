@@ -205,9 +205,11 @@ print(*(asked(names)["cached_tokens"] > 0 for names in ("abc", "cba", "bca", "ac
 """
 
 
-def installed_celery(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def celery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install Celery for one process: in the environment, it would lower versions of others."""
     pytest.importorskip("pip", reason="needs pip to install Celery")
+    folder = tmp_path_factory.mktemp("celery")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
     done = subprocess.run([*install, "celery>=5.4"], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -216,19 +218,29 @@ def installed_celery(folder: Path) -> Path:
     return folder
 
 
-def test_celerys_forked_workers_order_alike(tmp_path: Path) -> None:
-    celery = installed_celery(tmp_path / "packages")
+@contextmanager
+def sent_log(place: str, folder: Path) -> Iterator[dict[str, str]]:
+    """Yield the variables that name a log in a file, or in a Redis server."""
+    if place == "file":
+        yield {"SENT_LOG": str(folder / "sent.sqlite")}
+        return
+    with redis_server(folder) as redis:
+        yield {"SENT_LOG": redis.url, "SENT_LOG_SECRET": "of all services, 32 bytes of it."}
+
+
+@pytest.mark.parametrize("place", ["file", "redis"])
+def test_celerys_forked_workers_order_alike(tmp_path: Path, celery: Path, place: str) -> None:
     for name in ("queue", "control", "results"):
         (tmp_path / name).mkdir()
     (tmp_path / "settings.py").write_text(CELERY_SETTINGS.format(folder=str(tmp_path)))
-    with uvicorn("engine:app") as engine:
+    with uvicorn("engine:app") as engine, sent_log(place, tmp_path) as log:
         known = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(map(str, (tmp_path, EXAMPLE, celery, known)))
         variables = {
             **os.environ,
             "PYTHONPATH": path,
             "ENGINE_URL": f"{engine}/v1",
-            "SENT_LOG": str(tmp_path / "sent.sqlite"),
+            **log,
             "BROKER_URL": "filesystem://",
             "RESULT_URL": f"file://{tmp_path}/results",
         }
