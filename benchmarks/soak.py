@@ -32,7 +32,8 @@ from rich.console import Console
 from shared import new_table
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.planning.tenants import Bounds, Tenants
+from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.planning.tenants import Tenants
 
 TENANTS = 1_000
 DOCUMENTS = 200_000

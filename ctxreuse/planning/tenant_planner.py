@@ -52,7 +52,8 @@ from ctxreuse.planning.sharing import (
     SentEntry,
     Sharing,
 )
-from ctxreuse.planning.tenants import Tenants, TenantState
+from ctxreuse.planning.tenant_state import TenantState
+from ctxreuse.planning.tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True)

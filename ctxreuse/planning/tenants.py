@@ -15,160 +15,19 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from operator import add, gt, sub
 from typing import NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey, id_size
+from ctxreuse.context.blocks import id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
-from ctxreuse.index.explain import PromptLog
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.removal import Removal
 from ctxreuse.index.request_ends import RequestId
-from ctxreuse.index.shown_blocks import Conversations
-from ctxreuse.ordering.online import Cooccurrence, OnlineOrder
-from ctxreuse.ordering.repeats import SentOrders
-from ctxreuse.planning.journal import Journal, Noted
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How much a planner remembers of all tenants together.
-
-    A long id counts once for every 64 characters (`id_size`), where it is kept.
-    docs/guides/security.md says what each entry weighs in bytes.
-
-    Attributes:
-        tenants: Tenants, by their names.
-        index_nodes: Nodes of the context index, and of the trials of how to continue an order.
-        index_blocks: Blocks that these nodes hold.
-        request_ids: Ids of requests, for eviction; of each only its hash is kept.
-        recent_blocks: Blocks of the recent requests that arriving ones are ordered by.
-        repeat_blocks: Blocks of contexts that keep their order when they come again.
-        journal_blocks: Blocks of the latest requests that `ReusePlanner.save` writes.
-        conversations: Conversations, by their ids.
-        shown_blocks: Blocks that conversations were shown.
-        logged_blocks: Blocks of the prompts that `Plan.explain` compares with.
-        token_counts: Blocks whose tokens were counted.
-    """
-
-    tenants: int = 1_000
-    index_nodes: int = 1_000_000
-    index_blocks: int = 4_000_000
-    request_ids: int = 1_000_000
-    recent_blocks: int = 1_000_000
-    repeat_blocks: int = 200_000
-    journal_blocks: int = 200_000
-    conversations: int = 100_000
-    shown_blocks: int = 200_000
-    logged_blocks: int = 500_000
-    token_counts: int = 100_000
-
-
-class TenantState:
-    """What is remembered of one tenant.
-
-    Args:
-        name: The tenant.
-        capacity_tokens: What the engine's cache holds, or None.
-        max_nodes: Bound on the nodes of its index.
-        note_limit: As in `OnlineOrder`.
-
-    Attributes:
-        lock: Who reads or changes what follows holds it.
-        index: What was sent.
-        online: The order of arriving requests.
-        sent_orders: In which order contexts were sent.
-        journal: What was sent of late, for a file to start from.
-        conversations: What conversations were shown.
-        log: The latest prompts.
-        token_counts: Tokens of the blocks that were counted for this tenant. Another tenant's
-            counts would tell by time which texts it has.
-        unnamed_requests: How many requests without an id there have been. A common count would
-            tell how many requests others send.
-        name_in_order: Sorts the tenants by their first requests, where they hold equally much: the
-            same in a process that goes on, although it knows other names. The common lock guards
-            it, and what follows.
-        sizes: Of each part in `_DROP_OLDEST`, when the lock was last released.
-        oldest_use: When the least recently used leaf of the index was used, when the lock was last
-            released; None without one.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        capacity_tokens: int | None,
-        max_nodes: int,
-        note_limit: Callable[[str], object],
-    ) -> None:
-        self.name = name
-        self._capacity_tokens = capacity_tokens
-        self._max_nodes = max_nodes
-        self._note_limit = note_limit
-        self.lock = ForkSafeLock(self._forget)
-        self.name_in_order = 0, name
-        self.sizes = (0,) * len(_DROP_OLDEST)
-        self.oldest_use: int | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        """Forget all but the sizes: the totals hold them still."""
-        self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
-        self.online = OnlineOrder(Cooccurrence(), self._note_limit)
-        self.sent_orders = SentOrders()
-        self.journal = Journal()
-        self.conversations = Conversations()
-        self.log = PromptLog()
-        self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
-        self.unnamed_requests = 0
-
-
-def _sizes(state: TenantState) -> tuple[int, ...]:
-    """Return the size of each part in `_DROP_OLDEST`; every plan asks, so in one go."""
-    index, online, conversations = state.index, state.online, state.conversations
-    return (
-        index.node_count + online.node_count,
-        index.block_count + online.block_count,
-        index.tokens,
-        index.request_count,
-        online.recent.entries,
-        state.sent_orders.size,
-        state.journal.size,
-        conversations.size,
-        conversations.shown_size,
-        state.log.size,
-        len(state.token_counts),
-    )
-
-
-def _shrink_index(state: TenantState) -> None:
-    if state.index.node_count:
-        state.index.evict_oldest_leaf()
-    else:
-        state.online.forget_trials()
-
-
-_DROP_OLDEST: dict[str, Callable[[TenantState], object]] = {
-    "index_nodes": _shrink_index,
-    "index_blocks": _shrink_index,
-    "index_tokens": lambda state: state.index.evict_oldest(1),
-    "request_ids": lambda state: state.index.forget_oldest_request(),
-    "recent_blocks": lambda state: state.online.recent.forget_oldest(),
-    "repeat_blocks": lambda state: state.sent_orders.forget_oldest(),
-    "journal_blocks": lambda state: state.journal.forget_oldest(),
-    "conversations": lambda state: state.conversations.forget_oldest(),
-    "shown_blocks": lambda state: state.conversations.forget_oldest(),
-    "logged_blocks": lambda state: state.log.forget_oldest(),
-    "token_counts": lambda state: state.token_counts.popitem(last=False),
-}
-"""How the oldest entry of each part of `Bounds` goes, the number of tenants apart.
-
-The tokens of the index are bounded by the capacity of the engine's cache.
-"""
-
-_PARTS = tuple(_DROP_OLDEST)
+from ctxreuse.planning.journal import Noted
+from ctxreuse.planning.tenant_state import DROP_OLDEST, PARTS, Bounds, TenantState, sizes_of
 
 _LIMITS = (
     *("cached_paths", "greedy_paths", "continuations", "paper_orders"),
@@ -283,7 +142,7 @@ class Tenants:
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
         bound_of = {"index_tokens": capacity, **asdict(bounds)}
-        self._bounds = [bound_of[part] for part in _PARTS]
+        self._bounds = [bound_of[part] for part in PARTS]
         self._max_nodes = bounds.index_nodes
         self._lock = ForkSafeLock(self._forget)
         self._limits = dict.fromkeys(_LIMITS, 0)  # of all tenants, forgotten ones included
@@ -295,7 +154,7 @@ class Tenants:
         self._states: OrderedDict[str, TenantState] = OrderedDict()
         self._names = 0  # the sizes of the tenants' names
         self._senders = 0  # how many tenants have sent something, forgotten ones included
-        self._totals = [0] * len(_PARTS)  # of the sizes of these states
+        self._totals = [0] * len(PARTS)  # of the sizes of these states
         self._are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
         self._owed = 0  # tokens to be evicted once the tenant that is next is not busy
@@ -354,7 +213,7 @@ class Tenants:
 
     def measure(self, state: TenantState) -> None:
         """Bring the totals up to date with a state whose lock is held, unless it is forgotten."""
-        index, sizes = state.index, _sizes(state)
+        index, sizes = state.index, sizes_of(state)
         self._dropped += index.take_dropped()
         state.oldest_use = index.oldest_use()
         if sizes == state.sizes:
@@ -435,11 +294,11 @@ class Tenants:
         """Drop the oldest entries of a part of a state that is held; a few, for others may wait."""
         excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
-        enough = max(share, _sizes(state)[part] - excess)
+        enough = max(share, sizes_of(state)[part] - excess)
         for _ in range(_STEPS_A_HOLD):
-            if _sizes(state)[part] <= enough:
+            if sizes_of(state)[part] <= enough:
                 return
-            _DROP_OLDEST[_PARTS[part]](state)
+            DROP_OLDEST[PARTS[part]](state)
 
     def evict(
         self,
@@ -615,13 +474,13 @@ class Tenants:
         with self._lock:
             nodes = sum([state.index.node_count for state in self._states.values()])
             sizes = [self._names, *self._totals]
-            total = dict(zip(_PARTS, self._totals, strict=True))
+            total = dict(zip(PARTS, self._totals, strict=True))
             limits = dict(self._limits)
             owed = self._owed
         bounds = [self._max_names, *self._bounds]
         parts = {
             part: PartSize(size, int(bound))
-            for part, size, bound in zip(("tenants", *_PARTS), sizes, bounds, strict=True)
+            for part, size, bound in zip(("tenants", *PARTS), sizes, bounds, strict=True)
             if bound < math.inf
         }
         return IndexStatistics(

@@ -16,7 +16,8 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.index import radix_tree
 from ctxreuse.index.radix_tree import Evicted, PartSize
 from ctxreuse.index.request_ends import RequestEnds
-from ctxreuse.planning.tenants import Bounds, Tenants
+from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.planning.tenants import Tenants
 
 WAIT_S = 60
 MODES = ("active", "shadow")

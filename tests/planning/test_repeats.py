@@ -9,7 +9,7 @@ from tenant_sizes import bounded
 
 from ctxreuse import Plan, ReusePlanner
 from ctxreuse.ordering.repeats import SentOrders, context_digest, ranks_of
-from ctxreuse.planning.tenants import Bounds
+from ctxreuse.planning.tenant_state import Bounds
 
 
 def order(plan: Plan) -> str:

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.index.radix_tree import Evicted, IndexStatistics, PartSize
-from ctxreuse.planning.tenants import Bounds, Tenants
+from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.planning.tenants import Tenants
 
 
 class Service:

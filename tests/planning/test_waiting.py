@@ -22,7 +22,7 @@ from ctxreuse.index.radix_tree import ContextIndex, PartSize
 from ctxreuse.ordering import online, paper
 from ctxreuse.ordering.online import LongContext, OnlineOrder
 from ctxreuse.planning import tenant_planner
-from ctxreuse.planning.tenants import Bounds
+from ctxreuse.planning.tenant_state import Bounds
 
 WAIT_S = 60
 MODES = ("active", "shadow")

@@ -20,7 +20,8 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError, InputFileError, InvalidRequestError
 from ctxreuse.planning.sharing import LostEntry, SentEntry
-from ctxreuse.planning.tenants import Bounds, Tenants
+from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.planning.tenants import Tenants
 from ctxreuse.sharing import snapshot
 
 LETTERS = "abcdef"

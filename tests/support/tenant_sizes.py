@@ -5,7 +5,8 @@ from __future__ import annotations
 from helpers import nodes_of
 
 from ctxreuse import ReusePlanner
-from ctxreuse.planning.tenants import Bounds, Tenants
+from ctxreuse.planning.tenant_state import Bounds
+from ctxreuse.planning.tenants import Tenants
 
 SMALL = Bounds(
     tenants=3,
