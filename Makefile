@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+DATA = $(or $(CTXREUSE_DATA),.cache/stand-in-data)
 BIN := $(VENV)/bin
 PORT ?= 8000
 SECONDS ?= 60
@@ -90,7 +91,7 @@ bench-calls: $(VENV)/dev  ## how long calls of a wrapped model wait for each oth
 bench-query-engines: $(VENV)/dev  ## tokens computed for chains and query engines, on the data in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/query_engines.py
 
-bench-distributed: $(VENV)/dev  ## 100,000 requests in partitions on Ray and all at once; needs $$CTXREUSE_DATA
+bench-distributed: $(VENV)/dev  ## 100,000 requests in partitions on Ray and all at once
 	$(BIN)/python benchmarks/distributed.py
 
 soak: SECONDS = 900
@@ -98,22 +99,26 @@ soak: SLACK = 1
 soak: $(VENV)/dev  ## a planner under everything at once; SECONDS=900 SLACK=1
 	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) --slack $(SLACK)
 
-bench-workers: $(VENV)/dev  ## worker processes that use one engine, alone and with a shared log; needs $$CTXREUSE_DATA
+bench-workers: $(VENV)/dev  ## worker processes that use one engine, alone and with a shared log
 	$(BIN)/python benchmarks/workers.py
 
-bench-pools: $(VENV)/dev  ## engine pools of several processes, alone and with a shared log; needs $$CTXREUSE_DATA
+bench-pools: $(VENV)/dev  ## engine pools of several processes, alone and with a shared log
 	$(BIN)/python benchmarks/pool_workers.py
 
-bench-vllm: $(VENV)/dev  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
+bench-vllm: $(VENV)/dev $(DATA)  ## hit ratios and times to first token on a real engine, on the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
-	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/xquad" --k 5 --requests 40 -o bench-output/xquad
-	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$$CTXREUSE_DATA/locomo" --k 20 --requests 40 --independent --in-order -o bench-output/locomo
-	$(ENGINE_BENCH) --data "$$CTXREUSE_DATA/mtrag" --k 5 --requests 24 -o bench-output/mtrag
+	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$(DATA)/xquad" --k 5 --requests 40 -o bench-output/xquad
+	$(ENGINE_BENCH) --policy "ctxreuse, batch" --data "$(DATA)/locomo" --k 20 --requests 40 --independent --in-order -o bench-output/locomo
+	$(ENGINE_BENCH) --data "$(DATA)/mtrag" --k 5 --requests 24 -o bench-output/mtrag
 	$(BIN)/python benchmarks/leader_first.py --base-url "$(ENGINE_URL)"
 
 bench-quality: $(VENV)/dev  ## whether answers change, on a real engine and the data in $$CTXREUSE_DATA
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/quality.py --base-url "$(ENGINE_URL)"
+
+# without the public data
+.cache/stand-in-data: $(VENV)/dev
+	$(BIN)/python benchmarks/stand_in_data.py $@
 
 bench-agents: $(VENV)/dev  ## agents over emulated engines, on the traces in $$CTXREUSE_DATA, and over two real ones
 	$(BIN)/python benchmarks/agents.py

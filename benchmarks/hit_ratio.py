@@ -2,7 +2,7 @@
 
 Block level: prompt tokens of blocks already in the prefix cache / all block tokens. Reads the
 folder named by CTXREUSE_DATA: for each data set `corpus.jsonl` and `trace_kN.jsonl`, and
-`peer.json` with the peer's figures.
+`peer.json` with the peer's figures, if it is there.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class Measured:
 
 def main() -> None:
     """Print the tables."""
-    data = data_folder("peer.json", "xquad", "mtrag", "locomo")
-    peer = json.loads((data / "peer.json").read_text())
+    data = data_folder("xquad", "mtrag", "locomo")
+    figures = data / "peer.json"
+    peer = json.loads(figures.read_text()) if figures.exists() else {}
     console = Console(width=130)
     for mode in ("offline", "online"):
         _compare(console, data, peer, mode)
@@ -69,24 +70,33 @@ def _compare(
         none, paper, reuse = (
             _measure(trace, corpus, mode, strategy) for strategy in ("none", "paper", "reuse")
         )
-        figures = peer[name]
-        theirs = figures[f"contextpilot_{mode}"]
-        ratios.append(reuse.unlimited.hit_ratio / theirs)
+        figures = peer.get(name, {})
+        theirs, theirs_small, theirs_ms = (
+            figures.get(f"contextpilot_{mode}{what}") for what in ("", "_small", "_ms_per_request")
+        )
+        if theirs is not None:
+            ratios.append(reuse.unlimited.hit_ratio / theirs)
         table.add_row(
             name,
             f"{none.unlimited.hit_ratio:.4f}",
-            f"{theirs:.4f}",
+            _shown(theirs, 4),
             f"{paper.unlimited.hit_ratio:.4f}",
             f"{reuse.unlimited.hit_ratio:.4f}",
-            f"{ratios[-1]:.3f}",
-            f"{figures[f'contextpilot_{mode}_small']:.4f}",
+            _shown(theirs and reuse.unlimited.hit_ratio / theirs, 3),
+            _shown(theirs_small, 4),
             f"{reuse.small.hit_ratio:.4f}",
-            f"{figures[f'contextpilot_{mode}_ms_per_request']:.3f}",
+            _shown(theirs_ms, 3),
             f"{reuse.planning_ms:.3f}",
         )
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     console.print(table)
-    console.print(f"geometric mean of ctxreuse / peer, {mode}: {mean:.3f}\n")
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        console.print(f"geometric mean of ctxreuse / peer, {mode}: {mean:.3f}\n")
+
+
+def _shown(figure: float | None, digits: int) -> str:
+    """Return a figure of the peer; where there is none, a dash."""
+    return "-" if figure is None else f"{figure:.{digits}f}"
 
 
 def _measure(

@@ -34,6 +34,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.repeats < 2:
         parser.error("--repeats must be at least 2")
+    from shared import data_folder  # here: a checkout's process imports its own package alone
+
+    os.environ["CTXREUSE_DATA"] = str(data_folder())
     checkouts = [arguments.old.resolve(), arguments.new.resolve()]
     print(f"{'trace':<12}{'planned':<8}{'old ms':>9}{'new ms':>9}{'new/old':>9}  middle half")
     for trace in arguments.traces:
@@ -79,7 +82,7 @@ def plan(checkout: str, trace: str) -> None:
     if Path(ctxreuse.__file__).parent != Path(checkout, "ctxreuse"):
         sys.exit(f"there is no package ctxreuse in {checkout}")
     folder, depth = trace.split("_")
-    data = Path(os.environ.get("CTXREUSE_DATA") or sys.exit("set CTXREUSE_DATA")) / folder
+    data = Path(os.environ["CTXREUSE_DATA"]) / folder
     blocks = {
         line["id"]: ctxreuse.ContextBlock(
             id=line["id"], text=line.get("text", ""), tokens=line.get("tokens")

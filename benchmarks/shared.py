@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.table import Table
+from stand_in_data import write_stand_in_data
 
 from ctxreuse.evaluation.traces.json_lines import read_lines
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest, read_corpus, read_trace
+
+STAND_IN = Path(__file__).resolve().parent.parent / ".cache" / "stand-in-data"
 
 
 def data_folder(*names: str, folder: Path | None = None) -> Path:
@@ -18,11 +21,13 @@ def data_folder(*names: str, folder: Path | None = None) -> Path:
 
     Args:
         names: Files or folders in it that the benchmark reads.
-        folder: The folder; None takes what CTXREUSE_DATA names.
+        folder: The folder; None takes what CTXREUSE_DATA names, or else data that are made here.
     """
     named = folder or os.environ.get("CTXREUSE_DATA")
     if not named:
-        sys.exit("set CTXREUSE_DATA to the folder of the public data")
+        folder = write_stand_in_data(STAND_IN)
+        print(f"CTXREUSE_DATA is not set: made-up questions, in {folder}, stand for public data")
+        return folder
     folder = Path(named)
     for name in names:
         if not (folder / name).exists():
