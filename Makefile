@@ -5,11 +5,12 @@ VENV := .venv
 DATA = $(or $(CTXREUSE_DATA),.cache/stand-in-data)
 BIN := $(VENV)/bin
 PORT ?= 8000
+MODEL ?= smollm2-135m-instruct
 SECONDS ?= 60
 SEED ?= 0
 VLLM := $(BIN)/python tools/vllm_server.py
 # a server of the user's own is used as it is
-START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
+START_ENGINE = test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --model $(MODEL) --port $(PORT)
 ENGINE_BENCH = $(BIN)/ctxreuse bench jsonl --base-url "$(ENGINE_URL)" --part policies --answer-tokens 1 \
 	--policy "papers' order, online" --policy "ctxreuse, online"
 ENGINE_URL = $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1}
@@ -75,8 +76,8 @@ bench-hostile: $(VENV)/dev  ## time against input size; floods of events, dying 
 	$(BIN)/python benchmarks/input_size.py
 	$(BIN)/python benchmarks/hostile_neighbours.py all
 
-vllm: $(VENV)/base  ## a small model on a real vLLM server, without a GPU; PORT=8000
-	$(VLLM) start --port $(PORT)
+vllm: $(VENV)/base  ## a small model on a real vLLM server, without a GPU; PORT=8000 MODEL=qwen2.5-coder-0.5b
+	$(VLLM) start --model $(MODEL) --port $(PORT)
 
 vllm-stop: $(VENV)/base  ## stop the servers that `make vllm` started
 	$(VLLM) stop
@@ -123,8 +124,8 @@ bench-quality: $(VENV)/dev  ## whether answers change, on a real engine and the 
 bench-agents: $(VENV)/dev  ## agents over emulated engines, on the traces in $$CTXREUSE_DATA, and over two real ones
 	$(BIN)/python benchmarks/agents.py
 	$(BIN)/python benchmarks/agent_loss.py
-	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $(PORT)
-	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --port $$(($(PORT) + 1))
+	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --model $(MODEL) --port $(PORT)
+	@test -n "$$CTXREUSE_BASE_URL" || $(VLLM) start --model $(MODEL) --port $$(($(PORT) + 1))
 	$(BIN)/python benchmarks/agents_server.py $${CTXREUSE_BASE_URL:-http://127.0.0.1:$(PORT)/v1 http://127.0.0.1:$$(($(PORT) + 1))/v1}
 
 bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, and a real engine

