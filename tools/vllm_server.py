@@ -7,8 +7,9 @@
     python tools/vllm_server.py model     only prepare the model
 
 The model is SmolLM2-135M-Instruct, or with --model a larger one, with a context of 8,192 tokens.
-Larger ones are qwen2.5-coder-0.5b (2.5 GB of disk, 6 GB of memory) and qwen2.5-coder-1.5b. With a GPU you need none of this:
-run any vLLM with --enable-prompt-tokens-details and export CTXREUSE_BASE_URL=http://HOST:PORT/v1.
+Larger ones are qwen2.5-coder-0.5b (2.5 GB of disk) and qwen2.5-coder-1.5b (8 GB). With a GPU you
+need none of this: run any vLLM with --enable-prompt-tokens-details and export
+CTXREUSE_BASE_URL=http://HOST:PORT/v1.
 CTXREUSE_VLLM_HOME names another folder than .venv-vllm for all of this.
 """
 
@@ -93,7 +94,9 @@ def _status() -> None:
     for server in servers:
         options = server.options
         state = "answers" if is_healthy(server) else "does not answer (yet)"
-        print(f"{server.base_url}  {options.model}  {state}  process {server.pid}  log {server.log}")
+        print(
+            f"{server.base_url}  {options.model}  {state}  process {server.pid}  log {server.log}"
+        )
         print(
             f"  cache of {options.kv_cache_tokens:,} tokens in blocks of {options.block_size}, "
             f"requests of up to {options.longest_request:,} tokens, "

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, put, say, show
 from ctxreuse.context.files import file_errors, make_folder
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.report import write_pictures, write_report
 from ctxreuse.evaluation.results.results_file import Results, measure_savings
@@ -21,6 +24,9 @@ from ctxreuse.evaluation.results.tables import (
     estimate_json,
     estimate_output,
 )
+
+if TYPE_CHECKING:
+    from ctxreuse.evaluation.bench import BenchConfig
 
 
 def estimate(
@@ -118,16 +124,36 @@ def write_page(results: Results, path: str) -> None:
     say(f"ctxreuse: wrote {path}")
 
 
+class BenchPart(StrEnum):
+    """A part of a benchmark as the command knows them: those that are simulated, and quality."""
+
+    policies = "policies"
+    k = "k"
+    sessions = "sessions"
+    ablations = "ablations"
+    quality = "quality"
+
+
+_QUALITY = "Part quality"
+
+
 def bench(
     dataset: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="The files' format: multihop-rag, narrativeqa, qasper, mtrag, locomo, as their "
             "authors publish them; jsonl for a folder with corpus.jsonl (id, text) and "
-            "queries.jsonl (id, question; optionally answers, gold, conversation_id, turn)."
+            "queries.jsonl (id, question; optionally answers, gold, conversation_id, turn). "
+            "Part quality has question sets of its own, which it takes without."
         ),
-    ],
-    data: Annotated[Path, typer.Option(help="Where the files are.")],
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the files are. For part quality without a format, the folder of public "
+            "data; CTXREUSE_DATA if not given, else questions about the Python reference."
+        ),
+    ] = None,
     retriever: Annotated[
         str,
         typer.Option(
@@ -152,8 +178,11 @@ def bench(
         ),
     ] = False,
     part: Annotated[
-        list[Part] | None,
-        typer.Option(help="What to measure; several may be given. Without it, everything."),
+        list[BenchPart] | None,
+        typer.Option(
+            help="What to measure; several may be given. Without it, everything but quality, which "
+            "asks an engine for hours and stands alone."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -216,6 +245,86 @@ def bench(
     compare: Annotated[
         Path | None, typer.Option(help="Earlier results; say what has changed.")
     ] = None,
+    question_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="xquad-k5, xquad-k15, locomo-k20, mtrag-k5 of the folder of public data, or "
+            "python-reference; several may be given. Without it, all of the folder.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    questions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Questions a set that the main arms are asked: as retrieved, reordered, "
+            "annotated, de-duplicated. Without it 612, 200, 200 and 100 of the four sets, and all "
+            "of others.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    other_questions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Questions a set that the other arms are asked. Without it, 100.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An arm to compare with the answers as retrieved; several may be given: "
+            "reordered; annotated; de-duplicated; as retrieved, again (how far answers differ by "
+            "themselves); reversed; shuffled (how much order matters at all to this model); "
+            "annotated: NAME. "
+            "Without it, all.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--template",
+            "--templates",
+            help="A further annotation to try, with {labels}, {numbers}, {top} or {best} in it; "
+            "several may be given. It stands before the question, or where it says: 'after the "
+            "question: Best first: {numbers}', 'before the documents: ...'.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            help="A system text instead of the set's own, which asks for the shortest phrase.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(
+            help="End an arm once its change of F1 is known to plus or minus this, such as 0.02.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop after so many hours; run it again to go on.", rich_help_panel=_QUALITY
+        ),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file that keeps answers by prompt, for the next run to go on from. Without "
+            "it, answers.jsonl in the output's folder.",
+            rich_help_panel=_QUALITY,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompts at a time; 4 if not given.", rich_help_panel=_QUALITY),
+    ] = None,
 ) -> None:
     """Compare ways to order retrieved blocks on a data set.
 
@@ -225,36 +334,65 @@ def bench(
     left out at a time (ablations).
 
     `ctxreuse bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
+
+    Part quality asks an engine the same questions with the blocks shown in several ways ("arms"),
+    greedily, and says how much F1, exact matches and answers that hold the right one change against
+    the retriever's order, with paired 95% intervals. It keeps every answer: stopped by Ctrl-C,
+    --hours or --precision, it shows what there is, and goes on there the next time.
+
+    `ctxreuse bench --part quality --base-url http://127.0.0.1:8000/v1 --hours 2`
+
+    `ctxreuse bench jsonl --data FOLDER --k 5 --part quality --base-url URL --precision 0.02`
     """
     from ctxreuse.evaluation.bench import BenchConfig, run  # loads most of the package
 
     earlier = None if compare is None else Results.read(compare)
+    own = {
+        "question_sets": question_set,
+        "questions": questions,
+        "other_questions": other_questions,
+        "arms": arm,
+        "templates": template,
+        "system": system,
+        "precision": precision,
+        "hours": hours,
+        "answers": answers,
+        "concurrency": concurrency,
+    }
+    own = {name: value for name, value in own.items() if value is not None}
+    is_quality = BenchPart.quality in (part or ())
+    _check_parts(part or (), own)
+    if not is_quality and (dataset is None or data is None):
+        raise InvalidRequestError(
+            "name the files' format and where they are, such as: ctxreuse bench jsonl --data FOLDER"
+        )
     _make_folder(output)  # before a long measurement whose results could not be written
-    results = run(
-        BenchConfig(
-            dataset=dataset,
-            data=data,
-            retriever=retriever,
-            k=k,
-            requests=requests,
-            independent=independent,
-            in_order=in_order,
-            parts=part or (),
-            policies=policy or (),
-            ks=at_k or (),
-            sessions=at_sessions or (),
-            capacities=capacity_tokens or (),
-            tokenizer=tokenizer,
-            chunk_tokens=chunk_tokens,
-            contextpilot_python=contextpilot_python,
-            base_url=base_url,
-            model=model,
-            api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
-            answer_tokens=answer_tokens,
-            seed=seed,
-        ),
-        progress,
+    config = BenchConfig(
+        dataset=dataset or "",
+        data=data or Path(),
+        retriever=retriever,
+        k=k,
+        requests=requests,
+        independent=independent,
+        in_order=in_order,
+        parts=() if is_quality else [Part(one) for one in part or ()],
+        policies=policy or (),
+        ks=at_k or (),
+        sessions=at_sessions or (),
+        capacities=capacity_tokens or (),
+        tokenizer=tokenizer,
+        chunk_tokens=chunk_tokens,
+        contextpilot_python=contextpilot_python,
+        base_url=base_url,
+        model=model,
+        api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
+        answer_tokens=answer_tokens,
+        seed=seed,
     )
+    if is_quality:
+        _bench_quality(config, data, own, output)
+        return
+    results = run(config, progress)
     results.write(output / "results.json")
     results.write_csv(output / "results.csv")
     show(bench_output(results))
@@ -263,6 +401,54 @@ def bench(
         write_page(results, html)
     if earlier is not None:
         show(comparison(earlier, results))
+
+
+def _check_parts(parts: list[BenchPart] | tuple[()], own: Mapping[str, Any]) -> None:
+    """Check that part quality stands alone, and its options with it."""
+    if BenchPart.quality in parts:
+        if set(parts) != {BenchPart.quality}:
+            raise InvalidRequestError(
+                "--part quality stands alone; run the other parts by themselves"
+            )
+    elif own:
+        names = ", ".join(_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in own)
+        raise InvalidRequestError(f"{names}: only with --part quality")
+
+
+_OPTIONS = {"question_sets": "--question-set", "arms": "--arm", "templates": "--template"}
+"""Options that are not called as what they become."""
+
+
+def _bench_quality(
+    bench_config: BenchConfig, data: Path | None, own: Mapping[str, Any], output: Path
+) -> None:
+    """Measure whether answers stay as good, and show and write what came out."""
+    from ctxreuse.evaluation.quality import QualityConfig, quality_output, run, sets_to_ask
+
+    if bench_config.base_url is None:
+        raise InvalidRequestError(
+            "part quality asks an engine; start one (make vllm) and name it: --base-url "
+            "http://127.0.0.1:8000/v1"
+        )
+    options = dict(own)
+    if data is None and not bench_config.dataset and os.environ.get("CTXREUSE_DATA"):
+        data = Path(os.environ["CTXREUSE_DATA"])
+    config = QualityConfig(
+        sets=sets_to_ask(bench_config, data, options.pop("question_sets", ()), progress),
+        base_url=bench_config.base_url,
+        model=bench_config.model,
+        api_key=bench_config.api_key,
+        seed=bench_config.seed,
+        answers=options.pop("answers", output / "answers.jsonl"),
+        **options,
+    )
+    say(f"ctxreuse: asking {', '.join(one.name for one in config.sets)}")
+    results = run(config, say)
+    show(quality_output(results))
+    results.write(output / "quality.json")
+    say(f"ctxreuse: wrote {output / 'quality.json'}")
+    if results.exit_code:
+        raise typer.Exit(results.exit_code)
 
 
 def _make_folder(path: Path) -> None:

@@ -131,7 +131,7 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
         EngineError: The server does not answer at all.
     """
     tokenizer = _tokenizer(config.tokenizer)
-    workload = _workload(config, progress)
+    workload = read_workload(config, progress)
     notes: list[str] = []
     policies = _policies(config, notes)
     summary = TraceSummary.of(cut(workload.in_order(), config.k))
@@ -172,7 +172,14 @@ def run(config: BenchConfig, progress: Progress = no_progress) -> Results:
     )
 
 
-def _workload(config: BenchConfig, progress: Progress) -> Workload:
+def read_workload(config: BenchConfig, progress: Progress = no_progress) -> Workload:
+    """Return the questions of a benchmark, with the blocks found for each.
+
+    Raises:
+        InvalidRequestError: There is no such data set or retriever.
+        InputFileError: A file is missing or broken.
+        MissingExtraError: A package that is needed is not installed.
+    """
     with progress("reading", 1):
         dataset = load(config.dataset, config.data, chunk_tokens=config.chunk_tokens)
         if config.independent:

@@ -36,6 +36,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def half_width(self) -> float:
+        """Half of the distance between the ends."""
+        return (self.high - self.low) / 2
+
 
 def normalize_answer(text: str) -> str:
     """Return a text as SQuAD compares it: lower case, no ASCII punctuation, articles or gaps."""
@@ -55,6 +60,22 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
     """
     given = normalize_answer(answer)
     return max(float(given == normalize_answer(right)) for right in _checked(references))
+
+
+def answer_contained(answer: str, references: Sequence[str]) -> float:
+    """Return 1 if an answer holds one of the right ones, word by word, else 0.
+
+    Args:
+        answer: The model's answer.
+        references: The right answers, at least one. One without words is held by no answer but one
+            without words.
+
+    Raises:
+        InvalidRequestError: There is no right answer.
+    """
+    given = f" {normalize_answer(answer)} "
+    known = [f" {normalize_answer(right)} " for right in _checked(references)]
+    return max(float(right in given if right.strip() else right == given) for right in known)
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:

@@ -1,0 +1,298 @@
+"""The arms of the quality benchmark: ways to show the same blocks, and the prompts that they make.
+
+The first turns of a whole question set are planned as one batch, whatever part of it is asked, so
+an arm's prompts do not depend on how many questions are asked, and kept answers stay of use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.evaluation.quality.question_sets import QuestionId, QuestionSet
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planning.plan import Plan
+
+Place: TypeAlias = Literal["before the question", "after the question", "before the documents"]
+PLACES: tuple[Place, ...] = ("before the question", "after the question", "before the documents")
+
+_FIELDS = ("{labels}", "{numbers}", "{best}", "{top}")
+_TOP = 3
+
+Arrangement: TypeAlias = Literal["as retrieved", "reversed", "shuffled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """An order annotation under trial.
+
+    Attributes:
+        words: The annotation, with one of `{labels}` (all of them, best first), `{numbers}` (only
+            the numbers in them), `{top}` (the numbers of the best three) and `{best}` (the best
+            one's label).
+        place: Where it stands.
+
+    Raises:
+        InvalidRequestError: The words have no field, or an unknown one.
+    """
+
+    words: str
+    place: Place = "before the question"
+
+    def __post_init__(self) -> None:
+        bare = self.words
+        for name in _FIELDS:
+            bare = bare.replace(name, "")
+        if bare == self.words or "{" in bare or "}" in bare:
+            raise InvalidRequestError(
+                f"annotation {describe(self.words)} must hold one of {', '.join(_FIELDS)}, and no "
+                "other braces"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Annotation:
+        """Return the annotation of an option such as "after the question: Best first: {numbers}".
+
+        Raises:
+            InvalidRequestError: The words have no field, or an unknown one.
+        """
+        for place in PLACES:
+            if text.startswith(f"{place}:"):
+                return cls(text.removeprefix(f"{place}:").strip(), place)
+        return cls(text)
+
+    def content(self, plan: Plan) -> str:
+        """Return the user message of a plan with this annotation instead of the planner's."""
+        if plan.order_annotation is None:
+            return plan.content
+        labels = [
+            found[0] for found in plan.templates.label_pattern.finditer(plan.order_annotation)
+        ]
+        numbers = [str(ordinal) for ordinal in plan.templates.label_ordinals(labels)]
+        words = self.words
+        for name, text in zip(
+            _FIELDS,
+            (", ".join(labels), ", ".join(numbers), labels[0], ", ".join(numbers[:_TOP])),
+            strict=True,
+        ):
+            words = words.replace(name, text)
+        return self._placed(words, replace(plan, order_annotation=None))
+
+    def _placed(self, words: str, plain: Plan) -> str:
+        if self.place == "before the question":
+            return replace(plain, order_annotation=words).content
+        parts = [plain.content, words]
+        if self.place == "before the documents":
+            parts.reverse()
+        return plain.templates.separator.join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to show the blocks.
+
+    Attributes:
+        name: What `--arm` and tables call it.
+        strategy: The planner's strategy.
+        arrangement: What is done with the retriever's order before it is planned.
+        annotation: An annotation under trial; None for the planner's own, or none at all.
+        is_annotated: Whether a prompt says how the retriever ranked blocks that were moved.
+        deduplicate: Whether blocks that a conversation shows already are left out.
+        is_main: Whether it is asked all questions; the others are asked fewer.
+        repetition: Tells apart arms of the same prompts, which are asked each.
+    """
+
+    name: str
+    strategy: Strategy = "none"
+    arrangement: Arrangement = "as retrieved"
+    annotation: Annotation | None = None
+    is_annotated: bool = False
+    deduplicate: bool = False
+    is_main: bool = False
+    repetition: int = 0
+
+    def content(self, plan: Plan) -> str:
+        """Return the user message for a plan."""
+        if self.annotation is not None:
+            return self.annotation.content(plan)
+        return (plan if self.is_annotated else replace(plan, order_annotation=None)).content
+
+
+AS_RETRIEVED = Arm("as retrieved", is_main=True)
+REORDERED = Arm("reordered", "reuse", is_main=True)
+ANNOTATED = Arm("annotated", "reuse", is_annotated=True, is_main=True)
+DEDUPLICATED = Arm("de-duplicated", "reuse", is_annotated=True, deduplicate=True, is_main=True)
+_OTHERS = (
+    Arm("as retrieved, again", repetition=1),
+    Arm("reversed", arrangement="reversed"),
+    Arm("shuffled", arrangement="shuffled"),
+)
+
+TRIALS: Mapping[str, Annotation] = {
+    "numbers": Annotation("Most relevant first: {numbers}"),
+    "numbers, after": Annotation("Most relevant first: {numbers}", "after the question"),
+    "numbers, in front": Annotation("Most relevant first: {numbers}", "before the documents"),
+    "top three": Annotation("Most relevant documents: {top}"),
+    "best": Annotation("{best} is the most relevant document."),
+}
+"""Annotations under trial: at most half as long as the planner's, in three places."""
+
+
+def arms_of(names: Sequence[str], templates: Sequence[str], *, has_turns: bool) -> list[Arm]:
+    """Return the arms of a question set; as retrieved first.
+
+    Args:
+        names: Names of arms; where empty, all.
+        templates: Words of further annotations.
+        has_turns: Whether blocks can have been shown before.
+
+    Raises:
+        InvalidRequestError: There is no such arm, or a template is none.
+    """
+    trials = {
+        **{f"annotated: {name}": one for name, one in TRIALS.items()},
+        **{f"annotated: {text}": Annotation.parse(text) for text in templates},
+    }
+    arms = [
+        *(AS_RETRIEVED, REORDERED, ANNOTATED, DEDUPLICATED),
+        *_OTHERS,
+        *(Arm(name, "reuse", annotation=one, is_annotated=True) for name, one in trials.items()),
+    ]
+    known = [arm.name for arm in arms]
+    for name in names:
+        if name not in known:
+            raise InvalidRequestError(
+                f"there is no arm {describe(name)}; there are: {'; '.join(known)}"
+            )
+    own = [f"annotated: {text}" for text in templates]
+    chosen = {AS_RETRIEVED.name, *own, *names} if names else set(known)
+    return [arm for arm in arms if arm.name in chosen and (has_turns or not arm.deduplicate)]
+
+
+def annotation_words(arm: Arm) -> str:
+    """Return what an arm's prompts say of the retriever's order, in words; "" if nothing."""
+    if not arm.is_annotated:
+        return ""
+    if arm.annotation is None:
+        words = DEFAULT_TEMPLATES.order.replace("{order}", "{labels}")
+        return f"{words} ({PLACES[0]})"
+    return f"{arm.annotation.words} ({arm.annotation.place})"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of one arm for one question.
+
+    Attributes:
+        question: The question.
+        messages: Chat messages.
+        answer_tokens: The longest answer.
+        repetition: As in `Arm`.
+    """
+
+    question: QuestionId
+    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+    answer_tokens: int
+    repetition: int = 0
+
+    @property
+    def text(self) -> str:
+        """All that the model reads, for sorting: prompts that begin alike stand side by side."""
+        return "\0".join(str(message["content"]) for message in self.messages)
+
+    def key(self, model: str) -> str:
+        """Return what its answer is kept under: a hash of model, prompt and limits."""
+        limits = {"max_tokens": self.answer_tokens, "temperature": 0}
+        asked = [model, self.messages, limits, self.repetition]
+        text = json.dumps(asked, ensure_ascii=True, sort_keys=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+class Prompts:
+    """Makes the prompts of all arms for one question set.
+
+    Args:
+        questions: The set.
+        seed: Of the shuffled arm.
+    """
+
+    def __init__(self, questions: QuestionSet, seed: int) -> None:
+        self._questions = questions
+        self._seed = seed
+        self._planners: dict[tuple[str, str, bool], ReusePlanner] = {}
+        self._first: dict[tuple[str, str, bool], Sequence[Plan]] = {}
+
+    def turns(self, arm: Arm, number: int, answers: Sequence[str]) -> Iterator[Prompt]:
+        """Yield an arm's prompts for the turns of a conversation, as far as answers go.
+
+        The same answers stand in the history of every arm, so that arms differ in their blocks
+        alone.
+
+        Args:
+            arm: The arm.
+            number: The conversation's place.
+            answers: The answers to its turns so far; a prompt more is yielded than there are.
+        """
+        conversation = self._questions.conversations[number]
+        history: list[dict[str, Any]] = []
+        for turn, traced in enumerate(conversation[: len(answers) + 1]):
+            plan = (
+                self._first_plans(arm)[number] if turn == 0 else self._later(arm, traced, history)
+            )
+            content = arm.content(plan)
+            messages = plan.messages()
+            messages[-1]["content"] = content
+            yield Prompt(
+                traced.request_id,
+                tuple(messages),
+                self._questions.answer_tokens,
+                arm.repetition,
+            )
+            if turn < len(answers):
+                history.append({"role": "user", "content": content})
+                history.append({"role": "assistant", "content": answers[turn]})
+
+    def _first_plans(self, arm: Arm) -> Sequence[Plan]:
+        key = self._key(arm)
+        if key not in self._first:
+            requests = [self._request(arm, turns[0], []) for turns in self._questions.conversations]
+            batch = self._planner(arm).plan_batch(requests, arm.strategy)
+            self._first[key] = batch.in_input_order()
+        return self._first[key]
+
+    def _later(self, arm: Arm, traced: TraceRequest, history: list[dict[str, Any]]) -> Plan:
+        return self._planner(arm).plan(self._request(arm, traced, list(history)), arm.strategy)
+
+    def _planner(self, arm: Arm) -> ReusePlanner:
+        return self._planners.setdefault(self._key(arm), ReusePlanner(deduplicate=arm.deduplicate))
+
+    def _key(self, arm: Arm) -> tuple[str, str, bool]:
+        return arm.strategy, arm.arrangement, arm.deduplicate
+
+    def _request(
+        self, arm: Arm, traced: TraceRequest, history: list[dict[str, Any]]
+    ) -> ContextRequest:
+        blocks = list(traced.blocks)
+        match arm.arrangement:
+            case "reversed":
+                blocks.reverse()
+            case "shuffled":
+                Random(f"{traced.request_id} {self._seed}").shuffle(blocks)
+        is_turn = traced.conversation_id is not None
+        return ContextRequest(
+            blocks=blocks,
+            query=traced.query,
+            system=self._questions.system,
+            history=history if is_turn else None,
+            conversation_id=traced.conversation_id if is_turn else None,
+            tenant=traced.tenant,
+            request_id=traced.request_id,
+        )
