@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,9 @@ class _AskedSet:
         if part:
             yield part
 
-    @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return len(self._rounds)
+    def goes_on(self, number: int) -> bool:
+        """Return whether any arm is asked something in a round."""
+        return number < len(self._rounds) and bool(self.asked_in(number, self.arms[0]))
 
     def asked_in(self, number: int, arm: Arm) -> list[int]:
         """Return the conversations that an arm is asked in a round."""
@@ -189,13 +189,19 @@ class _AskedSet:
             before += self._sizes[one]
         return chosen
 
-    def left(self, number: int) -> int:
-        """Return how many questions remain from a round on, over all arms, at most."""
+    def left(self) -> int:
+        """Return how many questions remain to be asked, over all arms, at most."""
+        return sum(
+            max(0, self._wanted(arm) - len(answers.scored))
+            for arm, answers in zip(self.arms, self.answers, strict=True)
+        )
+
+    def _wanted(self, arm: Arm) -> int:
+        """Return how many questions an arm is asked in all rounds."""
         return sum(
             self._sizes[one]
-            for later in range(number, self.rounds)
-            for arm in self.arms
-            for one in self.asked_in(later, arm)
+            for number in range(len(self._rounds))
+            for one in self.asked_in(number, arm)
         )
 
     def _most(self, arm: Arm) -> int:
@@ -229,7 +235,6 @@ class _Benchmark:
         self._clock = clock
         self._began = self._last_line = clock()
         self._place = ""
-        self._round = 0
         client = EngineClient(config.base_url, config.model, api_key=config.api_key)
         self.interview = Interview(
             client, kept, config.concurrency, self._is_over, self._after_answer
@@ -251,11 +256,12 @@ class _Benchmark:
             f"{self._kept.earlier:,} answers are kept in {self._kept.path}"
         )
         try:
-            for number in range(max(one.rounds for one in self.sets)):
-                self._round = number
-                for asked in self.sets:
-                    if self._round < asked.rounds:
-                        await self._ask_round(asked)
+            for number in count():
+                going_on = [asked for asked in self.sets if asked.goes_on(number)]
+                if not going_on:
+                    break
+                for asked in going_on:
+                    await self._ask_round(asked, number)
         except OutOfTimeError:
             return f"--hours {self._config.hours:g} are used up"
         except EngineError as error:
@@ -299,9 +305,9 @@ class _Benchmark:
             )
         return numbers
 
-    async def _ask_round(self, asked: _AskedSet) -> None:
+    async def _ask_round(self, asked: _AskedSet, number: int) -> None:
         for place, arm in enumerate(asked.arms):
-            numbers = asked.asked_in(self._round, arm)
+            numbers = asked.asked_in(number, arm)
             self._place = f"{asked.questions.name}, {arm.name}"
             began, answers_before = self._clock(), len(asked.answers[place].scored)
             asked_before = self.interview.asked
@@ -412,7 +418,7 @@ class _Benchmark:
             return ""
         mean = sum(one.seconds for one in known) / sum(one.new_cells for one in known)
         left = sum(
-            asked.left(self._round) * (asked.seconds / asked.new_cells if asked.new_cells else mean)
+            asked.left() * (asked.seconds / asked.new_cells if asked.new_cells else mean)
             for asked in self.sets
         )
         if self._config.hours is not None:
@@ -421,4 +427,4 @@ class _Benchmark:
         return f"; {mean:.1f} s an answer, at most {minutes // 60} h {minutes % 60:02d} min left"
 
     def _left(self) -> int:
-        return sum(asked.left(0) for asked in self.sets)
+        return sum(asked.left() for asked in self.sets)
