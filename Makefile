@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 MODEL ?= smollm2-135m-instruct
 SECONDS ?= 60
+HOURS ?= 2
 SEED ?= 0
 VLLM := $(BIN)/python tools/vllm_server.py
 # a server of the user's own is used as it is
@@ -113,9 +114,9 @@ bench-vllm: $(VENV)/dev $(DATA)  ## hit ratios and times to first token on a rea
 	$(ENGINE_BENCH) --data "$(DATA)/mtrag" --k 5 --requests 24 -o bench-output/mtrag
 	$(BIN)/python benchmarks/leader_first.py --base-url "$(ENGINE_URL)"
 
-bench-quality: $(VENV)/dev  ## whether answers change, on a real engine and the data in $$CTXREUSE_DATA
+bench-quality: $(VENV)/dev  ## whether answers stay as good, on a real engine; MODEL=qwen2.5-coder-0.5b HOURS=2
 	@$(START_ENGINE)
-	$(BIN)/python benchmarks/quality.py --base-url "$(ENGINE_URL)"
+	$(BIN)/ctxreuse bench --part quality --base-url "$(ENGINE_URL)" --hours $(HOURS) -o bench-output/quality
 
 # without the public data
 .cache/stand-in-data: $(VENV)/dev

@@ -1,4 +1,4 @@
-"""What the benchmarks on a real server share: its address, what it holds, progress."""
+"""What the benchmarks on a real server share: its address, what it holds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.errors import shown_url
@@ -96,18 +86,6 @@ async def warm_up(server: ServerInfo) -> None:
     async with EngineClient(server.base_url, server.model) as client:
         for _ in range(2):
             await client.complete([{"role": "user", "content": "Hello. " * 200}], max_tokens=1)
-
-
-def progress_bar() -> Progress:
-    """Return a progress bar on standard error."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
 
 
 def _get(url: str) -> str:

@@ -1,0 +1,644 @@
+"""`ctxreuse bench --part quality`: arms, prompts, scores, limits, and going on where it stopped."""
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cli_helpers import run, words
+from test_bench import folder
+from test_live_engine import URL, served
+
+from ctxreuse import ContextBlock
+from ctxreuse.cli.savings_commands import BenchPart
+from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
+from ctxreuse.evaluation.quality import QualityConfig
+from ctxreuse.evaluation.quality import run as run_quality
+from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
+from ctxreuse.evaluation.quality.arms import (
+    ANNOTATED,
+    AS_RETRIEVED,
+    DEDUPLICATED,
+    REORDERED,
+    TRIALS,
+    Annotation,
+    Arm,
+    Prompts,
+    arms_of,
+)
+from ctxreuse.evaluation.quality.quality_results import (
+    ArmAnswers,
+    Scored,
+    calibration,
+    change,
+    is_precise,
+)
+from ctxreuse.evaluation.quality.question_sets import (
+    SHORT_ANSWERS,
+    QuestionSet,
+    set_of_workload,
+    sets_to_ask,
+    standard_sets,
+)
+from ctxreuse.evaluation.replay.run_result import Part
+from ctxreuse.evaluation.results.answers import normalize_answer
+from ctxreuse.evaluation.traces.trace_files import TraceRequest
+
+__all__ = ["folder", "run", "served"]
+
+TOWNS = [
+    ContextBlock(id=f"t{number}", text=f"Town {number} has the code c{number}. " + "Water. " * 60)
+    for number in range(8)
+]
+FIRST_CODE = re.compile(r"\[Doc_1\] Town \d has the code (c\d)")
+
+
+def questions(number=12, **fields):
+    """Questions whose right answer is the code of the town that was retrieved first."""
+    conversations = []
+    for one in range(number):
+        blocks = tuple(TOWNS[(one + step) % 8] for step in (0, 1, 2))
+        request = TraceRequest(f"q{one}", f"What is the code, {one}?", blocks)
+        conversations.append((request,))
+    references = {f"q{one}": [f"c{one % 8}"] for one in range(number)}
+    return QuestionSet("towns", tuple(conversations), references, questions=number, **fields)
+
+
+def chats(number=4):
+    """Conversations of two turns, the second of which shows a block again and is scored."""
+    conversations = [
+        tuple(
+            TraceRequest(f"c{one}-{turn}", f"And {turn}?", blocks, f"c{one}", turn)
+            for turn, blocks in enumerate(
+                ((TOWNS[one], TOWNS[one + 1]), (TOWNS[one + 1], TOWNS[one + 2]))
+            )
+        )
+        for one in range(number)
+    ]
+    return QuestionSet(
+        "chats", tuple(conversations), {f"c{one}-1": ["no"] for one in range(number)}
+    )
+
+
+def reads_the_first(body):
+    """Answer as a model that reads nothing but the first document."""
+    found = FIRST_CODE.search(body["messages"][-1]["content"])
+    return found[1] if found else "Hello."
+
+
+def config(tmp_path, sets=None, **fields):
+    sets = [questions()] if sets is None else sets
+    return QualityConfig(sets, URL, tmp_path / "answers.jsonl", **fields)
+
+
+def measured(tmp_path, sets=None, lines=None, **fields):
+    report = (lambda _: None) if lines is None else lines.append
+    return run_quality(config(tmp_path, sets, **fields), report)
+
+
+def by_name(result):
+    return {arm.name: arm for arm in result.arms}
+
+
+def test_a_model_that_reads_only_the_first_document_is_found_out(served, tmp_path):
+    served(answer=reads_the_first)
+    (result,) = measured(tmp_path).sets
+    arms = by_name(result)
+    assert [arm.name for arm in result.arms] == [
+        *("as retrieved", "reordered", "annotated", "as retrieved, again", "reversed", "shuffled"),
+        *(f"annotated: {name}" for name in TRIALS),
+    ]
+    assert {len(arm.scored) for arm in result.arms} == {12}
+    assert [one.f1 for one in arms["as retrieved"].scored.values()] == [1.0] * 12
+    assert change(arms["reversed"], arms["as retrieved"]).mean == -1.0
+    again = change(arms["as retrieved, again"], arms["as retrieved"])
+    assert (again.low, again.mean, again.high) == (0.0, 0.0, 0.0)
+    moved = [one for one in arms["reordered"].scored.values() if one.is_other_prompt]
+    assert 0 < len(moved) < 12
+    assert change(arms["reordered"], arms["as retrieved"]).mean < 0
+    assert not any(one.is_other_prompt for one in arms["as retrieved, again"].scored.values())
+
+
+def test_prompts_are_greedy_short_and_ask_for_the_shortest_phrase(served, tmp_path):
+    engine = served(answer="c1")
+    measured(tmp_path, arms=["reordered"])
+    bodies = engine.requests[1:]
+    assert {body["temperature"] for body in bodies} == {0}
+    assert {body["max_tokens"] for body in bodies} == {32}
+    assert {body["messages"][0]["content"] for body in bodies} == {SHORT_ANSWERS}
+
+
+def test_an_arms_prompts_are_asked_in_the_order_of_their_beginnings(served, tmp_path):
+    engine = served(answer="c1")
+    measured(tmp_path, arms=["reordered"], concurrency=1)
+    asked = [body["messages"][-1]["content"] for body in engine.requests[1:]]
+    assert asked[:12] == sorted(asked[:12])
+    assert asked[12:] == sorted(asked[12:])
+    assert all(one != other for one, other in pairwise(asked))
+
+
+def test_the_same_prompts_are_asked_again_backwards_and_in_a_cache_of_their_own(served, tmp_path):
+    engine = served(answer="c1")
+    measured(tmp_path, arms=["as retrieved, again"], concurrency=1)
+    bodies = engine.requests[1:]
+    plain = [body["messages"] for body in bodies if "cache_salt" not in body]
+    again = [body["messages"] for body in bodies if "cache_salt" in body]
+    assert (len(plain), again) == (12, plain[::-1])
+
+
+def test_an_engine_that_refuses_salts_is_asked_without(served, tmp_path):
+    engine = served(answer="c1", fail=lambda _, body: 400 if "cache_salt" in body else None)
+    (result,) = measured(tmp_path, arms=["as retrieved, again"]).sets
+    assert [len(arm.scored) for arm in result.arms] == [12, 12]
+    assert not any("cache_salt" in body for body in engine.requests[1:])
+
+
+def test_the_same_prompt_is_asked_once(served, tmp_path):
+    engine = served(answer="c1")
+    alone = [(TraceRequest(f"q{one}", "Which?", (TOWNS[one],)),) for one in range(4)]
+    names = {f"q{one}": ["c1"] for one in range(4)}
+    (result,) = measured(tmp_path, [QuestionSet("alone", tuple(alone), names)]).sets
+    assert len(engine.requests) == 1 + 4 + 4  # a greeting, as retrieved, and once more
+    assert {len(arm.scored) for arm in result.arms} == {4}
+
+
+# conversations
+
+
+def test_every_arm_has_the_same_answers_in_its_history(served, tmp_path):
+    engine = served(answer=lambda body: f"said {len(body['messages'])}")
+    (result,) = measured(tmp_path, [chats()]).sets
+    arms = by_name(result)
+    assert {len(arm.scored) for arm in result.arms} == {4}
+    assert "de-duplicated" in arms
+    later = [body["messages"] for body in engine.requests if len(body["messages"]) > 2]
+    assert {messages[-2]["content"] for messages in later} == {"said 2"}
+    first = [body for body in engine.requests[1:] if len(body["messages"]) == 2]
+    assert len(first) == 4  # no other arm needs the first turns' answers
+
+
+def test_de_duplicated_prompts_leave_out_what_was_shown():
+    prompts = Prompts(chats(), 0)
+    (_, plain), (_, short) = (
+        list(prompts.turns(arm, 0, ["yes"])) for arm in (ANNOTATED, DEDUPLICATED)
+    )
+    assert plain.messages[-1]["content"].count("Town 1 has") == 1
+    assert short.messages[-1]["content"].count("Town 1 has") == 0
+    assert "Please refer to" in short.messages[-1]["content"]
+
+
+def test_prompts_do_not_depend_on_what_was_asked_before():
+    whole, few = Prompts(chats(), 0), Prompts(chats(), 0)
+    for arm in arms_of([], [], has_turns=True):
+        for number in range(4):
+            list(whole.turns(arm, number, ["yes"]))
+        assert list(whole.turns(arm, 2, ["yes"])) == list(few.turns(arm, 2, ["yes"]))
+
+
+def test_questions_about_memories_are_not_turns_of_a_chat():
+    asked = questions()
+    assert not asked.has_turns
+    assert DEDUPLICATED not in arms_of([], [], has_turns=False)
+    assert DEDUPLICATED in arms_of([], [], has_turns=True)
+
+
+# annotations
+
+
+@pytest.fixture
+def moved():
+    """A question whose blocks are reordered, and what makes its prompts."""
+    prompts = Prompts(questions(), 0)
+    for number in range(12):
+        plain, other = (last(prompts, arm, number) for arm in (AS_RETRIEVED, REORDERED))
+        if plain != other:
+            return prompts, number
+    raise AssertionError("nothing was reordered")
+
+
+def last(prompts, arm, number):
+    return list(prompts.turns(arm, number, []))[-1].messages[-1]["content"]
+
+
+def test_an_annotated_prompt_is_the_planners_own(moved):
+    prompts, number = moved
+    bare, annotated = (last(prompts, arm, number) for arm in (REORDERED, ANNOTATED))
+    *blocks, words, question = annotated.split("\n\n")
+    assert words.startswith("Please read the context in the following priority order: [Doc_")
+    assert "\n\n".join([*blocks, question]) == bare
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "shown"),
+    [
+        ("Best first: {numbers}", -2, r"Best first: \d, \d, \d"),
+        ("Best first: {labels}", -2, r"Best first: \[Doc_\d\], \[Doc_\d\], \[Doc_\d\]"),
+        ("after the question: Best: {best}", -1, r"Best: \[Doc_\d\]"),
+        ("before the documents: Best: {top}.", 0, r"Best: \d, \d, \d\."),
+    ],
+)
+def test_an_annotation_under_trial_stands_where_it_says(moved, text, place, shown):
+    prompts, number = moved
+    arm = Arm("trial", "reuse", annotation=Annotation.parse(text), is_annotated=True)
+    parts = last(prompts, arm, number).split("\n\n")
+    assert re.fullmatch(shown, parts.pop(place))
+    assert "\n\n".join(parts) == last(prompts, REORDERED, number)
+
+
+def test_an_annotation_names_the_best_first(moved):
+    prompts, number = moved
+    best = TOWNS[number % 8].text
+    arm = Arm("trial", "reuse", annotation=Annotation("{best} {numbers}"), is_annotated=True)
+    content = last(prompts, arm, number)
+    label, first = re.search(r"(\[Doc_(?:\d)\]) (\d), \d, \d", content).groups()
+    assert label == f"[Doc_{first}]"
+    assert f"{label} {best}" in content
+
+
+def test_a_context_in_the_retrievers_order_needs_no_annotation():
+    alone = ((TraceRequest("q", "Which?", tuple(TOWNS[:2])),),)
+    prompts = Prompts(QuestionSet("one", alone, {"q": ["c0"]}), 0)
+    arms = [arm for arm in arms_of([], [], has_turns=False) if arm.is_annotated]
+    assert len(arms) == 1 + len(TRIALS)
+    assert {last(prompts, arm, 0) for arm in arms} == {last(prompts, AS_RETRIEVED, 0)}
+
+
+@pytest.mark.parametrize(
+    "text", ["Best first", "Best {first}", "{numbers} {", "", "after the question: x"]
+)
+def test_words_without_a_field_are_no_annotation(text):
+    with pytest.raises(InvalidRequestError, match="must hold one of"):
+        Annotation.parse(text)
+
+
+def test_trial_annotations_are_at_most_half_as_long(moved):
+    prompts, number = moved
+    bare = len(last(prompts, REORDERED, number))
+    usual = len(last(prompts, ANNOTATED, number)) - bare
+    for annotation in TRIALS.values():
+        arm = Arm("trial", "reuse", annotation=annotation, is_annotated=True)
+        assert 0 < len(last(prompts, arm, number)) - bare <= usual / 2
+
+
+# limits, and going on
+
+
+def test_a_stopped_run_goes_on_without_asking_again(served, tmp_path):
+    first = served(answer=reads_the_first)
+    few = measured(tmp_path, questions=5, other_questions=2)
+    assert {name: len(arm.scored) for name, arm in by_name(few.sets[0]).items()} == {
+        **dict.fromkeys(("as retrieved", "reordered", "annotated"), 5),
+        **dict.fromkeys(("as retrieved, again", "reversed", "shuffled"), 2),
+        **{f"annotated: {name}": 2 for name in TRIALS},
+    }
+    second = served(answer=reads_the_first)
+    all_of_them = measured(tmp_path)
+    asked = [json.dumps(body) for engine in (first, second) for body in engine.requests[1:]]
+    assert len(asked) == len(set(asked))
+    third = served(answer="something else")
+    again = measured(tmp_path)
+    assert len(third.requests) == 1
+    assert (again.asked, again.sets) == (0, all_of_them.sets)
+    for name, arm in by_name(few.sets[0]).items():
+        known = by_name(all_of_them.sets[0])[name].scored
+        assert list(arm.scored.values()) == list(known.values())[: len(arm.scored)]
+
+
+def test_another_limit_model_or_system_text_is_another_prompt(served, tmp_path):
+    served(answer="c1")
+    measured(tmp_path, arms=["reordered"])
+    for fields in ({"system": "Briefly."}, {"sets": [questions(answer_tokens=8)]}):
+        served(answer="c2")
+        assert measured(tmp_path, arms=["reordered"], **fields).asked > 12
+    served(answer="c2", model="another")
+    assert measured(tmp_path, arms=["reordered"]).asked > 12
+
+
+def test_ctrl_c_shows_and_keeps_what_there_is(served, tmp_path):
+    def answer(body):
+        if len(engine.requests) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return reads_the_first(body)
+
+    engine = served(answer=answer)
+    results = measured(tmp_path, concurrency=1)
+    assert (results.stopped, results.exit_code) == ("interrupted", 130)
+    assert not results.is_complete
+    answered = len(by_name(results.sets[0])["as retrieved"].scored)
+    assert 0 < answered < 12
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == answered
+    served(answer=reads_the_first)
+    assert measured(tmp_path).is_complete
+
+
+def test_hours_end_a_run(served, tmp_path):
+    engine = served(answer=reads_the_first)
+    results = run_quality(
+        config(tmp_path, hours=1, concurrency=1),
+        lambda _: None,
+        lambda: 200.0 * len(engine.requests),
+    )
+    assert results.stopped == "--hours 1 are used up"
+    assert results.asked == 17  # the eighteenth request is the first, which greets the engine
+    assert results.exit_code == 0
+
+
+def test_an_arm_ends_once_it_is_known_precisely(served, tmp_path):
+    served(answer=reads_the_first)
+    many = questions(200, other_questions=200)
+    results = measured(tmp_path, [many], arms=["reversed", "reordered"], precision=0.05)
+    numbers = {arm.name: len(arm.scored) for arm in results.sets[0].arms}
+    assert numbers["reversed"] == 50  # each answer is as wrong as the other
+    assert numbers["reordered"] == numbers["as retrieved"] > 50
+    assert results.is_complete
+
+
+def test_a_few_equal_answers_are_not_precise():
+    assert not is_precise(answers([1.0] * 49), answers([1.0] * 49), 0.02)
+    assert is_precise(answers([1.0] * 50), answers([1.0] * 50), 0.02)
+    assert not is_precise(answers([1.0, 0.0] * 50), answers([1.0] * 100), 0.02)
+
+
+def test_progress_tells_how_long_it_takes(served, tmp_path):
+    engine = served(answer=reads_the_first)
+    lines = []
+    run_quality(
+        config(tmp_path, arms=["reordered"]), lines.append, lambda: 10.0 * len(engine.requests)
+    )
+    assert lines[0].startswith("emulated: 24 answers at most, 0 answers are kept in ")
+    assert any(
+        re.search(r"^towns, reordered: .* s an answer, at most 0 h 0\d min left", one)
+        for one in lines
+    )
+    assert re.search(
+        r"^towns: 12 questions; reordered -0\.\d+ \[.*at most 0 h 00 min left$", lines[-1]
+    )
+
+
+# what goes wrong
+
+
+def test_prompts_that_are_too_long_are_counted(served, tmp_path):
+    served(answer="c1", fail=lambda number, _: 400 if number in (3, 5) else None)
+    results = measured(tmp_path, arms=["reordered"], concurrency=1)
+    (plain, other) = results.sets[0].arms
+    assert (len(plain.scored), len(other.scored)) == (10, 10)
+    assert list(plain.failures.values()) == [2]
+    assert results.exit_code == 1
+
+
+def test_an_engine_that_goes_away_ends_the_run(served, tmp_path):
+    served(answer="c1", fail=lambda number, _: "refuse" if number > 6 else None)
+    results = measured(tmp_path, concurrency=8)
+    assert results.stopped.startswith("the engine no longer answers: ")
+    assert (results.exit_code, results.asked) == (1, 6)
+
+
+def test_an_engine_that_never_answers_is_an_error(served, tmp_path):
+    served(fail=lambda *_: "refuse")
+    with pytest.raises(EngineError):
+        measured(tmp_path)
+
+
+def test_questions_that_do_not_fit_the_model_are_not_asked(tmp_path):
+    asked = chats()
+    assert asked.fitting(None) == [0, 1, 2, 3]
+    assert asked.fitting(100) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            {"arms": ["upside down"]},
+            "there is no arm 'upside down' (str); there are: as retrieved; ",
+        ),
+        ({"templates": ["Best first"]}, "must hold one of {labels}"),
+        ({"precision": 0.0}, "--precision must be more than 0"),
+        ({"hours": float("nan")}, "--hours must be more than 0"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_asked(served, tmp_path, fields, problem):
+    engine = served()
+    with pytest.raises(InvalidRequestError, match=re.escape(problem)):
+        measured(tmp_path, **fields)
+    assert engine.requests == []
+
+
+# the file of answers
+
+
+def test_a_line_that_was_cut_off_is_dropped(tmp_path):
+    path = tmp_path / "new" / "answers.jsonl"
+    with AnswerFile(path) as kept:
+        kept.keep("a", KeptAnswer("one", 10, 4, 0.5))
+        kept.keep("b", KeptAnswer("t\u2028wo\n\ud800"))
+    whole = path.read_bytes()
+    assert whole.count(b"\n") == 2
+    for cut in range(whole.index(b"\n") + 2, len(whole)):
+        path.write_bytes(whole[:cut])
+        with AnswerFile(path) as kept:
+            assert (kept.earlier, kept.get("b")) == (1, None)
+            kept.keep("c", KeptAnswer("three"))
+        with AnswerFile(path) as kept:
+            assert [kept.get(key).text for key in "ac"] == ["one", "three"]
+    path.write_bytes(whole)
+    with AnswerFile(path) as kept:
+        assert kept.get("a") == KeptAnswer("one", 10, 4, 0.5)
+        assert kept.get("b").text == "t\u2028wo\n\ud800"
+    assert path.stat().st_mode & 0o777 == 0o600 or os.name == "nt"
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes", "my notes\n", '{"name": 1}\n', '{"key": "a"}\n', "[1]\n"]
+)
+def test_a_file_of_something_else_is_left_alone(tmp_path, text):
+    path = tmp_path / "notes"
+    path.write_text(text)
+    with pytest.raises(InputFileError, match=re.escape(str(path))), AnswerFile(path):
+        pass
+    assert path.read_text() == text
+
+
+def test_a_folder_is_no_file_of_answers(tmp_path):
+    with pytest.raises(InputFileError, match="cannot be"), AnswerFile(tmp_path):
+        pass
+
+
+# statistics
+
+
+def answers(scores, name="arm"):
+    scored = {number: Scored("x", one, one, one) for number, one in enumerate(scores)}
+    return ArmAnswers(name, scored=scored)
+
+
+def test_changes_are_paired_over_common_questions():
+    base, other = answers([1.0, 0.0, 0.5, 1.0]), answers([0.5, 0.5, 0.5])
+    assert other.differences(base, "f1") == [-0.5, 0.5, 0.0]
+    assert change(other, base).mean == 0.0
+    assert change(answers([]), base) is None
+
+
+def test_a_paired_interval_is_that_of_normal_theory():
+    # questions differ much, arms by 0.1 in every fourth question: pairing leaves only the latter
+    base = answers([0.0, 0.9] * 200)
+    other = answers(
+        [one + (0.1 if not number % 4 else 0) for number, one in enumerate([0.0, 0.9] * 200)]
+    )
+    interval = change(other, base)
+    half = 1.96 * 0.1 * (0.25 * 0.75 / 400) ** 0.5
+    assert interval.mean == pytest.approx(0.025)
+    assert interval.half_width == pytest.approx(half, rel=0.05)
+
+
+def test_calibration_follows_the_first_questions():
+    base = answers([0.0] * 120)
+    known = calibration(answers([1.0] * 25 + [0.0] * 95), base)
+    assert [(number, round(one.mean, 3)) for number, one in known] == [
+        (25, 1.0),
+        (50, 0.5),
+        (100, 0.25),
+        (120, 0.208),
+    ]
+    assert calibration(answers([]), base) == []
+
+
+# question sets
+
+
+def test_the_embedded_questions_can_be_answered_from_what_is_found():
+    (asked,) = standard_sets(None, [])
+    assert asked.name == "python-reference"
+    assert len(asked.conversations) == 39
+    for ((traced,),) in zip(asked.conversations, strict=True):
+        texts = f" {normalize_answer(' '.join(block.text for block in traced.blocks))} "
+        right = map(normalize_answer, asked.references[traced.request_id])
+        assert any(f" {one} " in texts for one in right), traced.query
+        assert all(map(normalize_answer, asked.references[traced.request_id]))
+
+
+@pytest.mark.skipif("CTXREUSE_DATA" not in os.environ, reason="no public data")
+def test_the_public_sets_are_read():
+    sets = standard_sets(Path(os.environ["CTXREUSE_DATA"]), [])
+    assert [(one.name, one.questions, one.has_turns) for one in sets] == [
+        ("xquad-k5", 612, False),
+        ("xquad-k15", 200, False),
+        ("locomo-k20", 200, False),
+        ("mtrag-k5", 100, True),
+    ]
+    for one in sets:
+        assert len(one.fitting(32_768)) >= one.questions
+
+
+def test_the_order_is_random_and_that_of_the_seed():
+    asked = questions()
+    assert asked.shuffled(0) == asked.shuffled(0) != asked.shuffled(1)
+    assert sorted(one.request_id for (one,) in asked.shuffled(1).conversations) == sorted(
+        one.request_id for (one,) in asked.conversations
+    )
+
+
+def test_unknown_sets_are_named():
+    with pytest.raises(InvalidRequestError, match=r"there is no question set 'xquad'.*xquad-k5"):
+        standard_sets(Path(), ["xquad"])
+    with pytest.raises(InvalidRequestError, match="CTXREUSE_DATA"):
+        standard_sets(None, ["xquad-k5"])
+    with pytest.raises(InputFileError, match="there is no such folder"):
+        standard_sets(Path("/no/such/folder"), ["xquad-k5"])
+
+
+def test_questions_without_answers_cannot_be_scored():
+    from test_bench import workload
+
+    with pytest.raises(InvalidRequestError, match="no question has right answers"):
+        set_of_workload(replace(workload(), references={}), 8)
+
+
+# the command
+
+
+def test_the_command_knows_every_part():
+    assert issubclass(BenchPart, StrEnum)
+    assert list(BenchPart) == [*Part, "quality"]
+
+
+def options(tmp_path, *more):
+    return ("bench", *more, "--part", "quality", "--base-url", URL, "-o", tmp_path / "out")
+
+
+def test_the_command_asks_a_users_questions_and_writes_what_came_out(run, served, folder, tmp_path):
+    served(answer="Yes.")
+    code, out, err = run(*options(tmp_path, "jsonl", "--data", folder, "--k", "3"))
+    assert code == 0, err
+    shown = words(out)
+    assert "towns, bm25, k=3: 15 questions, emulated" in shown
+    assert "How good the answers are" in shown
+    assert "de-duplicated" in shown
+    assert "Stopped: every arm was asked all." in shown
+    written = json.loads((tmp_path / "out" / "quality.json").read_text())
+    (result,) = written["sets"]
+    assert (written["model"], written["is_complete"]) == ("emulated", True)
+    assert {arm["scores"]["f1"]["mean"] for arm in result["arms"]} == {1.0}
+    assert {arm["questions"] for arm in result["arms"]} == {15}
+    assert result["arms"][0]["answers"][0]["answer"] == "Yes."
+    code, out, err = run(*options(tmp_path, "jsonl", "--data", folder, "--k", "3"))
+    assert "0 answers are new; all are kept in" in words(out)
+
+
+def test_without_public_data_it_asks_about_python_and_says_so(run, served, tmp_path, monkeypatch):
+    monkeypatch.delenv("CTXREUSE_DATA", raising=False)
+    served(answer="pass")
+    code, out, err = run(*options(tmp_path, "--questions", "2", "--arm", "reordered"))
+    assert code == 0, err
+    assert "asking python-reference" in err
+    assert "python-reference: 2 questions, emulated" in words(out)
+
+
+def test_a_template_of_the_users_is_tried(run, served, folder, tmp_path):
+    served(answer="Yes.")
+    more = ("jsonl", "--data", folder, "--k", "3", "--independent", "--template", "Best: {best}")
+    code, _, err = run(*options(tmp_path, *more, "--arm", "annotated"))
+    assert code == 0, err
+    (result,) = json.loads((tmp_path / "out" / "quality.json").read_text())["sets"]
+    assert [arm["name"] for arm in result["arms"]] == [
+        *("as retrieved", "annotated", "annotated: Best: {best}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--part", "quality"), "part quality asks an engine"),
+        (("--part", "quality", "--part", "k"), "--part quality stands alone"),
+        (("--hours", "2", "--arm", "reordered"), "--arm, --hours: only with --part quality"),
+        ((), "name the files' format and where they are"),
+        (("jsonl",), "name the files' format and where they are"),
+        (("jsonl", "--part", "quality", "--base-url", URL), "name with --data where the files of"),
+        (
+            *(("jsonl", "--part", "quality", "--base-url", URL, "--question-set", "xquad-k5"),),
+            "--question-set names sets of the benchmark's own",
+        ),
+        (
+            *(("--part", "quality", "--base-url", URL, "--question-set", "xquad"),),
+            "there is no question set 'xquad'",
+        ),
+        (("--part", "quality", "--base-url", URL, "--hours", "-1"), "--hours must be more than 0"),
+    ],
+)
+def test_mistakes_are_explained(run, tmp_path, arguments, problem):
+    code, _, err = run("bench", *arguments, "-o", tmp_path / "out")
+    assert code == 2
+    assert problem in err
+
+
+def test_sets_to_ask_reads_a_data_set_once(folder):
+    from ctxreuse.evaluation.bench import BenchConfig
+
+    (asked,) = sets_to_ask(BenchConfig("jsonl", folder, k=3, answer_tokens=7), folder, ())
+    assert (asked.answer_tokens, asked.questions, asked.has_turns) == (7, 15, True)
