@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -135,6 +135,7 @@ class BenchPart(StrEnum):
 
 
 _QUALITY = "Part quality"
+_ANSWER_TOKENS = 32
 
 
 def bench(
@@ -234,12 +235,19 @@ def bench(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model that it answers with.")] = None,
     answer_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="The longest answer of an engine; one of 1 token is not scored."),
-    ] = 32,
+        int | None,
+        typer.Option(
+            min=1,
+            help="The longest answer of an engine, 32 tokens if not given; one of 1 token is not "
+            "scored.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same questions, same order.")] = 0,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for results.json and results.csv.")
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder for results.json and results.csv, or quality.json."
+        ),
     ] = Path("bench-output"),
     html: HtmlPath = None,
     compare: Annotated[
@@ -360,8 +368,17 @@ def bench(
         "concurrency": concurrency,
     }
     own = {name: value for name, value in own.items() if value is not None}
+    others = {
+        "--policy": policy,
+        "--at-k": at_k,
+        "--at-sessions": at_sessions,
+        "--capacity-tokens": capacity_tokens,
+        "--contextpilot-python": contextpilot_python,
+        "--html": html,
+        "--compare": compare,
+    }
     is_quality = BenchPart.quality in (part or ())
-    _check_parts(part or (), own)
+    _check_parts(part or (), own, [name for name, value in others.items() if value])
     if not is_quality and (dataset is None or data is None):
         raise InvalidRequestError(
             "name the files' format and where they are, such as: ctxreuse bench jsonl --data FOLDER"
@@ -386,11 +403,11 @@ def bench(
         base_url=base_url,
         model=model,
         api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
-        answer_tokens=answer_tokens,
+        answer_tokens=_ANSWER_TOKENS if answer_tokens is None else answer_tokens,
         seed=seed,
     )
     if is_quality:
-        _bench_quality(config, data, own, output)
+        _bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
         return
     results = run(config, progress)
     results.write(output / "results.json")
@@ -403,13 +420,24 @@ def bench(
         show(comparison(earlier, results))
 
 
-def _check_parts(parts: list[BenchPart] | tuple[()], own: Mapping[str, Any]) -> None:
-    """Check that part quality stands alone, and its options with it."""
+def _check_parts(parts: Sequence[BenchPart], own: Mapping[str, Any], others: Sequence[str]) -> None:
+    """Check that part quality stands alone, and that options belong to what is measured.
+
+    Args:
+        parts: What is measured; where empty, everything but quality.
+        own: Options of part quality that were given.
+        others: Options of the other parts that were given.
+
+    Raises:
+        InvalidRequestError: Something does not belong together.
+    """
     if BenchPart.quality in parts:
         if set(parts) != {BenchPart.quality}:
             raise InvalidRequestError(
                 "--part quality stands alone; run the other parts by themselves"
             )
+        if others:
+            raise InvalidRequestError(f"{', '.join(others)}: not with --part quality")
     elif own:
         names = ", ".join(_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in own)
         raise InvalidRequestError(f"{names}: only with --part quality")

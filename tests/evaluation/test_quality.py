@@ -312,7 +312,10 @@ def test_a_stopped_run_goes_on_without_asking_again(served, tmp_path):
 def test_another_limit_model_or_system_text_is_another_prompt(served, tmp_path):
     served(answer="c1")
     measured(tmp_path, arms=["reordered"])
-    for fields in ({"system": "Briefly."}, {"sets": [questions(answer_tokens=8)]}):
+    for fields in (
+        *({"system": "Briefly."}, {"sets": [questions(answer_tokens=8)]}),
+        {"answer_tokens": 9},
+    ):
         served(answer="c2")
         assert measured(tmp_path, arms=["reordered"], **fields).asked > 12
     served(answer="c2", model="another")
@@ -405,10 +408,31 @@ def test_an_engine_that_never_answers_is_an_error(served, tmp_path):
         measured(tmp_path)
 
 
-def test_questions_that_do_not_fit_the_model_are_not_asked(tmp_path):
+def test_questions_that_do_not_fit_the_model_or_cannot_be_scored_are_not_asked():
     asked = chats()
     assert asked.fitting(None) == [0, 1, 2, 3]
     assert asked.fitting(100) == []
+    assert replace(asked, references={"c2-0": ["no"]}).fitting(None) == [2]
+
+
+def test_nothing_is_asked_behind_the_last_turn_that_is_scored(served, tmp_path):
+    engine = served(answer="no")
+    first_turns = replace(chats(), references={f"c{one}-0": ["no"] for one in range(4)})
+    (result,) = measured(tmp_path, [first_turns], arms=["de-duplicated"]).sets
+    assert {len(arm.scored) for arm in result.arms} == {4}
+    assert {len(body["messages"]) for body in engine.requests[1:]} == {2}
+
+
+def test_a_model_that_is_too_small_for_all_questions_is_an_error(served, tmp_path, monkeypatch):
+    async def small(_):
+        return 100
+
+    served()
+    monkeypatch.setattr("ctxreuse.serving.EngineClient.context_window", small)
+    with pytest.raises(
+        InvalidRequestError, match=r"chats: no question .* fits the model's 100 tokens"
+    ):
+        measured(tmp_path, [chats()])
 
 
 @pytest.mark.parametrize(
@@ -601,10 +625,11 @@ def test_without_public_data_it_asks_about_python_and_says_so(run, served, tmp_p
 
 
 def test_a_template_of_the_users_is_tried(run, served, folder, tmp_path):
-    served(answer="Yes.")
+    engine = served(answer="Yes.")
     more = ("jsonl", "--data", folder, "--k", "3", "--independent", "--template", "Best: {best}")
-    code, _, err = run(*options(tmp_path, *more, "--arm", "annotated"))
+    code, _, err = run(*options(tmp_path, *more, "--arm", "annotated", "--answer-tokens", "7"))
     assert code == 0, err
+    assert {body["max_tokens"] for body in engine.requests[1:]} == {7}
     (result,) = json.loads((tmp_path / "out" / "quality.json").read_text())["sets"]
     assert [arm["name"] for arm in result["arms"]] == [
         *("as retrieved", "annotated", "annotated: Best: {best}")
@@ -616,6 +641,10 @@ def test_a_template_of_the_users_is_tried(run, served, folder, tmp_path):
     [
         (("--part", "quality"), "part quality asks an engine"),
         (("--part", "quality", "--part", "k"), "--part quality stands alone"),
+        (
+            *(("--part", "quality", "--html", "a.html", "--at-k", "3"),),
+            "--at-k, --html: not with --part quality",
+        ),
         (("--hours", "2", "--arm", "reordered"), "--arm, --hours: only with --part quality"),
         ((), "name the files' format and where they are"),
         (("jsonl",), "name the files' format and where they are"),

@@ -52,6 +52,7 @@ class QualityConfig:
         arms: Names of arms; where empty, all.
         templates: Words of further annotations under trial.
         system: A system text instead of each set's own.
+        answer_tokens: The longest answer, instead of each set's own.
         precision: An arm is done once its change of F1 is known to plus or minus this.
         hours: When to stop; None for never.
         concurrency: Prompts at a time.
@@ -71,6 +72,7 @@ class QualityConfig:
     arms: Sequence[str] = ()
     templates: Sequence[str] = ()
     system: str | None = None
+    answer_tokens: int | None = None
     precision: float | None = None
     hours: float | None = None
     concurrency: int = 4
@@ -87,7 +89,7 @@ class QualityConfig:
         for one in self.sets:
             fields: dict[str, Any] = {
                 name: value
-                for name in ("questions", "other_questions", "system")
+                for name in ("questions", "other_questions", "system", "answer_tokens")
                 if (value := getattr(self, name)) is not None
             }
             yield replace(one.shuffled(self.seed), **fields)
