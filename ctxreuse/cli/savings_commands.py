@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from ctxreuse.cli.quality_part import (
+    ANSWER_TOKENS,
+    AnnotationTemplates,
+    AnswersPath,
+    ArmNames,
+    BenchPart,
+    Concurrency,
+    Hours,
+    MainQuestions,
+    OtherQuestions,
+    Precision,
+    QuestionSets,
+    SystemText,
+    bench_quality,
+    check_parts,
+)
 from ctxreuse.cli.terminal import AsJson, HtmlPath, progress, put, say, show
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.errors import InvalidRequestError
@@ -24,9 +38,6 @@ from ctxreuse.evaluation.results.tables import (
     estimate_json,
     estimate_output,
 )
-
-if TYPE_CHECKING:
-    from ctxreuse.evaluation.bench import BenchConfig
 
 
 def estimate(
@@ -122,20 +133,6 @@ def write_page(results: Results, path: str) -> None:
     """Write a report, and say so."""
     write_report(results, path)
     say(f"ctxreuse: wrote {path}")
-
-
-class BenchPart(StrEnum):
-    """A part of a benchmark as the command knows them: those that are simulated, and quality."""
-
-    policies = "policies"
-    k = "k"
-    sessions = "sessions"
-    ablations = "ablations"
-    quality = "quality"
-
-
-_QUALITY = "Part quality"
-_ANSWER_TOKENS = 32
 
 
 def bench(
@@ -253,86 +250,16 @@ def bench(
     compare: Annotated[
         Path | None, typer.Option(help="Earlier results; say what has changed.")
     ] = None,
-    question_set: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="xquad-k5, xquad-k15, locomo-k20, mtrag-k5 of the folder of public data, or "
-            "python-reference; several may be given. Without it, all of the folder.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    questions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Questions a set that the main arms are asked: as retrieved, reordered, "
-            "annotated, de-duplicated. Without it 612, 200, 200 and 100 of the four sets, and all "
-            "of others.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    other_questions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Questions a set that the other arms are asked. Without it, 100.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An arm to compare with the answers as retrieved; several may be given: "
-            "reordered; annotated; de-duplicated; as retrieved, again (how far answers differ by "
-            "themselves); reversed; shuffled (how much order matters at all to this model); "
-            "annotated: NAME. "
-            "Without it, all.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    template: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--template",
-            "--templates",
-            help="A further annotation to try, with {labels}, {numbers}, {top} or {best} in it; "
-            "several may be given. It stands before the question, or where it says: 'after the "
-            "question: Best first: {numbers}', 'before the documents: ...'.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            help="A system text instead of the set's own, which asks for the shortest phrase.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    precision: Annotated[
-        float | None,
-        typer.Option(
-            help="End an arm once its change of F1 is known to plus or minus this, such as 0.02.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(
-            help="Stop after so many hours; run it again to go on.", rich_help_panel=_QUALITY
-        ),
-    ] = None,
-    answers: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file that keeps answers by prompt, for the next run to go on from. Without "
-            "it, answers.jsonl in the output's folder.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prompts at a time; 4 if not given.", rich_help_panel=_QUALITY),
-    ] = None,
+    question_set: QuestionSets = None,
+    questions: MainQuestions = None,
+    other_questions: OtherQuestions = None,
+    arm: ArmNames = None,
+    template: AnnotationTemplates = None,
+    system: SystemText = None,
+    precision: Precision = None,
+    hours: Hours = None,
+    answers: AnswersPath = None,
+    concurrency: Concurrency = None,
 ) -> None:
     """Compare ways to order retrieved blocks on a data set.
 
@@ -378,7 +305,7 @@ def bench(
         "--compare": compare,
     }
     is_quality = BenchPart.quality in (part or ())
-    _check_parts(part or (), own, [name for name, value in others.items() if value])
+    check_parts(part or (), own, [name for name, value in others.items() if value])
     if not is_quality and (dataset is None or data is None):
         raise InvalidRequestError(
             "name the files' format and where they are, such as: ctxreuse bench jsonl --data FOLDER"
@@ -403,11 +330,11 @@ def bench(
         base_url=base_url,
         model=model,
         api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
-        answer_tokens=_ANSWER_TOKENS if answer_tokens is None else answer_tokens,
+        answer_tokens=ANSWER_TOKENS if answer_tokens is None else answer_tokens,
         seed=seed,
     )
     if is_quality:
-        _bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
+        bench_quality(config, data, {**own, "answer_tokens": answer_tokens}, output)
         return
     results = run(config, progress)
     results.write(output / "results.json")
@@ -418,65 +345,6 @@ def bench(
         write_page(results, html)
     if earlier is not None:
         show(comparison(earlier, results))
-
-
-def _check_parts(parts: Sequence[BenchPart], own: Mapping[str, Any], others: Sequence[str]) -> None:
-    """Check that part quality stands alone, and that options belong to what is measured.
-
-    Args:
-        parts: What is measured; where empty, everything but quality.
-        own: Options of part quality that were given.
-        others: Options of the other parts that were given.
-
-    Raises:
-        InvalidRequestError: Something does not belong together.
-    """
-    if BenchPart.quality in parts:
-        if set(parts) != {BenchPart.quality}:
-            raise InvalidRequestError(
-                "--part quality stands alone; run the other parts by themselves"
-            )
-        if others:
-            raise InvalidRequestError(f"{', '.join(others)}: not with --part quality")
-    elif own:
-        names = ", ".join(_OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in own)
-        raise InvalidRequestError(f"{names}: only with --part quality")
-
-
-_OPTIONS = {"question_sets": "--question-set", "arms": "--arm", "templates": "--template"}
-"""Options that are not called as what they become."""
-
-
-def _bench_quality(
-    bench_config: BenchConfig, data: Path | None, own: Mapping[str, Any], output: Path
-) -> None:
-    """Measure whether answers stay as good, and show and write what came out."""
-    from ctxreuse.evaluation.quality import QualityConfig, quality_output, run, sets_to_ask
-
-    if bench_config.base_url is None:
-        raise InvalidRequestError(
-            "part quality asks an engine; start one (make vllm) and name it: --base-url "
-            "http://127.0.0.1:8000/v1"
-        )
-    options = dict(own)
-    if data is None and not bench_config.dataset and os.environ.get("CTXREUSE_DATA"):
-        data = Path(os.environ["CTXREUSE_DATA"])
-    config = QualityConfig(
-        sets=sets_to_ask(bench_config, data, options.pop("question_sets", ()), progress),
-        base_url=bench_config.base_url,
-        model=bench_config.model,
-        api_key=bench_config.api_key,
-        seed=bench_config.seed,
-        answers=options.pop("answers", output / "answers.jsonl"),
-        **options,
-    )
-    say(f"ctxreuse: asking {', '.join(one.name for one in config.sets)}")
-    results = run(config, say)
-    show(quality_output(results))
-    results.write(output / "quality.json")
-    say(f"ctxreuse: wrote {output / 'quality.json'}")
-    if results.exit_code:
-        raise typer.Exit(results.exit_code)
 
 
 def _make_folder(path: Path) -> None:

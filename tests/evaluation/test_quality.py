@@ -15,7 +15,7 @@ from test_bench import folder
 from test_live_engine import URL, served
 
 from ctxreuse import ContextBlock
-from ctxreuse.cli.savings_commands import BenchPart
+from ctxreuse.cli.quality_part import BenchPart
 from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
 from ctxreuse.evaluation.quality import QualityConfig
 from ctxreuse.evaluation.quality import run as run_quality
@@ -28,7 +28,7 @@ from ctxreuse.evaluation.quality.arms import (
     TRIALS,
     Annotation,
     Arm,
-    Prompts,
+    ArmPrompts,
     arms_of,
 )
 from ctxreuse.evaluation.quality.quality_results import (
@@ -183,7 +183,7 @@ def test_every_arm_has_the_same_answers_in_its_history(served, tmp_path):
 
 
 def test_de_duplicated_prompts_leave_out_what_was_shown():
-    prompts = Prompts(chats(), 0)
+    prompts = ArmPrompts(chats(), 0)
     (_, plain), (_, short) = (
         list(prompts.turns(arm, 0, ["yes"])) for arm in (ANNOTATED, DEDUPLICATED)
     )
@@ -193,7 +193,7 @@ def test_de_duplicated_prompts_leave_out_what_was_shown():
 
 
 def test_prompts_do_not_depend_on_what_was_asked_before():
-    whole, few = Prompts(chats(), 0), Prompts(chats(), 0)
+    whole, few = ArmPrompts(chats(), 0), ArmPrompts(chats(), 0)
     for arm in arms_of([], [], has_turns=True):
         for number in range(4):
             list(whole.turns(arm, number, ["yes"]))
@@ -213,7 +213,7 @@ def test_questions_about_memories_are_not_turns_of_a_chat():
 @pytest.fixture
 def moved():
     """A question whose blocks are reordered, and what makes its prompts."""
-    prompts = Prompts(questions(), 0)
+    prompts = ArmPrompts(questions(), 0)
     for number in range(12):
         plain, other = (last(prompts, arm, number) for arm in (AS_RETRIEVED, REORDERED))
         if plain != other:
@@ -262,7 +262,7 @@ def test_an_annotation_names_the_best_first(moved):
 
 def test_a_context_in_the_retrievers_order_needs_no_annotation():
     alone = ((TraceRequest("q", "Which?", tuple(TOWNS[:2])),),)
-    prompts = Prompts(QuestionSet("one", alone, {"q": ["c0"]}), 0)
+    prompts = ArmPrompts(QuestionSet("one", alone, {"q": ["c0"]}), 0)
     arms = [arm for arm in arms_of([], [], has_turns=False) if arm.is_annotated]
     assert len(arms) == 1 + len(TRIALS)
     assert {last(prompts, arm, 0) for arm in arms} == {last(prompts, AS_RETRIEVED, 0)}

@@ -188,7 +188,7 @@ def annotation_words(arm: Arm) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ArmPrompt:
     """A prompt of one arm for one question.
 
     Attributes:
@@ -216,7 +216,7 @@ class Prompt:
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-class Prompts:
+class ArmPrompts:
     """Makes the prompts of all arms for one question set.
 
     Args:
@@ -230,7 +230,7 @@ class Prompts:
         self._planners: dict[tuple[str, str, bool], ReusePlanner] = {}
         self._first: dict[tuple[str, str, bool], Sequence[Plan]] = {}
 
-    def turns(self, arm: Arm, number: int, answers: Sequence[str]) -> Iterator[Prompt]:
+    def turns(self, arm: Arm, number: int, answers: Sequence[str]) -> Iterator[ArmPrompt]:
         """Yield an arm's prompts for the turns of a conversation, as far as answers go.
 
         The same answers stand in the history of every arm, so that arms differ in their blocks
@@ -250,7 +250,7 @@ class Prompts:
             content = arm.content(plan)
             messages = plan.messages()
             messages[-1]["content"] = content
-            yield Prompt(
+            yield ArmPrompt(
                 traced.request_id,
                 tuple(messages),
                 self._questions.answer_tokens,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ctxreuse.errors import EngineError
 from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
-from ctxreuse.evaluation.quality.arms import Prompt
+from ctxreuse.evaluation.quality.arms import ArmPrompt
 from ctxreuse.evaluation.quality.question_sets import QuestionId
 from ctxreuse.serving import EngineClient
 
@@ -69,7 +69,7 @@ class Interview:
             self.context_tokens = None
 
     async def ask(
-        self, prompts: Sequence[Prompt], failures: Counter[str]
+        self, prompts: Sequence[ArmPrompt], failures: Counter[str]
     ) -> dict[QuestionId, KeptAnswer]:
         """Return the answers to prompts, as many as come.
 
@@ -97,7 +97,7 @@ class Interview:
 
     async def _work(
         self,
-        waiting: Iterator[Prompt],
+        waiting: Iterator[ArmPrompt],
         answers: dict[QuestionId, KeptAnswer],
         failures: Counter[str],
     ) -> None:
@@ -118,7 +118,7 @@ class Interview:
             if answer is not None:
                 answers[prompt.question] = answer
 
-    async def _answer(self, prompt: Prompt, failures: Counter[str]) -> KeptAnswer | None:
+    async def _answer(self, prompt: ArmPrompt, failures: Counter[str]) -> KeptAnswer | None:
         if self.is_over():
             raise OutOfTimeError
         # arms of the same prompts find caches of their own, else the engine would compute nothing

@@ -13,7 +13,7 @@ from typing import Any
 
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.evaluation.quality.answer_file import AnswerFile, KeptAnswer
-from ctxreuse.evaluation.quality.arms import Arm, Prompt, Prompts, annotation_words, arms_of
+from ctxreuse.evaluation.quality.arms import Arm, ArmPrompt, ArmPrompts, annotation_words, arms_of
 from ctxreuse.evaluation.quality.interview import Interview, OutOfTimeError
 from ctxreuse.evaluation.quality.quality_results import (
     ENGINE_GONE,
@@ -146,7 +146,7 @@ class _AskedSet:
     ) -> None:
         self.questions = questions
         self.arms = arms
-        self.prompts = Prompts(questions, seed)
+        self.prompts = ArmPrompts(questions, seed)
         self.answers = [ArmAnswers(arm.name, annotation_words(arm)) for arm in arms]
         self.failures = [Counter[str]() for _ in arms]
         self.histories: dict[int, list[str]] = {}
@@ -362,12 +362,12 @@ class _Benchmark:
             prompts += [prompt for prompt in turns if prompt.question in scored]
         await self._answers(asked, place, prompts)
 
-    def _turn(self, asked: _AskedSet, arm: Arm, number: int, answers: Sequence[str]) -> Prompt:
+    def _turn(self, asked: _AskedSet, arm: Arm, number: int, answers: Sequence[str]) -> ArmPrompt:
         *_, prompt = asked.prompts.turns(arm, number, answers)
         return prompt
 
     async def _answers(
-        self, asked: _AskedSet, place: int, prompts: Sequence[Prompt]
+        self, asked: _AskedSet, place: int, prompts: Sequence[ArmPrompt]
     ) -> dict[QuestionId, KeptAnswer]:
         """Ask prompts, and note the scores of those whose right answer is known."""
         try:
@@ -376,7 +376,7 @@ class _Benchmark:
             for prompt in prompts:
                 self._note(asked, place, prompt)
 
-    def _note(self, asked: _AskedSet, place: int, prompt: Prompt) -> None:
+    def _note(self, asked: _AskedSet, place: int, prompt: ArmPrompt) -> None:
         references = asked.questions.references.get(prompt.question)
         answer = self._kept.get(prompt.key(self.interview.model))
         if references is None or answer is None:
