@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.evaluation.results.answers import (
     Interval,
+    answer_contained,
     bootstrap_interval,
     exact_match,
     normalize_answer,
@@ -31,6 +32,16 @@ def test_an_exact_match_is_one_of_the_right_answers():
     assert exact_match("the Denver Broncos.", ["Carolina", "Denver Broncos"]) == 1.0
     assert exact_match("Denver Broncos won", ["Denver Broncos"]) == 0.0
     assert exact_match("", ["Denver"]) == 0.0
+
+
+def test_an_answer_holds_a_right_one_word_by_word():
+    assert answer_contained("It was the Denver Broncos.", ["Carolina", "Denver Broncos"]) == 1.0
+    assert answer_contained("Denver, Broncos!", ["denver broncos"]) == 1.0
+    assert answer_contained("Broncos of Denver", ["Denver Broncos"]) == 0.0
+    assert answer_contained("fifteen", ["fifte"]) == 0.0
+    assert answer_contained("five", ["the"]) == 0.0
+    assert answer_contained("", ["five"]) == 0.0
+    assert answer_contained("the", ["."]) == 1.0
 
 
 def test_f1_counts_shared_words_with_the_closest_right_answer():
@@ -82,6 +93,7 @@ def test_the_interval_is_that_of_normal_theory_for_many_scores():
 
 def test_equal_scores_have_no_spread():
     assert bootstrap_interval([0.25] * 3) == Interval(0.25, 0.25, 0.25)
+    assert Interval(0.25, 0.125, 0.5).half_width == 0.1875
 
 
 def test_all_samples_are_drawn_where_they_do_not_fit_at_once():
@@ -93,7 +105,7 @@ def test_all_samples_are_drawn_where_they_do_not_fit_at_once():
 
 @pytest.mark.parametrize("references", [[], "one", ()])
 def test_right_answers_are_a_list_with_at_least_one(references):
-    for measure in (exact_match, token_f1):
+    for measure in (answer_contained, exact_match, token_f1):
         with pytest.raises(InvalidRequestError, match="at least one"):
             measure("one", references)
 
