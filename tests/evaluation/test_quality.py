@@ -339,6 +339,66 @@ def test_ctrl_c_shows_and_keeps_what_there_is(served, tmp_path):
     assert measured(tmp_path).is_complete
 
 
+def stopped_at_once(served, tmp_path, sets, **fields):
+    engine = served(answer=reads_the_first)
+    results = run_quality(
+        config(tmp_path, sets, hours=0.001, **fields),
+        lambda _: None,
+        lambda: 60.0 * len(engine.requests),
+    )
+    assert results.asked == 0
+    assert results.stopped == "--hours 0.001 are used up"
+    return results
+
+
+def test_what_is_kept_counts_even_if_the_next_run_stops_at_once(served, tmp_path):
+    served(answer=reads_the_first)
+    sets = [questions(), chats()]
+    first = measured(tmp_path, sets, questions=4, other_questions=2)
+    second = stopped_at_once(served, tmp_path, sets)
+    for before, after in zip(first.sets, second.sets, strict=True):
+        for arm, again in zip(before.arms, after.arms, strict=True):
+            assert list(again.scored.items())[: len(arm.scored)] == list(arm.scored.items())
+
+
+def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_did_not_change(
+    served, tmp_path
+):
+    served(answer=reads_the_first)
+    (whole,) = measured(tmp_path, arms=["reordered"]).sets
+    changed = [one.is_other_prompt for one in whole.arms[1].scored.values()]
+    assert 0 < changed.count(False) < 12
+    (tmp_path / "answers.jsonl").unlink()
+    served(answer=reads_the_first)
+    measured(tmp_path, arms=["as retrieved"])
+    (plain, other) = stopped_at_once(served, tmp_path, None, arms=["reordered"]).sets[0].arms
+    assert (len(plain.scored), len(other.scored)) == (12, changed.index(True))
+
+
+def test_an_interrupted_arm_gets_none_either(served, tmp_path):
+    def answer(body):
+        if len(engine.requests) == 1 + 12 + 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return reads_the_first(body)
+
+    engine = served(answer=answer)
+    (plain, other) = measured(tmp_path, arms=["reordered"], concurrency=1).sets[0].arms
+    order = [one.request_id for (one,) in questions().shuffled(0).conversations]
+    assert list(plain.scored) == order
+    assert list(other.scored) == order[: len(other.scored)]
+    assert sum(one.is_other_prompt for one in other.scored.values()) <= 2
+
+
+def test_answers_stand_in_the_order_of_the_questions(served, tmp_path):
+    served(answer=reads_the_first)
+    measured(tmp_path, arms=["reordered"], questions=3)
+    lines = (tmp_path / "answers.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "answers.jsonl").write_text("".join(lines[1:]))  # one is asked later than others
+    (result,) = measured(tmp_path, arms=["reordered"]).sets
+    asked = [one.request_id for (one,) in questions().shuffled(0).conversations]
+    assert [list(arm.scored) for arm in result.arms] == [asked, asked]
+
+
 def test_hours_end_a_run(served, tmp_path):
     engine = served(answer=reads_the_first)
     results = run_quality(
@@ -373,7 +433,7 @@ def test_progress_tells_how_long_it_takes(served, tmp_path):
     run_quality(
         config(tmp_path, arms=["reordered"]), lines.append, lambda: 10.0 * len(engine.requests)
     )
-    assert lines[0].startswith("emulated: 24 answers at most, 0 answers are kept in ")
+    assert lines[0].startswith("emulated: 24 answers to ask for at most; 0 are kept in ")
     assert any(
         re.search(r"^towns, reordered: .* s an answer, at most 0 h 0\d min left", one)
         for one in lines

@@ -269,7 +269,7 @@ def quality_output(results: QualityResults) -> Iterator[Shown]:
             continue
         yield _score_table(result)
         yield _prompt_table(result)
-        if len(result.arms) > 1:
+        if any(arm.differences(result.base, "f1") for arm in result.arms[1:]):
             yield _calibration_table(result)
         yield from _failures(result)
     yield ""

@@ -172,6 +172,12 @@ class _AskedSet:
         if part:
             yield part
 
+    def scored_turns(self, number: int) -> list[int]:
+        """Return which turns of a conversation are scored, from 0."""
+        references = self.questions.references
+        turns = self.questions.conversations[number]
+        return [turn for turn, one in enumerate(turns) if one.request_id in references]
+
     def goes_on(self, number: int) -> bool:
         """Return whether any arm is asked something in a round."""
         return number < len(self._rounds) and bool(self.asked_in(number, self.arms[0]))
@@ -200,11 +206,12 @@ class _AskedSet:
 
     def _wanted(self, arm: Arm) -> int:
         """Return how many questions an arm is asked in all rounds."""
-        return sum(
-            self._sizes[one]
-            for number in range(len(self._rounds))
-            for one in self.asked_in(number, arm)
-        )
+        return sum(self._sizes[one] for one in self.asked(arm))
+
+    def asked(self, arm: Arm) -> Iterator[int]:
+        """Yield the conversations that an arm is asked in all rounds."""
+        for number in range(len(self._rounds)):
+            yield from self.asked_in(number, arm)
 
     def _most(self, arm: Arm) -> int:
         return self.questions.questions if arm.is_main else self.questions.other_questions
@@ -213,6 +220,13 @@ class _AskedSet:
         """Return what has come out so far."""
         for arm, failures in zip(self.answers, self.failures, strict=True):
             arm.failures = dict(failures)
+            arm.scored = {
+                one.request_id: arm.scored[one.request_id]
+                for part in self._rounds
+                for number in part
+                for one in self.questions.scored(number)
+                if one.request_id in arm.scored
+            }
         return SetResult(
             self.questions.name,
             self.questions.system,
@@ -253,9 +267,11 @@ class _Benchmark:
         for questions, arms in chosen:
             numbers = self._fitting(questions)
             self.sets.append(_AskedSet(questions, numbers, arms, self._config.seed))
+        for asked in self.sets:
+            self._recall(asked)
         self._report(
-            f"{self.interview.model}: {self._left():,} answers at most, "
-            f"{self._kept.earlier:,} answers are kept in {self._kept.path}"
+            f"{self.interview.model}: {sum(asked.left() for asked in self.sets):,} answers to ask "
+            f"for at most; {self._kept.earlier:,} are kept in {self._kept.path}"
         )
         try:
             for number in count():
@@ -308,18 +324,19 @@ class _Benchmark:
         return numbers
 
     async def _ask_round(self, asked: _AskedSet, number: int) -> None:
+        asked_before = self.interview.asked
         for place, arm in enumerate(asked.arms):
             numbers = asked.asked_in(number, arm)
             self._place = f"{asked.questions.name}, {arm.name}"
             began, answers_before = self._clock(), len(asked.answers[place].scored)
-            asked_before = self.interview.asked
+            new_before = self.interview.asked
             try:
                 if place == 0:
                     await self._ask_base(asked, numbers)
                 else:
                     await self._ask_arm(asked, place, numbers)
             finally:
-                if self.interview.asked > asked_before:
+                if self.interview.asked > new_before:
                     asked.seconds += self._clock() - began
                     asked.new_cells += len(asked.answers[place].scored) - answers_before
         if self._config.precision is not None:
@@ -328,7 +345,35 @@ class _Benchmark:
                 for arm in asked.answers[1:]
                 if is_precise(arm, asked.answers[0], self._config.precision)
             }
-        self._report_round(asked)
+        if self.interview.asked > asked_before:
+            self._report_round(asked)
+
+    def _recall(self, asked: _AskedSet) -> None:
+        """Note the answers that are kept, so that they count from the beginning.
+
+        An arm's answers count up to the first question that it has yet to be asked. Behind it only
+        those prompts would be known that are the same as another arm's, and these differ in
+        nothing.
+        """
+        for place, arm in enumerate(asked.arms):
+            for one in asked.asked(arm):
+                if place == 0:
+                    self._recall_base(asked, one)
+                prompts = list(self._scored_prompts(asked, arm, one))
+                kept = [self._note(asked, place, prompt) for prompt in prompts]
+                if place > 0 and not (kept and all(kept)):
+                    break
+
+    def _recall_base(self, asked: _AskedSet, number: int) -> None:
+        """Note the history of a conversation, if all of it is kept."""
+        answers: list[str] = []
+        for _ in range(asked.scored_turns(number)[-1] + 1):
+            prompt = self._turn(asked, asked.arms[0], number, answers)
+            answer = self._kept.get(prompt.key(self.interview.model))
+            if answer is None:
+                return
+            answers.append(answer.text)
+        asked.histories[number] = answers
 
     async def _ask_base(self, asked: _AskedSet, numbers: Sequence[int]) -> None:
         """Ask every turn up to the last scored one; the answers become all arms' history."""
@@ -344,23 +389,27 @@ class _Benchmark:
                 if answer is None:
                     continue
                 histories[number].append(answer.text)
-                last = asked.questions.scored(number)[-1].request_id
-                if prompt.question == last:
+                if len(histories[number]) > asked.scored_turns(number)[-1]:
                     asked.histories[number] = histories[number]
                 else:
                     going_on.append(number)
             waiting = going_on
 
     async def _ask_arm(self, asked: _AskedSet, place: int, numbers: Sequence[int]) -> None:
-        prompts = []
-        for number in numbers:
-            if number not in asked.histories:
-                continue
-            earlier = asked.histories[number][:-1]
-            scored = {one.request_id for one in asked.questions.scored(number)}
-            turns = asked.prompts.turns(asked.arms[place], number, earlier)
-            prompts += [prompt for prompt in turns if prompt.question in scored]
+        prompts = [
+            prompt
+            for number in numbers
+            for prompt in self._scored_prompts(asked, asked.arms[place], number)
+        ]
         await self._answers(asked, place, prompts)
+
+    def _scored_prompts(self, asked: _AskedSet, arm: Arm, number: int) -> Iterator[ArmPrompt]:
+        """Yield a conversation's prompts for scored turns; none if its history is not known."""
+        if number in asked.histories:
+            scored = {one.request_id for one in asked.questions.scored(number)}
+            for prompt in asked.prompts.turns(arm, number, asked.histories[number][:-1]):
+                if prompt.question in scored:
+                    yield prompt
 
     def _turn(self, asked: _AskedSet, arm: Arm, number: int, answers: Sequence[str]) -> ArmPrompt:
         *_, prompt = asked.prompts.turns(arm, number, answers)
@@ -370,17 +419,22 @@ class _Benchmark:
         self, asked: _AskedSet, place: int, prompts: Sequence[ArmPrompt]
     ) -> dict[QuestionId, KeptAnswer]:
         """Ask prompts, and note the scores of those whose right answer is known."""
+        is_whole = False
         try:
-            return await self.interview.ask(prompts, asked.failures[place])
-        finally:  # what was answered before an interruption counts, too
+            answers = await self.interview.ask(prompts, asked.failures[place])
+            is_whole = True
+        finally:  # after an interruption it is as with answers that are recalled
             for prompt in prompts:
-                self._note(asked, place, prompt)
+                if not self._note(asked, place, prompt) and place > 0 and not is_whole:
+                    break
+        return answers
 
-    def _note(self, asked: _AskedSet, place: int, prompt: ArmPrompt) -> None:
+    def _note(self, asked: _AskedSet, place: int, prompt: ArmPrompt) -> bool:
+        """Note the score of an answer, if there is one; return whether there is."""
         references = asked.questions.references.get(prompt.question)
         answer = self._kept.get(prompt.key(self.interview.model))
         if references is None or answer is None:
-            return
+            return answer is not None
         base_text = asked.base_texts.setdefault(prompt.question, prompt.text)
         asked.answers[place].scored[prompt.question] = Scored.of(
             answer.text,
@@ -390,6 +444,7 @@ class _Benchmark:
             cached_tokens=answer.cached_tokens,
             seconds=answer.seconds,
         )
+        return True
 
     # time and progress
 
@@ -427,6 +482,3 @@ class _Benchmark:
             left = min(left, 3_600 * self._config.hours - (self._clock() - self._began))
         minutes = max(0, round(left / 60))
         return f"; {mean:.1f} s an answer, at most {minutes // 60} h {minutes % 60:02d} min left"
-
-    def _left(self) -> int:
-        return sum(asked.left() for asked in self.sets)
