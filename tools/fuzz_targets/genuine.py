@@ -472,6 +472,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "prompt_tokens": lambda: 5,
     "cached_tokens": lambda: 2,
     "references": lambda: ["yes", "no"],
+    "answer_contained.answer": lambda: "Yes.",
     "exact_match.answer": lambda: "Yes.",
     "token_f1.answer": lambda: "Yes.",
     "Conversation.record.answer": lambda: "Yes.",
