@@ -1,5 +1,9 @@
 """`ctxreuse bench --base-url`: a server is asked; an emulated engine answers."""
 
+import re
+import time
+from dataclasses import replace
+
 import httpx
 import pytest
 from cli_helpers import run, words
@@ -11,6 +15,7 @@ from ctxreuse.evaluation.bench.live_engine import TOO_LONG, LiveEngine
 from ctxreuse.evaluation.replay.policies import POLICIES
 from ctxreuse.evaluation.replay.run_result import Part
 from ctxreuse.evaluation.results.results_file import Results
+from ctxreuse.evaluation.results.tables import _first_token_ratio
 from ctxreuse.serving import EmulatedEngine
 
 __all__ = ["folder", "run"]
@@ -37,7 +42,7 @@ def served(monkeypatch):
 
 def measured(runs, references=None, advance=nothing):
     with LiveEngine(URL, None, "EMPTY", 8, references or {}, advance) as engine:
-        return [engine.measure(run) for run in runs]
+        return engine.measure(runs)
 
 
 def runs_of(part):
@@ -65,6 +70,39 @@ def test_every_policy_asks_everything_of_an_empty_cache(served):
     plain = by_name["as retrieved", False]
     best = by_name["ctxreuse, batch", True]
     assert best.prefilled_tokens < plain.prefilled_tokens
+
+
+@pytest.mark.parametrize("part", [Part.policies, Part.sessions])
+def test_runs_that_are_compared_take_turns(served, part):
+    emulated = served(answer="yes")
+    runs = [run for run in runs_of(part) if part is Part.policies or run.sessions == 2]
+    measured(runs)
+    salts = [body["cache_salt"] for body in emulated.requests[2:]]
+    assert len(salts) == 15 * len(runs)
+    together = 8 if part is Part.sessions else 4
+    for number in range(15 // together):  # rounds that are full
+        sent = salts[number * together * len(runs) :][: together * len(runs)]
+        turns = [sent[start : start + together] for start in range(0, len(sent), together)]
+        assert [len(set(turn)) for turn in turns] == [1] * len(runs)
+        begins = list(dict.fromkeys(salts))[number]
+        assert turns[0][0] == begins
+
+
+def test_a_slow_phase_of_the_machine_bends_no_ratio(served, tmp_path):
+    """What is sent first takes ten times as long, whoever sends it."""
+    seconds = iter([0.001, 0.001] + [0.05] * 18 + [0.005] * 1_000)
+
+    def wait(_):
+        time.sleep(next(seconds))
+        return "yes"
+
+    served(answer=wait)
+    base, other, last = measured([replace(runs_of(Part.policies)[0]) for _ in range(3)])
+    assert max(base.first_token_s) > 5 * min(base.first_token_s)
+    assert _first_token_ratio(base, base) == "1.000"
+    for one in (other, last):
+        ratio, _, _ = map(float, re.findall(r"\d+\.\d+", _first_token_ratio(one, base)))
+        assert 0.4 < ratio < 2.5  # one after the other, they would be 3 or more apart
 
 
 def test_the_models_answers_stand_in_the_history(served):

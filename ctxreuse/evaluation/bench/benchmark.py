@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,7 +50,7 @@ from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 WORDS, BLOCKS = "words", "blocks"
 """Ways to count without a tokenizer's file."""
 
-_Measure: TypeAlias = Callable[[Run], RunResult]
+_Measure: TypeAlias = Callable[[Sequence[Run]], Iterable[RunResult | BatchTooLargeError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +225,10 @@ def _measuring(
     tokenizer: Tokenizer | None,
     advance: Callable[[], object],
 ) -> Iterator[_Measure]:
-    """Yield what measures a run, calling `advance` twice a request."""
+    """Yield what measures runs that are compared, calling `advance` twice a request."""
     if config.base_url is None:
-        yield Replay((), workload.corpus, tokenizer, advance).measure
+        replay = Replay((), workload.corpus, tokenizer, advance)
+        yield lambda runs: map(partial(_simulated, replay), runs)
         return
     references = workload.references if config.answer_tokens > 1 else {}
     with LiveEngine(
@@ -233,23 +237,30 @@ def _measuring(
         yield engine.measure
 
 
+def _simulated(replay: Replay, run: Run) -> RunResult | BatchTooLargeError:
+    try:
+        return replay.measure(run)
+    except BatchTooLargeError as error:
+        return error
+
+
 def _measured(
     runs: Sequence[Run], measure: _Measure, notes: list[str]
 ) -> tuple[list[RunResult], Sequence[PlannedRequest]]:
     """Return the runs' results, and what this package's online order sent; add to `notes`."""
     results: list[RunResult] = []
     planned: Sequence[PlannedRequest] = ()
-    for one in runs:
-        try:
-            result = measure(one)
-        except BatchTooLargeError:
-            notes.append(f"{one.policy.name} left out: too many requests for it as one batch")
-            continue
-        notes += result.notes
-        is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
-        if is_ours and (one.part is Part.policies or not planned):
-            planned = result.planned
-        results.append(result.without_plans())
+    for _, compared in groupby(runs, attrgetter("part", "k", "sessions")):
+        together = list(compared)
+        for one, result in zip(together, measure(together), strict=True):
+            if isinstance(result, BatchTooLargeError):
+                notes.append(f"{one.policy.name} left out: too many requests for it as one batch")
+                continue
+            notes += result.notes
+            is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
+            if is_ours and (one.part is Part.policies or not planned):
+                planned = result.planned
+            results.append(result.without_plans())
     return results, planned
 
 

@@ -12,7 +12,7 @@ from typing import Self
 from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
+from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError, shown_url
 from ctxreuse.evaluation.replay.plan_file import PlannedRequest
 from ctxreuse.evaluation.replay.plan_trace import Replayed, Step, next_step, replayed
 from ctxreuse.evaluation.replay.policies import ReorderedTrace
@@ -24,6 +24,8 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import EngineClient
 
 TOO_LONG = "longer than the model's context"
+
+_A_TURN = 4  # requests of a run, for each conversation at a time
 
 _WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
 """Longer than a block of any engine's cache."""
@@ -85,17 +87,19 @@ class LiveEngine:
         finally:
             self._runner.close()
 
-    def measure(self, run: Run) -> RunResult:
-        """Send a run's requests.
+    def measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
+        """Send the requests of runs that are compared with each other.
 
-        A `cache_salt` for each run makes it find an empty cache. Requests are sent one after the
-        other; where conversations take turns, `run.sessions` at a time. A conversation with a turn
-        that is not answered ends there.
+        The runs take turns, some requests each, and begin in turn, so that a slow phase of the
+        machine meets all of them alike. A `cache_salt` for each makes it find an empty cache; they
+        share the room in it. A run's requests are sent one after the other; where conversations
+        take turns, `run.sessions` at a time. A conversation with a turn that is not answered ends
+        there.
 
-        Raises:
-            BatchTooLargeError: The papers' algorithm cannot hold the batch.
+        Returns:
+            What was measured of each run, or why its batch cannot be planned.
         """
-        return self._runner.run(self._measure(run))
+        return self._runner.run(self._measure(runs))
 
     async def _warm_up(self) -> None:
         for _ in range(2):
@@ -111,22 +115,58 @@ class LiveEngine:
             return
         self.context_tokens = await self.client.context_window()
 
-    async def _measure(self, run: Run) -> RunResult:
-        reordered = run.reordered()
-        groups, workers = [list(reordered.requests)], 1
-        if run.part is Part.sessions and run.sessions is not None:
-            groups, workers = _conversations(reordered.requests), run.sessions
-        sending = _Sending(self, run, run.planner())
-        waiting = iter(groups)
+    async def _measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
+        measured: list[_Sending | BatchTooLargeError] = []
+        for run in runs:
+            try:
+                measured.append(_Sending(self, run, run.reordered(), run.planner()))
+            except BatchTooLargeError as error:
+                measured.append(error)
+        sending = [one for one in measured if isinstance(one, _Sending)]
+        async with asyncio.TaskGroup() as tasks:
+            for one in sending:
+                tasks.create_task(one.send())
+            while sending:
+                for one in sending:
+                    await one.turns.give(_A_TURN * one.workers)
+                sending = [one for one in sending if not one.turns.are_over]
+                sending = sending[1:] + sending[:1]
+        return [one.result() if isinstance(one, _Sending) else one for one in measured]
 
-        async def work() -> None:
-            for group in waiting:
-                await sending.converse(group)
 
-        await asyncio.gather(*(work() for _ in range(workers)))
-        for _ in range(2 * (len(run.trace) - sending.sent)):
-            self.advance()
-        return sending.result(reordered)
+class _Turns:
+    """Lets a run send some requests at a time, while the others wait."""
+
+    def __init__(self) -> None:
+        self.are_over = False
+        self._left = self._sending = 0
+        self._changed = asyncio.Condition()
+
+    async def give(self, requests: int) -> None:
+        """Let some requests be sent, and wait until they are answered and the next are planned."""
+        async with self._changed:
+            self._left += requests
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self.are_over or not (self._left or self._sending))
+
+    async def end(self) -> None:
+        """Tell that there are no requests any more."""
+        async with self._changed:
+            self.are_over = True
+            self._changed.notify_all()
+
+    async def __aenter__(self) -> None:
+        """Wait for the turn of a request."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._left > 0)
+            self._left -= 1
+            self._sending += 1
+
+    async def __aexit__(self, *error: object) -> None:
+        """Tell that it is answered, and the next one planned."""
+        async with self._changed:
+            self._sending -= 1
+            self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -135,7 +175,9 @@ class _Sending:
 
     engine: LiveEngine
     run: Run
+    reordered: ReorderedTrace
     planner: ReusePlanner
+    turns: _Turns = field(default_factory=_Turns)
     salt: str = field(default_factory=lambda: uuid4().hex)
     sent: int = 0
     planning_s: float = 0.0
@@ -145,25 +187,47 @@ class _Sending:
     scores: list[tuple[str, float, float]] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
-    async def converse(self, trace: Sequence[TraceRequest]) -> None:
+    @property
+    def workers(self) -> int:
+        """How many conversations go on at a time."""
+        takes_turns = self.run.part is Part.sessions and self.run.sessions is not None
+        return self.run.sessions or 1 if takes_turns else 1
+
+    async def send(self) -> None:
+        """Send all requests, each in its turn."""
+        requests = self.reordered.requests
+        groups = [list(requests)] if self.workers == 1 else _conversations(requests)
+        waiting = iter(groups)
+
+        async def work() -> None:
+            for group in waiting:
+                await self._converse(group)
+
+        await asyncio.gather(*(work() for _ in range(self.workers)))
+        for _ in range(2 * (len(self.run.trace) - self.sent)):
+            self.engine.advance()
+        await self.turns.end()
+
+    async def _converse(self, trace: Sequence[TraceRequest]) -> None:
         """Send requests one after the other."""
         plans = replayed(self.run.policy, trace, self.planner, conversations=True)
         step = self._next_step(plans, None)
         while step is not None:
-            planned, plan = step
-            answer = await self._answer(plan)
-            if answer is not None:
-                self.planned.append(planned)
-            self.sent += 1
-            self.engine.advance()
-            self.engine.advance()
-            step = self._next_step(plans, answer)
+            async with self.turns:
+                planned, plan = step
+                answer = await self._answer(plan)
+                if answer is not None:
+                    self.planned.append(planned)
+                self.sent += 1
+                self.engine.advance()
+                self.engine.advance()
+                step = self._next_step(plans, answer)
 
-    def result(self, reordered: ReorderedTrace) -> RunResult:
+    def result(self) -> RunResult:
         """Return what was measured."""
         return RunResult.of_run(
             self.run,
-            reordered,
+            self.reordered,
             self.planned,
             self.usages,
             self.planning_s,

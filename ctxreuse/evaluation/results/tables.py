@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import exp, log
 from typing import Any, TypeAlias
 
 from ctxreuse.evaluation.replay.estimate import TraceSummary
@@ -353,7 +354,7 @@ def _engine(title: str, runs: _Runs) -> Iterator[Table]:
         return Table(title, (_POLICY, *head), _grouped(runs, ("", _DEDUPLICATED), rows))
 
     ratios = ("hit\nratio", "prefilled", "to as\nretrieved")
-    times = ("first token\np50 ms", "\np95", "p50 to as\nretrieved")
+    times = ("first token\np50 ms", "\np95", "to as retrieved,\nrequest by request")
     yield table(title, ("requests", *ratios, *times), _usage)
     if any(run.scores for run in runs):
         scored = ("scored", "F1", "F1, change", "exact match")
@@ -373,7 +374,6 @@ def _usage(run: RunResult, base: RunResult) -> tuple[str, ...]:
     if not run.first_token_s:
         return ("0", *("",) * 6)
     half, most = (run.first_token_percentile_s(share) for share in (50, 95))
-    before = base.first_token_percentile_s(50)
     return (
         str(len(run.request_ids)),
         f"{run.total.hit_ratio:.3f}",
@@ -381,8 +381,21 @@ def _usage(run: RunResult, base: RunResult) -> tuple[str, ...]:
         f"{_times(run, base):.2f}",
         f"{1e3 * half:,.0f}",
         f"{1e3 * most:,.0f}",
-        f"{half / before:.2f}" if before else "",
+        _first_token_ratio(run, base),
     )
+
+
+def _first_token_ratio(run: RunResult, base: RunResult) -> str:
+    """Return how many times as long first tokens took: the geometric mean over the requests."""
+    before = dict(zip(base.request_ids, base.first_token_s, strict=True))
+    seconds = zip(run.request_ids, run.first_token_s, strict=True)
+    pairs = [(after, before[one]) for one, after in seconds if before.get(one) and after]
+    if not pairs:
+        return ""
+    if run == base:
+        return "1.000"
+    logs = bootstrap_interval([log(after / earlier) for after, earlier in pairs])
+    return _interval(Interval(exp(logs.mean), exp(logs.low), exp(logs.high)))
 
 
 def _scores(run: RunResult, base: RunResult) -> tuple[str, ...]:
