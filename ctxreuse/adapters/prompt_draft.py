@@ -196,8 +196,15 @@ class PromptDraft:
             self._part_keys.append(here.digest())
             before = _hash([here.hexdigest()])
 
-    def sightings(self, number: int) -> Iterator[Sighting]:
-        """Yield the contexts that were found; `number` is the prompt's own."""
+    def sightings(
+        self, number: int, sent_before: Callable[[str, bytes], SentContext | None]
+    ) -> Iterator[Sighting]:
+        """Yield the contexts that were found.
+
+        Args:
+            number: The prompt's own.
+            sent_before: Returns a tenant's context as it was sent, if that is known.
+        """
         last = max((n for n, one in enumerate(self.pieces) if one.is_context), default=-1)
         for position, (part, piece, key, *_) in enumerate(self.pieces):
             if not isinstance(piece, str):
@@ -206,7 +213,11 @@ class PromptDraft:
                 is_tool_result = whole.role == "tool" and whole.text == piece.text
                 if standing == "history" and position == last and whole.role != "assistant":
                     standing = "latest"
-                yield Sighting(piece, key, number, standing, is_tool_result)
+                is_remembered = (
+                    standing in ("renewed", "latest")  # for others it makes no difference
+                    and sent_before(self.tenant, self.sent_key(key)) is not None
+                )
+                yield Sighting(piece, key, number, standing, is_tool_result, is_remembered)
 
     def sent_key(self, key: bytes) -> bytes:
         """Return under which key a context as it is sent is remembered.

@@ -218,7 +218,7 @@ class PromptPlanner:
             sightings = [
                 sighting
                 for number, draft in enumerate(of_tenant)
-                for sighting in draft.sightings(number)
+                for sighting in draft.sightings(number, self._sent_before)
             ]
             met = [digest for draft in of_tenant for digest in draft.met]
             claimed = iter(self._registry.claim(tenant, sightings, met))

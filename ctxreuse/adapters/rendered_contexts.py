@@ -62,6 +62,7 @@ class Sighting(NamedTuple):
         prompt: Which of the prompts that are planned together it stands in.
         standing: How it stands to the answers there.
         is_tool_result: Whether it is all that the answer to a tool call says.
+        is_remembered: Whether it is known how it was sent there before.
     """
 
     found: FoundContext
@@ -69,6 +70,7 @@ class Sighting(NamedTuple):
     prompt: int
     standing: Standing
     is_tool_result: bool = False
+    is_remembered: bool = False
 
 
 class Unplanned(Enum):
@@ -268,6 +270,10 @@ class ContextRegistry:
         were rendered and not shown yet, or those known at that place. All others are left alone.
         Each sighting counts as shown.
 
+        One that may have been answered before is planned if it was rendered and not shown yet, and
+        its place is new or nobody remembers how it was sent there: another model or another
+        conversation has shown it then.
+
         Args:
             tenant: The tenant of all prompts.
             sightings: The contexts found in prompts that are planned together.
@@ -371,11 +377,15 @@ class _Claim:
             if one.standing == "history":
                 continue
             if one.standing == "latest":
-                if not (known[number] or one.found.is_disputed or one.prompt in quoting):
+                is_remembered = known[number] and one.is_remembered
+                if not (is_remembered or one.found.is_disputed or one.prompt in quoting):
                     latest.append(number)
                 continue
             if one.standing == "renewed" and known[number]:
-                renewed += 1
+                if one.is_remembered or not self._is_rendered_anew():
+                    renewed += 1
+                else:
+                    found[number] = self._at_known_place(one)
             elif one.found.is_disputed or (one.prompt in quoting and not known[number]):
                 found[number] = Unplanned.LEFT_ALONE
                 doubtful += 1
@@ -407,6 +417,9 @@ class _Claim:
         new = [one for one, is_known in zip(sightings, known, strict=True) if not is_known]
         per_prompt = Counter(one.prompt for one in new)
         return {one.prompt for one in new if per_prompt[one.prompt] > 1 and not one.is_tool_result}
+
+    def _is_rendered_anew(self) -> bool:
+        return any(one.number in self._unmet for one in self._rendering.variants)
 
     def _at_known_place(self, sighting: Sighting) -> Claimed:
         unmet = [one for one in self._rendering.variants if one.number in self._unmet]

@@ -9,7 +9,8 @@ import json
 import pytest
 from test_prompt_planner import World, block, letters_in, order_words
 
-from ctxreuse.adapters.prompt_draft import PromptPart
+from ctxreuse.adapters.prompt_draft import PromptPart, ScopedPrompt
+from ctxreuse.adapters.prompt_planner import PromptPlanner
 
 ASKED = (PromptPart("user", "One?"), PromptPart("assistant", "So."), PromptPart("user", "Two?"))
 EXAMPLES = (
@@ -61,6 +62,53 @@ def test_a_context_before_an_answer_of_the_template_is_planned() -> None:
     assert later.texts[0] == f"Read this:\n{world.context('abc')}\n\n{order_words(3, 1, 2)}"
     assert later.texts[1:] == ("Noted.", "Two?")
     assert world.prompts.statistics().planned == 2
+
+
+def shapes(context: str, question: str) -> dict[str, tuple[PromptPart, ...]]:
+    """Return prompts whose template holds an answer, by the place of their context."""
+    asked = PromptPart("user", question)
+    return {
+        "examples": (
+            system(context),
+            PromptPart("user", "2 + 2?"),
+            PromptPart("assistant", "4"),
+            asked,
+        ),
+        "prefill": (PromptPart("user", f"{context} {question}"), PromptPart("assistant", "It is ")),
+        "accepted": accepted(context, question),
+    }
+
+
+@pytest.mark.parametrize("shape", ["examples", "prefill", "accepted"])
+def test_a_context_rendered_for_another_conversation_is_planned_there_too(shape: str) -> None:
+    world = World()
+    world.one(*shapes(world.context("abc"), "One?")[shape], conversation_id="first")
+    for name in "AB":
+        given = shapes(world.context("cab"), f"Two, {name}?")[shape]
+        sent = world.one(*given, conversation_id=name)
+        assert letters_in(sent.texts[0]) == "abc"
+    assert world.prompts.statistics().planned == 3
+
+
+@pytest.mark.parametrize("shape", ["examples", "prefill", "accepted"])
+def test_a_context_rendered_for_another_model_is_planned_there_too(shape: str) -> None:
+    world = World()
+    world.one(*shapes(world.context("abc"), "One?")[shape])
+    for name in "AB":
+        prompts = PromptPlanner(world.planner, registry=world.registry)
+        given = shapes(world.context("cab"), f"Two, {name}?")[shape]
+        [sent] = prompts.plan([ScopedPrompt(given)])
+        assert letters_in(sent.texts[0]) == "abc"
+
+
+@pytest.mark.parametrize("shape", ["examples", "prefill", "accepted"])
+def test_what_was_answered_elsewhere_and_is_not_rendered_anew_stays_as_it_is(shape: str) -> None:
+    world = World()
+    world.one(*shapes(world.context("abc"), "One?")[shape], conversation_id="first")
+    given = shapes(world.context("cab"), "Two?")[shape]
+    world.one(*given, conversation_id="A")
+    later = world.one(*given, conversation_id="of another process")
+    assert later.texts == tuple(part.text for part in given)
 
 
 def test_in_a_conversation_such_a_context_keeps_its_bytes() -> None:
