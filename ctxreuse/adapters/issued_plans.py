@@ -159,6 +159,11 @@ class IssuedPlans:
         found = [plan for plan in found if plan.turn.may_be(turn)]
         return sorted(found, key=lambda plan: plan.number, reverse=True)
 
+    def has_any(self, tenant: str) -> bool:
+        """Return whether any are remembered that may be of a tenant's turn."""
+        with self._lock:
+            return bool(self._of) if not tenant else tenant in self._of or "" in self._of
+
     def ignore(self, documents: int) -> None:
         """Count documents whose metadata is not believed; log that once."""
         if not documents:

@@ -85,7 +85,8 @@ class PromptStatistics:
         left_alone: Texts that are equal to a rendered context and were sent as given, because it is
             not certain that the application put them there: it was rendered less often than prompts
             show it, or stands in another one, or twice in one prompt.
-        planned_before: Contexts whose blocks a retriever, a memory or an agent has planned.
+        planned_before: Contexts whose blocks a retriever, a memory or an agent has planned; and
+            prompts that show such documents without labels, and the words that rank them.
         in_history: Contexts that were answered before; they are sent as they were sent then, or as
             given where that is not known.
         too_short: Documents that the application joined itself and that are shorter than twice the
@@ -228,8 +229,11 @@ class PromptPlanner:
         for draft in drafts:
             if draft.has_contexts:
                 continue
-            counts["without_context"] += not draft.contexts_found
             texts = draft.new_texts()
+            if not draft.contexts_found and self._rank_documents(texts, draft.tenant):
+                counts["planned_before"] += 1
+                continue
+            counts["without_context"] += not draft.contexts_found
             if self._registry.is_rendered_elsewhere(texts, draft.tenant):
                 counts["in_other_scope"] += 1
                 _log_other_scope()
@@ -250,6 +254,12 @@ class PromptPlanner:
         # a retriever's or postprocessor's contexts may be shown without labels
         if silent and not ISSUED_PLANS.parts["planned_documents"].entries:
             _log_nothing_found()
+
+    def _rank_documents(self, texts: Iterable[str], tenant: str) -> bool:
+        """Return whether texts rank documents, as what plans those of this tenant does."""
+        if not ISSUED_PLANS.has_any(tenant):
+            return False
+        return any(map(self._planner.templates.legend_pattern.search, texts))
 
     def _advance(self, draft: PromptDraft, plan: Plan | None = None) -> ContextRequest | None:
         """Go on to the draft's next context that needs a plan; show again what was sent.

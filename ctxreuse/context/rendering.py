@@ -208,6 +208,13 @@ class Templates:
             return _filled(self.legend, "labels", f"{named[0]} to {named[-1]}")
         return _filled(self.legend, "labels", ", ".join(named))
 
+    @cached_property
+    def legend_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds the words of `legend_annotation` in a text."""
+        before, _, after = map(re.escape, self.legend.partition("{labels}"))
+        label = self.label_pattern.pattern
+        return re.compile(f"{before}{label}(?: to {label}|(?:, {label}){{0,99}}){after}")
+
     def _are_consecutive(self, labels: Sequence[str]) -> bool:
         first = self.label_pattern.fullmatch(labels[0])
         if first is None:

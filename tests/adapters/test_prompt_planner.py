@@ -490,3 +490,14 @@ def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector() -> No
     objects_behind(1)
     counts = [objects_behind(number) for number in range(2, 12)]
     assert counts[-1] - counts[0] <= 9 * 12
+
+
+def test_words_that_rank_documents_of_nobody_here_are_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt_planner, "ISSUED_PLANS", IssuedPlans())
+    world = World()
+    legend = Templates().legend_annotation([f"[Doc_{n}]" for n in range(1, 7)])
+    world.user(f"a\n\nb\n\n{legend} {order_words(2, 1)}")
+    statistics = world.prompts.statistics()
+    assert (statistics.planned_before, statistics.not_recognised) == (0, 1)

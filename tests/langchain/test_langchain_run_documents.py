@@ -161,6 +161,16 @@ def test_it_can_be_switched_off(program: Callable[..., Any]) -> None:
     assert model.prompt_statistics.without_context == 2
 
 
+def test_documents_that_a_retriever_planned_count_as_planned_before() -> None:
+    model = wrapped(RecordingModel())
+    chain = with_lcel(model, ReuseRetriever(retriever=LetterRetriever()))
+    for letters in ("abc", "cab", "bca"):
+        chain.invoke(letters)
+    statistics = model.prompt_statistics
+    assert statistics.planned_before == 2, "the first has no words that rank it"
+    assert (statistics.without_context, statistics.not_recognised) == (1, 0)
+
+
 def test_documents_of_another_run_are_not_known() -> None:
     inner = RecordingModel()
     model = wrapped(inner)

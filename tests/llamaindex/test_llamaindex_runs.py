@@ -116,6 +116,16 @@ class TestQueryEngines:
                 assert response.source_nodes == plain.source_nodes
                 assert response.metadata == plain.metadata
 
+    @pytest.mark.parametrize("letters", ["abc", "abcdef"])
+    def test_nodes_that_a_postprocessor_planned_count_as_planned_before(self, letters: str) -> None:
+        _, model = reusing()
+        processors = [ReusePostprocessor()]
+        questions = f"{letters} first?", f"{letters[::-1]} second?"
+        asked(model, *questions, node_postprocessors=processors)
+        statistics = model.prompt_statistics
+        assert statistics.planned_before == 1, "the first has no words that rank it"
+        assert (statistics.without_context, statistics.not_recognised) == (1, 0)
+
     def test_labels_in_an_answer_are_places_among_the_source_nodes(self) -> None:
         _, model = reusing(RecordingLLM(answer="It is so [Doc_1]."))
         response = asked(model, "abc first?", "cba second?")[1]
