@@ -20,8 +20,9 @@ NOTE_SEPARATOR = "\n\n"
 
 _LABEL = re.compile(r"\[\w+\]")
 _LOOKED_AT = 1_000
-_SHORT = 6
-_NEGATIONS = (["no"], ["none"], ["not"], ["nothing"], ["irrelevant"], ["n"])
+_COMPARED = 20_000
+_GROUP = 3
+_LEAST_REPEATED = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,25 +84,33 @@ class ChainPrompts:
                     f"the chain's prompt {name} is {describe(getattr(self, name))}; it must be text"
                 )
 
-    def note_after(self, note: str, reply: str) -> str | None:
+    def note_after(self, note: str, reply: str, question: str = "") -> str | None:
         """Return the note behind a worker, which has read one and written a reply.
+
+        Models say in many words that they have found nothing, or write down only what is new. So a
+        reply takes the place of those lines of the note that it repeats, and the others stay before
+        it. A line is repeated by half of what it says beyond the question, compared letter by
+        letter, because models write in any language.
 
         Args:
             note: The note before; empty where there is none.
             reply: What the worker wrote.
+            question: The question; a reply that repeats its words repeats nothing of the note.
 
         Returns:
-            The reply, behind the note where it may only say that nothing was found; None where it
-            says no more than that, so that the note before stands.
+            The note; None where the reply says no more than that nothing was found, or than the
+            note says, so that the note before stands.
         """
         checked_kind("note", note, str, "a string")
         said = _words(checked_kind("reply", reply, str, "a string"))
+        checked_kind("question", question, str, "a string")
         nothing = _words(self.nothing)
-        if said and said == nothing[: len(said)]:
+        if (said and said == nothing[: len(said)]) or (note and reply in note and reply != note):
             return None
-        says_it = bool(nothing) and said[: len(nothing)] == nothing
-        may_say_it = len(said) <= _SHORT and said[:1] in _NEGATIONS
-        return f"{note}\n{reply}" if note and (says_it or may_say_it) else reply
+        asked, repeated = _letter_groups(question), _letter_groups(reply)
+        lines = [line for line in note.splitlines() if line.strip()]
+        kept = [line for line in lines if not _is_repeated(line, reply, repeated, asked)]
+        return "\n".join([*kept, reply])
 
     def worker_query(self, question: str, note: str = "") -> str:
         """Return what follows a worker's segment.
@@ -142,6 +151,20 @@ class ChainPrompts:
 def _words(text: str) -> list[str]:
     """Return the words of a text without labels and marks, of a long one the first ones."""
     return re.findall(r"\w+", _LABEL.sub("", text[:_LOOKED_AT]).casefold())
+
+
+def _is_repeated(line: str, reply: str, repeated: set[str], asked: set[str]) -> bool:
+    """Return whether a reply says what a line does beyond the question."""
+    distinctive = _letter_groups(line) - asked
+    if not distinctive:
+        return line.strip() in reply
+    return len(distinctive & repeated) >= _LEAST_REPEATED * len(distinctive)
+
+
+def _letter_groups(text: str) -> set[str]:
+    """Return the groups of letters and digits that stand side by side in a text."""
+    letters = "".join(re.findall(r"\w", _LABEL.sub("", text[:_COMPARED]).casefold()))
+    return {letters[start : start + _GROUP] for start in range(len(letters) - _GROUP + 1)}
 
 
 DEFAULT_PROMPTS = ChainPrompts()

@@ -235,14 +235,18 @@ class AgentRequests:
         if step.outcome != "answered":
             return step, ""
         settings, count_tokens = self.settings, self.planner.count_tokens
-        note = settings.prompts.note_after(before, step.note.strip())
+        question = self.question.text
+        note = settings.prompts.note_after(before, step.note.strip(), question)
         if note is None:
             stands = "; the note before it stands" if before else ""
             return remarked(step, f"it found nothing{stands}"), ""
         longest = settings.note_tokens
         if (step.completion_tokens or longest + 1) <= longest:
             # it is within max_tokens, whatever is estimated of other scripts than Latin ones
-            longest = max(longest, count_tokens(step.note) + count_tokens(before))
+            said = count_tokens(step.note)
+            most = 2 * longest * max(said, step.completion_tokens or 1)
+            together = said + count_tokens(before)  # no note grows on and on
+            longest = max(longest, said, min(together, most // (step.completion_tokens or 1)))
         cut = clipped(note, longest, count_tokens)
         return remarked(step, "its note was cut to note_tokens" * (cut != note)), cut
 

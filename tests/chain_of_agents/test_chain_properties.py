@@ -185,7 +185,7 @@ scripts = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=6)
 
 @few
 @given(st.integers(1, 8), scripts, st.integers(1, 5), PACKINGS)
-def test_in_sequence_each_worker_gets_the_last_answered_note_and_so_does_the_manager(
+def test_in_sequence_each_worker_gets_the_note_so_far_and_so_does_the_manager(
     number: int, answers: list[str | None], workers: int, packing: str
 ) -> None:
     script = Script(answers)
@@ -194,14 +194,16 @@ def test_in_sequence_each_worker_gets_the_last_answered_note_and_so_does_the_man
     if trace is None:
         return
 
-    note = ""
-    for prompt, reply in zip(agents.model.prompts, script.given, strict=False):
-        query = agents.settings.prompts.worker_query("Why?", note)
-        assert prompt[-1]["content"].endswith("\n\n" + query)
+    prompts, note, last = agents.settings.prompts, "", 0
+    for place, reply in enumerate(script.given, 1):
+        prompt = agents.model.prompts[place - 1]
+        assert prompt[-1]["content"].endswith("\n\n" + prompts.worker_query("Why?", note))
         assert ("Note of the readers before you:" in prompt[-1]["content"]) == bool(note)
-        note = reply.strip() if is_note(reply) and reply is not None else note
-    last = [step.position + 1 for step in trace.workers if step.outcome == "answered"][-1:]
-    query = agents.settings.prompts.manager_query("Why?", [(n, note) for n in last])
+        if reply and is_note(reply):
+            after = prompts.note_after(note, reply.strip(), "Why?")
+            note, last = (note, last) if after is None else (after, place)
+            assert reply.strip() in note
+    query = prompts.manager_query("Why?", [(last, note)] if note else [])
     assert agents.model.prompts[-1][-1]["content"] == query
 
 

@@ -41,6 +41,18 @@ def digits(text: str) -> list[int]:
 TABLE = "\n".join(f"{n},{n * 7919 % 9973},{n * 104729 % 99991}" for n in range(2_500))
 
 
+SAID_WHERE_NOTHING_IS = [
+    "There is nothing relevant in this part.",
+    "[Doc_2] does not mention who built the Maria Pia bridge.",
+    "Sorry, I could not find out who built the Maria Pia bridge.",
+    "None of the documents helps to answer the question.",
+    "Note: Nothing relevant.",
+    "Nichts Relevantes.",
+    "\u6ca1\u6709\u76f8\u5173\u5185\u5bb9",
+    "n.a.",
+]
+
+
 class TestNothingRead:
     @MODES
     def test_where_all_workers_fail_the_manager_is_not_asked(self, mode: Any) -> None:
@@ -241,6 +253,42 @@ class TestNotes:
         shown = agents.model.prompts[-1][-1]["content"]
         assert "1877." in shown
         assert "is in Porto." in shown
+
+    @pytest.mark.parametrize("said", SAID_WHERE_NOTHING_IS)
+    def test_a_nothing_in_any_words_replaces_no_note(self, said: str) -> None:
+        note = "[Doc_1]: The Maria Pia bridge was built by Gustave Eiffel in 1877."
+        answers = iter([note, said, said, "Answer."])
+        agents = Agents(lambda messages: next(answers), workers=3, note_tokens=100)
+        agents.run(["a", "b", "c"], "Who built the Maria Pia bridge?")
+        shown = agents.model.prompts[-1][-1]["content"]
+        assert note in shown
+        assert shown.count(said) <= 1, "said again, it adds nothing"
+
+    def test_a_worker_that_notes_only_what_is_new_replaces_no_note(self) -> None:
+        answers = iter(["[Doc_1]: Eiffel built it.", "[Doc_2]: It opened in 1877.", "Answer."])
+        agents = Agents(lambda messages: next(answers), workers=2, note_tokens=100)
+        agents.run(["a", "b"])
+        shown = agents.model.prompts[-1][-1]["content"]
+        assert "Reader 2: [Doc_1]: Eiffel built it.\n[Doc_2]: It opened in 1877.\n\n" in shown
+
+    def test_a_note_written_again_takes_the_place_of_the_one_before(self) -> None:
+        again = "In 1877 Gustave Eiffel built the bridge [Doc_1]; it is 60 m high [Doc_2]."
+        answers = iter(
+            ["[Doc_1]: Gustave Eiffel built it in 1877.", "This part adds nothing.", again, "A."]
+        )
+        agents = Agents(lambda messages: next(answers), workers=3, note_tokens=100)
+        agents.run(["a", "b", "c"], "What of the bridge?")
+        again = f"This part adds nothing.\n{again}"
+        assert f"Notes:\nReader 3: {again}\n\n" in agents.model.prompts[-1][-1]["content"]
+
+    def test_a_note_does_not_grow_on_and_on(self) -> None:
+        numbers = iter(range(100, 1_000))
+        engine = EmulatedEngine(answer=lambda messages: " ".join(f"{next(numbers)}," * 20))
+        chain = chain_of(engine, note_tokens=80, packing="single")
+        answer = chain.invoke(question(12))
+        lengths = [len(str(one["messages"])) for one in engine.requests]
+        assert max(lengths) < min(lengths) + 2 * 80 * 4 + 400
+        assert answer.trace.steps[-2].remark == "its note was cut to note_tokens"
 
     def test_a_worker_is_not_told_two_things(self) -> None:
         agents = Agents(workers=2)
