@@ -264,6 +264,11 @@ def checked_blocks(name: str, blocks: Any) -> list[ContextBlock]:
     return [checked_kind(f"an entry of {name}", block, ContextBlock, words) for block in blocks]
 
 
+def texts_to_show(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:
+    """Return blocks without those that are blank, and without repeats; see `distinct_texts`."""
+    return distinct_texts(block for block in blocks if block.text.strip())
+
+
 def distinct_texts(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:
     """Return blocks without those that repeat an earlier one's text under another id."""
     first: dict[bytes, ContextBlock] = {}

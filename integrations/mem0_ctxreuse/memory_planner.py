@@ -17,7 +17,7 @@ from ctxreuse.adapters.memories import ENTITIES, KnownMemories, ShownMemories, t
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, memories_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import ContextRegistry, context_registry
-from ctxreuse.context.blocks import BlockKey, Message, distinct_texts
+from ctxreuse.context.blocks import BlockKey, Message, texts_to_show
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
 from ctxreuse.context.scope import RequestScope, current_scope
@@ -215,7 +215,7 @@ class MemoryPlanner:
         memories = list(map(memory_block, found_memories(result)))
         blocks = [*memories, *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
-        unique = tuple(distinct_texts(blocks))
+        unique = tuple(texts_to_show(blocks))
         outdated = shown.outdated(memories)
         request = replace(asked, blocks=unique, tenant=self.tenant_of(search), outdated=outdated)
         plan = self.planner.plan(request)

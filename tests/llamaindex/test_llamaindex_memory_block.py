@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.simple import SimpleVectorStore
 from llamaindex_helpers import (
     CountingPlanner,
@@ -41,7 +42,29 @@ from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
 
 
+class ListRetriever(BaseRetriever):
+    def __init__(self, found: list[NodeWithScore]) -> None:
+        super().__init__()
+        self.found = found
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self.found
+
+
 class TestReuseMemoryBlock:
+    async def test_memories_without_text_get_no_label(self) -> None:
+        images = [
+            NodeWithScore(node=ImageNode(image="aGk=")),
+            NodeWithScore(node=TextNode(text=" ")),
+        ]
+        for found in (images, [letter_nodes("a")[0], *images, *letter_nodes("bc")]):
+            retriever = ListRetriever(found)
+            shown = await ReuseMemoryBlock(memory=retriever).aget([user("hello")])
+            assert shown == labelled("abc" if len(found) > 2 else "")
+        mem0 = FakeMemory()
+        mem0.found = [memory("blank", " "), *lettered("abc")]
+        assert await ReuseMemoryBlock(memory=mem0).aget([user("hello")]) == labelled("abc")
+
     @pytest.mark.parametrize("kind", [FakeMemory, AsyncFakeMemory])
     async def test_what_mem0_finds_comes_back_in_planned_order(self, kind: Any) -> None:
         mem0 = kind()

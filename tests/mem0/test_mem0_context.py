@@ -42,6 +42,13 @@ def test_a_context_is_the_text_and_the_annotation() -> None:
     assert [call["filters"] for call in wrapped.memory.calls] == [{"user_id": "alice"}] * 2
 
 
+def test_memories_without_text_get_no_label() -> None:
+    wrapped = finding(memory("blank", " \n"), *lettered("ab"), memory("empty", ""))
+    assert wrapped.messages("q?")[-1]["content"] == f"{shown('ab')}\n\nq?"
+    wrapped.memory.found = [memory("empty", "")]
+    assert wrapped.messages("q?")[-1]["content"] == "q?"
+
+
 def test_messages_are_system_history_and_this_turn() -> None:
     wrapped = finding(*lettered("abc"))
     history = [{"role": "user", "content": "Hello."}, {**ANSWER, "name": "bot"}]

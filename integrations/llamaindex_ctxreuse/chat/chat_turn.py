@@ -14,7 +14,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from ctxreuse.adapters.plan_metadata import document_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, distinct_texts
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, texts_to_show
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
@@ -173,7 +173,7 @@ class _Retrieved:
     @property
     def shown(self) -> list[ContextBlock]:
         """What the prompt shows: no text twice, and nothing of nodes without text, as of images."""
-        return distinct_texts(block for block in self.blocks if block.text.strip())
+        return texts_to_show(self.blocks)
 
 
 class ChatTurnPlanner:

@@ -40,7 +40,7 @@ from ctxreuse.adapters.memories import (
 from ctxreuse.adapters.plan_metadata import memory_ranks
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.adapters.rendered_contexts import context_registry
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, distinct_texts
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, texts_to_show
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
@@ -222,7 +222,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return ""
         if found.unread:
             self._reading.note(InvalidBlockError(f"{found.unread} memories have no text"))
-        blocks = tuple(distinct_texts(found.blocks))
+        blocks = tuple(texts_to_show(found.blocks))
         shown = await self._shown(found.blocks)
         outdated = shown.outdated(found.blocks)
         if not blocks and not outdated:
