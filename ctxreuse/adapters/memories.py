@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
+from ctxreuse.context.rendering import message_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
+
+_log = logging.getLogger("ctxreuse")
 
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 """The ids by which mem0 keeps memories apart."""
@@ -172,9 +178,14 @@ class ShownMemories:
             request: The turn; its history, conversation and tenant count.
             found: What the turn's search has found.
         """
-        if not request.history or request.conversation_id is None:
+        if not request.history:
             return cls()
-        shown = known.among(request.tenant, planner.shown_blocks(request).values())
+        blocks = {} if request.conversation_id is None else planner.shown_blocks(request)
+        if not blocks:
+            label = planner.templates.label_pattern
+            if any(map(label.search, chain.from_iterable(map(message_texts, request.history)))):
+                log_unknown_history()
+        shown = known.among(request.tenant, blocks.values())
         now = {block.id for block in found}
         missing = dict.fromkeys(block.id for block in shown if block.id not in now)
         return cls(shown, tuple(missing)[-_MOST_LOOKED_UP:])
@@ -195,6 +206,17 @@ class ShownMemories:
         for block in found:
             now.setdefault(block.id, set()).add(block.text)
         return tuple(one for one in self.blocks if one.id in now and one.text not in now[one.id])
+
+
+@cache
+def log_unknown_history() -> None:
+    """Say once that what a history shows is not known, so not looked up."""
+    _log.warning(
+        "a history shows labels, and which memories they stand for is not known: no "
+        "conversation_id is given, or another process has shown them. So nothing is said of those "
+        "that were changed or deleted since. Give each conversation its conversation_id, or leave "
+        "the memories of earlier turns out of the history."
+    )
 
 
 def is_not_found(error: Exception) -> bool:

@@ -203,7 +203,7 @@ class MemoryPlanner:
     def _shown_memories(
         self, result: Any, search: MemorySearch, asked: ContextRequest
     ) -> ShownMemories:
-        if not asked.history or asked.conversation_id is None:
+        if not asked.history:
             return ShownMemories()
         request = replace(asked, tenant=self.tenant_of(search))
         found = map(memory_block, found_memories(result))

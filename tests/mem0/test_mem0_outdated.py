@@ -10,6 +10,7 @@ import pytest
 from mem0_stores import FakeMemory, mem0_offline, memory
 
 from ctxreuse import ContextBlock, ContextRequest, request_context
+from ctxreuse.adapters import memories
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
@@ -103,6 +104,34 @@ def test_a_deleted_memory_is_not_shown_as_valid(kind: Any) -> None:
     assert set(store.asked) == {"pin"}
     store.texts.clear()
     assert chat.ask("Well?") == "[Doc_2] no longer holds; do not use it.\n\nWell?"
+
+
+@pytest.mark.parametrize("unknown", ["without a name", "of another process"])
+def test_a_history_of_which_nothing_is_known_is_logged_once(
+    unknown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    memories.log_unknown_history.cache_clear()
+    store = Store(home="Alice lives in Porto.")
+    history = [*ReuseMemory(store).messages("Where?", conversation_id="c", **ALICE), ANSWER]
+    plain: Any = [{"role": "user", "content": "Hello."}, ANSWER]
+    wrapped, name = ReuseMemory(store), None if unknown == "without a name" else "c"
+    wrapped.messages("And?", history=plain, conversation_id=name and "d", **ALICE)
+    assert caplog.records == []
+    for _ in range(2):
+        wrapped.messages("And?", history=history, conversation_id=name, **ALICE)
+    [record] = caplog.records
+    assert "conversation_id" in record.message
+
+
+@KINDS
+def test_a_history_of_which_all_is_known_is_not_logged(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    memories.log_unknown_history.cache_clear()
+    chat = Chat(kind(home="Alice lives in Porto."))
+    chat.ask("Where?")
+    chat.ask("And?")
+    assert caplog.records == []
 
 
 @KINDS
