@@ -16,10 +16,16 @@ from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
+from ctxreuse.context.blocks import (
+    BlockId,
+    ContextBlock,
+    ContextRequest,
+    Message,
+    text_digest,
+)
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.context.rendering import message_texts
+from ctxreuse.context.rendering import Templates, message_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 
@@ -32,6 +38,11 @@ _LOGICAL = ("AND", "OR", "NOT")
 _DIGEST_BYTES = 16
 _MOST_LOOKED_UP = 64
 _MOST_KNOWN = 200_000
+_MOST_IDS = 4
+_MOST_PARAGRAPHS = 8
+_LEAST_WORK = 1 << 20
+_WORK_A_CHARACTER = 16
+_LONGEST = 20_000
 
 
 class _Condition(NamedTuple):
@@ -112,7 +123,7 @@ def _compared(value: Any) -> Iterator[tuple[str, str]]:
 
 
 class KnownMemories:
-    """The memories that an adapter has shown; thread-safe.
+    """The memories that an adapter has shown, by the digests of their texts; thread-safe.
 
     A conversation may show documents of other sources, too. A store does not have those, so only
     what came from it is looked up there. The tenant that holds most loses its oldest; what is
@@ -127,25 +138,83 @@ class KnownMemories:
         return KnownMemories, ()
 
     def _forget_all(self) -> None:
-        self._keys: TenantLRUMap[BlockKey, bool] = TenantLRUMap(_MOST_KNOWN)
+        # the ids of a text: of several the latest few
+        self._ids: TenantLRUMap[bytes, tuple[BlockId, ...]] = TenantLRUMap(_MOST_KNOWN)
 
     @property
     def parts(self) -> dict[str, PartSize]:
         """How many are known, and how many may be; all tenants together."""
         with self._lock:
-            return {"known_memories": self._keys.size}
+            return {"known_memories": self._ids.size}
 
     def add(self, tenant: str, memories: Iterable[ContextBlock]) -> None:
         """Remember memories that a prompt of a tenant shows."""
         with self._lock:
             for memory in memories:
-                self._keys.put(tenant, memory.key, True)
+                known = self._ids.get(tenant, memory.digest) or ()
+                others = [one for one in known if not _is_same(one, memory.id)]
+                ids = (*others[1 - _MOST_IDS :], memory.id)
+                self._ids.put(tenant, memory.digest, ids)
 
     def among(self, tenant: str, blocks: Iterable[ContextBlock]) -> tuple[ContextBlock, ...]:
         """Return those blocks of a tenant's prompt that are memories."""
         with self._lock:
-            known = self._keys.of(tenant)
-            return tuple(block for block in blocks if block.key in known)
+            known = self._ids.of(tenant)
+            return tuple(
+                block
+                for block in blocks
+                if any(_is_same(block.id, one) for one in known.peek(block.digest) or ())
+            )
+
+    def standing_in(
+        self, tenant: str, history: Iterable[Message], templates: Templates
+    ) -> tuple[ContextBlock, ...]:
+        """Return the memories of a tenant whose texts stand under labels in messages.
+
+        A memory of more than eight paragraphs is not found, nor are those behind so many labels
+        that 16 times the characters of the messages, and a million, were looked at.
+
+        Args:
+            tenant: The tenant.
+            history: The messages.
+            templates: The words that the memories were rendered with.
+        """
+        shown = [text for message in history for text in message_texts(message)]
+        left = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, shown))
+        digests: dict[str, bytes] = {}
+        for text in chain.from_iterable(_labelled(one, templates) for one in shown):
+            left -= len(text)
+            if left < 0:
+                break
+            digests[text] = text_digest(text)
+        with self._lock:
+            known = self._ids.of(tenant)
+            return tuple(
+                ContextBlock(id=one, text=text)
+                for text, digest in digests.items()
+                for one in known.peek(digest) or ()
+            )
+
+
+def _is_same(one: BlockId, other: BlockId) -> bool:
+    return one == other and type(one) is type(other)
+
+
+def _labelled(text: str, templates: Templates) -> Iterator[str]:
+    """Yield what may be the text of a block: from behind each label to each of the next ends."""
+    separator, after = templates.separator, templates.after_text
+    for label in templates.label_pattern.finditer(text):
+        before = templates.before_text(label[0])
+        first = label.start() - before.index(label[0]) + len(before)
+        end = first
+        for _ in range(_MOST_PARAGRAPHS):
+            end = text.find(separator, end, first + _LONGEST)
+            last = min(len(text), first + _LONGEST) if end < 0 else end
+            if text.endswith(after, first, last):
+                yield text[first : last - len(after)]
+            if end < 0:
+                break
+            end += len(separator)
 
 
 @dataclass(slots=True)
@@ -180,12 +249,14 @@ class ShownMemories:
         """
         if not request.history:
             return cls()
-        blocks = {} if request.conversation_id is None else planner.shown_blocks(request)
-        if not blocks:
+        recorded = {} if request.conversation_id is None else planner.shown_blocks(request)
+        shown = known.among(request.tenant, recorded.values())
+        if not recorded:
+            shown = known.standing_in(request.tenant, request.history, planner.templates)
             label = planner.templates.label_pattern
-            if any(map(label.search, chain.from_iterable(map(message_texts, request.history)))):
+            texts = chain.from_iterable(map(message_texts, request.history))
+            if not shown and any(map(label.search, texts)):
                 log_unknown_history()
-        shown = known.among(request.tenant, blocks.values())
         now = {block.id for block in found}
         missing = dict.fromkeys(block.id for block in shown if block.id not in now)
         return cls(shown, tuple(missing)[-_MOST_LOOKED_UP:])
@@ -212,10 +283,10 @@ class ShownMemories:
 def log_unknown_history() -> None:
     """Say once that what a history shows is not known, so not looked up."""
     _log.warning(
-        "a history shows labels, and which memories they stand for is not known: no "
-        "conversation_id is given, or another process has shown them. So nothing is said of those "
-        "that were changed or deleted since. Give each conversation its conversation_id, or leave "
-        "the memories of earlier turns out of the history."
+        "a history shows labels, and which memories they stand for is not known: another process "
+        "or another wrapper has shown them. So nothing is said of those that were changed or "
+        "deleted since. Keep a conversation in one process, or leave the memories of earlier turns "
+        "out of its history."
     )
 
 

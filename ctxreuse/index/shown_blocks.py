@@ -257,6 +257,27 @@ def shown_in(
     )
 
 
+def with_blocks_anywhere(
+    recorded: Mapping[int, Sequence[ShownBlock]],
+    blocks: Iterable[ContextBlock],
+    messages: Iterable[Message],
+    templates: Templates,
+) -> dict[int, list[ShownBlock]]:
+    """Return a record by which blocks are looked for under every label in messages, too.
+
+    Args:
+        recorded: A conversation's blocks by ordinal, the latest first.
+        blocks: Blocks that messages may show although no record tells where.
+        messages: The messages.
+        templates: The words that the blocks were rendered with.
+    """
+    anywhere = [ShownBlock(one.key, one.id, len(one.text), one.digest) for one in blocks]
+    texts = (text for message in messages for text in message_texts(message))
+    labels = (found for text in texts for found in templates.label_pattern.finditer(text))
+    ordinals = dict.fromkeys([*recorded, *(int(found[1]) for found in labels)])
+    return {ordinal: [*recorded.get(ordinal, ()), *anywhere] for ordinal in ordinals}
+
+
 def said_outdated(messages: Iterable[Message], templates: Templates) -> set[str]:
     """Return the labels of which messages say that their blocks no longer hold."""
     texts = (text for message in messages for text in message_texts(message))

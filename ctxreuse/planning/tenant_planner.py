@@ -36,6 +36,7 @@ from ctxreuse.index.shown_blocks import (
     History,
     said_outdated,
     shown_in,
+    with_blocks_anywhere,
     without_blocks,
 )
 from ctxreuse.ordering.batch import BatchContext, arrange
@@ -332,7 +333,10 @@ class TenantPlanner:
             return EMPTY_HISTORY
         with self._tenants.holding(tenant) as state:
             recorded = state.conversations.recorded(request.conversation_id)
-        return shown_in(request.history, recorded, self._settings.templates)
+        templates = self._settings.templates
+        if request.outdated and not recorded:  # their texts tell where they stand
+            recorded = with_blocks_anywhere(recorded, request.outdated, request.history, templates)
+        return shown_in(request.history, recorded, templates)
 
     def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
         return self._open_turn(

@@ -219,8 +219,7 @@ class MemoryPlanner:
         outdated = shown.outdated(memories)
         request = replace(asked, blocks=unique, tenant=self.tenant_of(search), outdated=outdated)
         plan = self.planner.plan(request)
-        if request.conversation_id is not None:
-            self.known.add(request.tenant, memories)
+        self.known.add(request.tenant, memories)
         text = render_turn(plan.parts, None, "", plan.templates)
         # a prompt may show other contexts, too, whose labels have to be others
         for tenant in {plan.request.tenant, current_scope().tenant or ""}:

@@ -1,6 +1,8 @@
 import gc
 import re
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -489,7 +491,8 @@ def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector() -> No
 
     objects_behind(1)
     counts = [objects_behind(number) for number in range(2, 12)]
-    assert counts[-1] - counts[0] <= 9 * 12
+    # what other tests have left may come and go meanwhile
+    assert median(after - before for before, after in pairwise(counts)) <= 12
 
 
 def test_words_that_rank_documents_of_nobody_here_are_no_plan(

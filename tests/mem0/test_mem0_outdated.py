@@ -11,6 +11,7 @@ from mem0_stores import FakeMemory, mem0_offline, memory
 
 from ctxreuse import ContextBlock, ContextRequest, request_context
 from ctxreuse.adapters import memories
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
@@ -48,16 +49,17 @@ class AsyncStore(Store):
 
 
 class Chat:
-    """A conversation over a store, sync or async."""
+    """A conversation over a store, sync or async; one without a name keeps its messages only."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, name: str | None = "c") -> None:
+        self.name = name
         self.wrapped: Any = (
             AsyncReuseMemory(store) if isinstance(store, AsyncStore) else ReuseMemory(store)
         )
         self.history: list[dict[str, Any]] = []
 
     def ask(self, query: str) -> str:
-        options: Any = {"history": self.history, "conversation_id": "c", **ALICE}
+        options: Any = {"history": self.history, "conversation_id": self.name, **ALICE}
         messages = self.wrapped.messages(query, **options)
         if not isinstance(messages, list):
             messages = asyncio.run(messages)
@@ -106,21 +108,69 @@ def test_a_deleted_memory_is_not_shown_as_valid(kind: Any) -> None:
     assert chat.ask("Well?") == "[Doc_2] no longer holds; do not use it.\n\nWell?"
 
 
-@pytest.mark.parametrize("unknown", ["without a name", "of another process"])
+@KINDS
+def test_a_conversation_without_a_name_is_told_as_well(kind: Any) -> None:
+    """As a service has it that gets all messages with each request."""
+    store = kind(
+        home="Alice lives in Porto.", pin="The PIN is 4711.", cats="Alice has\n\ntwo cats."
+    )
+    chat = Chat(store, None)
+    chat.ask("Where?")
+    store.texts["home"] = "Alice lives in Lisbon."
+    del store.texts["pin"]
+    assert chat.ask("And?") == (
+        "[Doc_2] no longer holds; do not use it.\n\n[Doc_4] Alice lives in Lisbon.\n\n"
+        "[Doc_4] replaces [Doc_1].\n\n[Doc_5] Alice has\n\ntwo cats.\n\nAnd?"
+    )
+    assert "holds" not in chat.ask("And?"), "once is enough"
+    store.finds = []
+    store.texts["cats"] = "Alice has three cats."
+    said = chat.ask("Well?")
+    assert all(f"[Doc_{number}] no longer holds" in said for number in (3, 5, 7))
+    assert "[Doc_4] no" not in said
+
+
+def test_another_tenants_history_is_not_known() -> None:
+    store = Store(home="Alice lives in Porto.")
+    wrapped = ReuseMemory(store)
+    history = [*wrapped.messages("Where?", **ALICE), ANSWER]
+    del store.texts["home"]
+    bob: Any = {"filters": {"user_id": "bob"}}
+    assert wrapped.messages("And?", history=history, **bob)[-1]["content"] == "And?"
+    assert store.asked == []
+
+
+def test_memories_are_looked_for_in_a_long_history_with_bounded_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = memories.KnownMemories()
+    known.add("", [ContextBlock(text="Alice lives in Porto.")])
+    hashed = []
+    monkeypatch.setattr(memories, "text_digest", lambda text: hashed.append(len(text)) or b"")
+    labels = "[Doc_1] " * 2_400
+    texts = ["[Doc_1] " * 100_000, "\n\n".join([labels] * 40), "[Doc_1] a\n\n" * 100_000]
+    for text in texts:
+        hashed.clear()
+        known.standing_in("", [{"role": "user", "content": text}], DEFAULT_TEMPLATES)
+        assert sum(hashed) <= 16 * len(text) + (1 << 20)
+
+
+@pytest.mark.parametrize("name", [None, "c"])
 def test_a_history_of_which_nothing_is_known_is_logged_once(
-    unknown: str, caplog: pytest.LogCaptureFixture
+    name: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     memories.log_unknown_history.cache_clear()
     store = Store(home="Alice lives in Porto.")
-    history = [*ReuseMemory(store).messages("Where?", conversation_id="c", **ALICE), ANSWER]
+    history = [*ReuseMemory(store).messages("Where?", conversation_id=name, **ALICE), ANSWER]
     plain: Any = [{"role": "user", "content": "Hello."}, ANSWER]
-    wrapped, name = ReuseMemory(store), None if unknown == "without a name" else "c"
+    wrapped = ReuseMemory(store)
+    store.finds = []
     wrapped.messages("And?", history=plain, conversation_id=name and "d", **ALICE)
     assert caplog.records == []
     for _ in range(2):
         wrapped.messages("And?", history=history, conversation_id=name, **ALICE)
     [record] = caplog.records
-    assert "conversation_id" in record.message
+    assert "another process or another wrapper" in record.message
 
 
 @KINDS
