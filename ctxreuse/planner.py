@@ -31,6 +31,7 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import (
@@ -57,7 +58,7 @@ _STRATEGIES = get_args(Strategy)
 _log = logging.getLogger("ctxreuse")
 
 
-class ReusePlanner:
+class ReusePlanner(FixedSettings):
     r"""Plans what to send so that the engine's prefix cache hits.
 
     Deterministic: the same requests in the same order give the same plans in any process. One

@@ -21,6 +21,7 @@ from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer
 from ctxreuse.context.checks import checked_kind, checked_number
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -30,6 +31,7 @@ from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity
 
 
 class ChainOfAgents(
+    FixedSettings,
     RunnableBridge[dict[str, Any], Answer, RunnableConfig],
     Runnable[dict[str, Any], Answer],
     AsyncClosing,

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_number
 from ctxreuse.context.copies import made_with
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
 from ctxreuse.errors import (
     InvalidRequestError,
@@ -56,7 +57,7 @@ _REMEDIES_OF_CODES = {
 }
 
 
-class RedisLog:
+class RedisLog(FixedSettings):
     """A log in a stream of a Redis or Valkey server, from version 5, for any number of machines.
 
     Nothing is asked of the server before the first entry is told or read. The log holds keyed
@@ -85,6 +86,8 @@ class RedisLog:
         InvalidRequestError: wrong type or out of range; the message shows no password.
         MissingExtraError: `redis` is not installed.
     """
+
+    secret: bytes
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_path
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
 from ctxreuse.sharing.exchange import LogRead
@@ -49,7 +50,7 @@ _REMEDIES = {
 }
 
 
-class SQLiteLog:
+class SQLiteLog(FixedSettings):
     """A log in an SQLite file with a write-ahead log: many processes read and write it at a time.
 
     Files are made with mode 0600. The log holds keyed digests; the key stands in a file beside it,

@@ -16,6 +16,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.adapters.memories import ShownMemories, is_not_found
 from ctxreuse.adapters.rendered_contexts import ContextRegistry
 from ctxreuse.context.blocks import Message
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
@@ -75,7 +76,7 @@ class _LikeWrapped:
         return update_wrapper(call, wrapped, updated=())
 
 
-class MemoryWrapper(Generic[_Memory]):
+class MemoryWrapper(FixedSettings, Generic[_Memory]):
     """A memory with its searches planned; what is not defined here is the wrapped memory's.
 
     Args:
@@ -169,7 +170,7 @@ class MemoryWrapper(Generic[_Memory]):
         if not hasattr(type(self), name) and hasattr(memory, name):
             setattr(memory, name, value)
         else:
-            object.__setattr__(self, name, value)
+            super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         if name in self.__dict__ or not hasattr(self.__dict__.get("_memory"), name):

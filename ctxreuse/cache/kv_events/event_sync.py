@@ -25,6 +25,7 @@ from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
@@ -71,7 +72,7 @@ class KVEventStatistics:
     faults: int = 0
 
 
-class KVEventSync(OnePerProcess):
+class KVEventSync(FixedSettings, OnePerProcess):
     """Follows vLLM's KV-cache events, so that a planner's index holds what the engine holds.
 
     Start vLLM with::

@@ -13,6 +13,7 @@ from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.checks import check_function, checked_header, checked_kind, reported_count
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
-class EngineClient(OnePerProcess, AsyncClosing):
+class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     """Sends plans to an OpenAI-compatible engine and measures each request.
 
     Answers are streamed inside, to see the first token. Broken connections, 429 and 5xx are tried

@@ -13,6 +13,7 @@ from typing import Any
 from ctxreuse.adapters.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.context.checks import check_keywords, checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import OnePerProcess
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -38,7 +39,7 @@ _PATIENCE_S = 600.0
 """How long a request without a time limit waits for busy engines."""
 
 
-class EnginePool(OnePerProcess, AsyncClosing):
+class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     """Sends each request to the engine that is expected to serve it first.
 
     Each engine has its own planner, whose index is what its cache holds. A request goes to the

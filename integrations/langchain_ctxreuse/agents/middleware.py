@@ -20,6 +20,7 @@ from ctxreuse.adapters.rendered_contexts import ContextRegistry, Sighting, conte
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, encoded
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
@@ -63,7 +64,7 @@ _MOST_RESULTS = 64
 _log = logging.getLogger("ctxreuse")
 
 
-class ReuseMiddleware(AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
+class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], ContextT, ResponseT]):
     r"""Keeps retrieved context at one position in an agent's conversation, and shows it once.
 
     Context, memories and tool results are labelled and planned once, before the first model call

@@ -33,6 +33,7 @@ from llama_index.core.types import Thread
 from ctxreuse.adapters.plan_metadata import METADATA_KEY, plan_metadata
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.checks import checked_kind, checked_list
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import InvalidRequestError
@@ -41,7 +42,7 @@ from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner, Transc
 from llamaindex_ctxreuse.nodes.node_plans import checked_retriever
 
 
-class ReuseChatEngine(BaseChatEngine):
+class ReuseChatEngine(FixedSettings, BaseChatEngine):
     """Answers questions from retrieved nodes, with prompts that the prefix cache serves.
 
     The system prompt comes first, then the conversation as it was sent, each question with its
@@ -73,6 +74,8 @@ class ReuseChatEngine(BaseChatEngine):
     Raises:
         InvalidRequestError: wrong type or value.
     """
+
+    callback_manager: CallbackManager
 
     def __init__(
         self,

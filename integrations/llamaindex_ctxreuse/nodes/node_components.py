@@ -31,6 +31,7 @@ from ctxreuse.adapters.document_planner import (
 )
 from ctxreuse.adapters.prompt_planner import planner_or_new
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
@@ -207,7 +208,7 @@ class ReusePostprocessor(BaseNodePostprocessor):
         return await self._nodes.aplan(nodes, query)
 
 
-class ReuseRetriever(BaseRetriever):
+class ReuseRetriever(FixedSettings, BaseRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
     The retriever inside is called through its public methods, so its events show the nodes as
@@ -239,6 +240,8 @@ class ReuseRetriever(BaseRetriever):
         >>> [node.text for node in ReuseRetriever(retriever=Fixed()).retrieve("Which?")]
         ['one', 'two']
     """
+
+    callback_manager: CallbackManager
 
     def __init__(
         self,
