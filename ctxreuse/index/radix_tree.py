@@ -201,7 +201,7 @@ class ContextIndex:
         tree, path = self.tree, tuple(path)
         node = self._root_for(system)
         done, size = 0, len(path)
-        first_children, wide, uses = tree.first_children, tree.wide, tree.uses
+        first_children, wide, uses, runs = tree.first_children, tree.wide, tree.uses, tree.runs
         while done < size:
             child = first_children[node]
             if child < 0:
@@ -210,11 +210,11 @@ class ContextIndex:
                 child = tree.child(node, path[done])
             if not child:
                 break
-            run = tree.runs[child]
+            run = runs[child]
             common = len(run)
             if common > 1 and run != path[done : done + common]:
                 common = _common(run, path[done : done + common])
-                child = tree.split(child, common)
+                child, runs = tree.split(child, common), tree.runs  # a larger array, maybe
             node = child
             uses[node] += 1
             done += common
