@@ -567,6 +567,24 @@ def simulated_conversations(size: int) -> Prepared:
     return Prepared(lambda: list(simulate_blocks(requests, corpus, BlockLevelCache())))
 
 
+def hashed_prompts(size: int) -> Prepared:
+    """Write two prompts of `size` blocks as a trace in Mooncake's format, and simulate it."""
+    from ctxreuse.evaluation.replay.hashed_trace import hashed_plan, simulate_hashed
+    from ctxreuse.evaluation.replay.plan_file import PlannedRequest
+
+    corpus = {number: _block("text", number, 1) for number in range(size)}
+    parts = tuple((f"[Doc_{number}]", number, None) for number in range(size))
+    planned = [
+        PlannedRequest(name, parts, None, "", None, "", None, 0, None, None) for name in "ab"
+    ]
+
+    def run() -> None:
+        requests = list(hashed_plan(planned, corpus, block_tokens=16))
+        simulate_hashed(requests, (None, size), 16)
+
+    return Prepared(run)
+
+
 def template_of_braces(size: int) -> Prepared:
     """Parse a workflow's template of `size` characters of doubled braces."""
     from ctxreuse.workflow.graph.state import Template
@@ -628,6 +646,7 @@ CASES: dict[str, tuple[Case, int]] = {
     "cache_blocks_of_all_sizes": (cache_blocks_of_all_sizes, 50),
     "explained_prompts": (explained_prompts, 60),
     "simulated_conversations": (simulated_conversations, 200),
+    "hashed_prompts": (hashed_prompts, 200),
     "template_of_braces": (template_of_braces, 10_000),
     "blank_subquestion": (blank_subquestion, 1_000),
 }

@@ -26,7 +26,12 @@ from dataclasses import dataclass
 from typing import NewType
 
 from ctxreuse.context.blocks import BlockKey, text_digest
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_optional_integer
+from ctxreuse.context.checks import (
+    checked_each,
+    checked_integer,
+    checked_kind,
+    checked_optional_integer,
+)
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.index.radix_tree import ContextIndex
 
@@ -185,17 +190,58 @@ class PrefixCacheSimulator:
         tokens = token_array(tokens)
         checked_kind("salt", salt, str, "a string")
         checked_integer("room_for", room_for)
-        size = self.block_size
         root = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         hashes = self._content_hashes(tokens, root)
+        taken = self._take(hashes, len(tokens), room_for)
+        if taken is None:
+            return None
+        held, cached = taken
+        return RunningPrompt(CacheUsage(len(tokens), cached), tokens, hashes, held, root)
+
+    def serve_hashed(self, hashes: Sequence[ContentHash], prompt_tokens: int) -> CacheUsage:
+        """Run one prompt to its end that is known by the hashes of its full blocks, not its tokens.
+
+        It is served as by `serve`. The answer's blocks are not cached.
+
+        Args:
+            hashes: Of each full block, chained over everything before it.
+            prompt_tokens: The prompt's length; the tokens behind the full blocks serve no prompt.
+
+        Raises:
+            InvalidRequestError: wrong type, or not a hash for each full block.
+        """
+        checked_integer("prompt_tokens", prompt_tokens)
+        chain = checked_each("hashes", hashes, bytes, "bytes")
+        full_blocks = prompt_tokens // self.block_size
+        if len(chain) != full_blocks:
+            raise InvalidRequestError(
+                f"hashes must be one for each of the {full_blocks:,} full blocks of the prompt, "
+                f"not {len(chain):,}"
+            )
+        known = [ContentHash(one) for one in chain]
+        taken = self._take(known, prompt_tokens, 0)
+        if taken is None:
+            return CacheUsage(prompt_tokens, 0)
+        held, cached = taken
+        self._give_back(held)
+        return CacheUsage(prompt_tokens, cached)
+
+    def _take(
+        self, hashes: list[ContentHash], prompt_tokens: int, room_for: int
+    ) -> tuple[list[BlockNumber], int] | None:
+        """Take a prompt's blocks, and register the full ones.
+
+        Returns:
+            The blocks, and the prompt's tokens that were cached; None if there is no room.
+        """
         held: list[BlockNumber] = []
-        for content in hashes[: max(0, len(tokens) - 1) // size]:
+        for content in hashes[: max(0, prompt_tokens - 1) // self.block_size]:
             copies = self._blocks_with.get(content)
             if copies is None:
                 break
             held.append(next(iter(copies)))
         hits = len(held)
-        needed = self._needed(len(tokens), room_for) - hits
+        needed = self._needed(prompt_tokens, room_for) - hits
         free = len(self._free) + self._empty - sum(block in self._free for block in held)
         if needed > free:
             return None
@@ -204,9 +250,7 @@ class PrefixCacheSimulator:
         taken = [self._take_block() for _ in range(needed)]
         for block, content in zip(taken, hashes[hits:], strict=False):
             self._register(block, content)
-        held += taken
-        usage = CacheUsage(len(tokens), hits * size)
-        return RunningPrompt(usage, tokens, hashes, held, root)
+        return held + taken, hits * self.block_size
 
     def finish(
         self, running: RunningPrompt, generated: Sequence[int] = (), *, uncomputed: int = 0
@@ -235,6 +279,10 @@ class PrefixCacheSimulator:
             assert len(hashes) + len(behind) <= len(held), "the answer has more tokens than room"
             for block, content in zip(held[len(hashes) :], behind, strict=False):
                 self._register(block, content)
+        self._give_back(held)
+
+    def _give_back(self, held: list[BlockNumber]) -> None:
+        """Free the blocks that an ended prompt alone held, its last block first."""
         for block in reversed(held):
             self._users[block] -= 1
             if self._users[block]:

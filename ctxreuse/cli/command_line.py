@@ -77,6 +77,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "bench": savings_commands.bench,
     "plan": trace_commands.plan,
     "simulate": trace_commands.simulate,
+    "export": trace_commands.export,
     "explain": trace_commands.explain,
     "doctor": doctor_command.doctor,
 }

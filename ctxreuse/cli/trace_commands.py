@@ -1,4 +1,4 @@
-"""`ctxreuse record`, `plan`, `simulate` and `explain`: traces as files."""
+"""`ctxreuse record`, `plan`, `simulate`, `export` and `explain`: traces as files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from typing import Annotated, TypeAlias
 
 import typer
 
-from ctxreuse.cache import BlockLevelCache, PrefixCacheSimulator
+from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.cli.terminal import (
     AsJson,
     CorpusPath,
@@ -36,11 +37,20 @@ from ctxreuse.evaluation.plugins import (
 )
 from ctxreuse.evaluation.replay import simulate as simulation
 from ctxreuse.evaluation.replay.explain_plan import explain_plan, explanation_json, in_words
-from ctxreuse.evaluation.replay.plan_file import read_plan
+from ctxreuse.evaluation.replay.hashed_trace import (
+    BLOCK_TOKENS,
+    SLOWEST,
+    USUAL_SIZES,
+    hashed_plan,
+    hashed_requests,
+    is_hashed,
+    simulate_hashed,
+)
+from ctxreuse.evaluation.replay.plan_file import planned_requests, read_plan
 from ctxreuse.evaluation.replay.plan_trace import plan_trace
 from ctxreuse.evaluation.replay.policies import TraceMode
-from ctxreuse.evaluation.results.tables import explanation_output
-from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, write_lines
+from ctxreuse.evaluation.results.tables import explanation_output, size_output
+from ctxreuse.evaluation.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
 from ctxreuse.evaluation.traces.recording import TraceRecorder
 from ctxreuse.evaluation.traces.recording import recording as record_openai
 from ctxreuse.evaluation.traces.trace_files import read_corpus, read_trace
@@ -140,15 +150,39 @@ def plan(
 
 
 def simulate(
-    plan: PlanPath,
-    corpus: CorpusPath,
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan",
+            help="What `ctxreuse plan` wrote, or a trace in Mooncake's format, which is known by "
+            "its field hash_ids (and has timestamp, input_length, output_length); '-' reads "
+            "standard input.",
+        ),
+    ],
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            "--corpus",
+            help="The plan's blocks: a JSON object a line with id, text, tokens (optional). A "
+            "trace in Mooncake's format has none.",
+        ),
+    ] = None,
     capacity_tokens: Annotated[
-        int | None,
-        typer.Option(min=0, help="Tokens that the cache holds; unlimited if not given."),
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Tokens that the cache holds; several may be given. Without it, unlimited, and "
+            "for a trace in Mooncake's format sizes from 16,000 upwards, too.",
+        ),
     ] = None,
     block_size: Annotated[
-        int, typer.Option(min=1, help="Tokens of an engine block; only with --tokenizer.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of an engine block: 16 with --tokenizer, 512 for a trace in Mooncake's "
+            "format; elsewhere without effect.",
+        ),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -158,29 +192,77 @@ def simulate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the hit ratio that an engine with a prefix cache would reach on a plan."""
-    only_one_from_standard_input(plan, corpus)
+    """Show the hit ratio that an engine with a prefix cache would reach on a plan or a trace.
+
+    With several cache sizes, and for a trace in Mooncake's format, it shows the ratio of all
+    requests and of the second half of them, which meets a cache that is in use.
+    """
+    only_one_from_standard_input(plan, corpus or "")
+    lines = read_lines(plan)
+    first = next(lines, None)
+    lines = chain(() if first is None else (first,), lines)
+    if first is not None and is_hashed(first):
+        _simulate_hashed(lines, plan, corpus, capacity_tokens, block_size, tokenizer, as_json)
+        return
+    if corpus is None:
+        raise InputFileError(f"{plan}: a plan needs its blocks; give --corpus")
     blocks = read_corpus(corpus)
-    planned = read_plan(plan)
-    if tokenizer is None:
-        usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(capacity_tokens))
+    planned = planned_requests(lines)
+    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
+    results = []
+    sizes: Sequence[int | None] = capacity_tokens or [None]
+    with progress("simulating", len(planned) * len(sizes)) as advance:
+        for size in sizes:
+            if encoder is None:
+                usages = simulation.simulate_blocks(planned, blocks, BlockLevelCache(size))
+            else:
+                cache = PrefixCacheSimulator(size, block_size or 16)
+                usages = simulation.simulate_tokens(planned, blocks, cache, encoder)
+            results.append(simulation.SizeResult.of(size, usages, advance))
+    level = "block" if tokenizer is None else "token"
+    if len(results) == 1:
+        _put_figures(results[0], level, as_json)
     else:
-        usages = simulation.simulate_tokens(
-            planned,
-            blocks,
-            PrefixCacheSimulator(capacity_tokens, block_size),
-            simulation.load_tokenizer(str(tokenizer)),
-        )
-    with progress("simulating", len(planned)) as advance:
-        total = simulation.total_usage(usages, advance)
-    figures: dict[str, int | float | str | None] = {
-        "requests": len(planned),
-        "prompt_tokens": total.prompt_tokens,
-        "cached_tokens": total.cached_tokens,
-        "prefilled_tokens": total.prefilled_tokens,
-        "hit_ratio": round(total.hit_ratio, 6),
-        "capacity_tokens": capacity_tokens,
-        "level": "block" if tokenizer is None else "token",
+        _put_sizes(results, level, as_json)
+
+
+def _simulate_hashed(
+    lines: Iterator[JsonLine],
+    path: str,
+    corpus: str | None,
+    sizes: Sequence[int] | None,
+    block_size: int | None,
+    tokenizer: Path | None,
+    as_json: bool,
+) -> None:
+    for name, value in (("--corpus", corpus), ("--tokenizer", tokenizer)):
+        if value is not None:
+            raise InputFileError(
+                f"{path}: a trace in Mooncake's format has no texts; leave out {name}"
+            )
+    block_tokens = block_size or BLOCK_TOKENS
+    requests = hashed_requests(lines, block_tokens)
+    tried = sizes or USUAL_SIZES
+    with progress("simulating", len(requests) * len(tried)) as advance:
+        results = simulate_hashed(requests, tried, block_tokens, advance)
+    _put_sizes(results, "block", as_json)
+
+
+def _figures(usage: CacheUsage) -> dict[str, int | float | str | None]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "prefilled_tokens": usage.prefilled_tokens,
+        "hit_ratio": round(usage.hit_ratio, 6),
+    }
+
+
+def _put_figures(result: simulation.SizeResult, level: str, as_json: bool) -> None:
+    figures = {
+        "requests": len(result.usages),
+        **_figures(result.total),
+        "capacity_tokens": result.capacity_tokens,
+        "level": level,
     }
     if as_json:
         put(json.dumps(figures))
@@ -188,6 +270,81 @@ def simulate(
     for name, value in figures.items():
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         put(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
+
+
+def _put_sizes(results: Sequence[simulation.SizeResult], level: str, as_json: bool) -> None:
+    if as_json:
+        sizes = [
+            {
+                "capacity_tokens": one.capacity_tokens,
+                **_figures(one.total),
+                "second_half": _figures(one.second_half),
+            }
+            for one in results
+        ]
+        put(json.dumps({"requests": len(results[0].usages), "level": level, "sizes": sizes}))
+    else:
+        show(size_output(results))
+
+
+def export(
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan",
+            help="What `ctxreuse plan` wrote, or a trace, whose requests are then written as "
+            "retrieved; '-' reads standard input.",
+        ),
+    ],
+    corpus: CorpusPath,
+    block_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a block, each of which has an id.")
+    ] = BLOCK_TOKENS,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A tokenizer.json: write whole prompts, token by token. Without it, each block "
+            "counts as its tokens, and questions and annotations as none."
+        ),
+    ] = None,
+    answer_tokens: Annotated[
+        int, typer.Option(min=0, help="The output_length of every request.")
+    ] = 1,
+    requests_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=SLOWEST,
+            help="How many requests arrive in a second. Without it, they arrive at the timestamp "
+            "(milliseconds) that the trace has, or one a second.",
+        ),
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Where to write; '-' is standard output.")
+    ] = STANDARD_STREAM,
+) -> None:
+    """Write a plan as a trace in Mooncake's format, which other tools replay.
+
+    Each line is a request in execution order: timestamp, input_length, output_length, hash_ids. An
+    id stands for a block of 512 tokens and everything before it.
+    """
+    only_one_from_standard_input(plan, corpus)
+    blocks = read_corpus(corpus)
+    planned = read_plan(plan)
+    encoder = None if tokenizer is None else simulation.load_tokenizer(str(tokenizer))
+    requests = hashed_plan(
+        planned,
+        blocks,
+        encoder,
+        block_tokens=block_tokens,
+        answer_tokens=answer_tokens,
+        requests_per_second=requests_per_second,
+    )
+    with progress("writing", len(planned)) as advance:
+        lines = []
+        for one in requests:
+            lines.append(one.as_json())
+            advance()
+    write_lines(output, lines)
 
 
 def explain(

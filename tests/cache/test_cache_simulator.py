@@ -90,6 +90,39 @@ def test_it_serves_what_the_slow_reference_serves_of_prompts_that_grow(turns, bl
         assert cache.serve(sent[-1]).cached_tokens == reference.serve(sent[-1])
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=14),
+    st.integers(1, 4),
+    st.none() | st.integers(0, 30),
+)
+def test_prompts_that_are_known_by_their_hashes_are_served_as_their_tokens(
+    prompts, block_size, capacity
+):
+    by_tokens = PrefixCacheSimulator(capacity, block_size)
+    by_hashes = PrefixCacheSimulator(capacity, block_size)
+    for prompt in prompts:
+        ends = range(block_size, len(prompt) + 1, block_size)
+        hashes = [bytes(prompt[:end]) for end in ends]
+        assert by_hashes.serve_hashed(hashes, len(prompt)) == by_tokens.serve(prompt)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "tokens", "problem"),
+    [
+        ([b"a"], 8, "hashes must be one for each of the 2 full blocks of the prompt, not 1"),
+        ([b"a"], 3, "hashes must be one for each of the 0 full blocks of the prompt, not 1"),
+        ([1], 4, "each of hashes must be bytes, not 1 (int)"),
+        (b"a", 4, "hashes must be a list, each bytes, not b'a' (bytes)"),
+        ([], -1, "prompt_tokens must be an integer from 0, not -1 (int)"),
+    ],
+)
+def test_hashes_that_are_no_prompt_are_refused(hashes, tokens, problem):
+    with pytest.raises(InvalidRequestError) as caught:
+        PrefixCacheSimulator(block_size=4).serve_hashed(hashes, tokens)
+    assert str(caught.value) == problem
+
+
 def test_only_full_blocks_behind_equal_ones_are_served():
     cache = PrefixCacheSimulator(block_size=4)
     assert served(

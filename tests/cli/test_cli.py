@@ -350,6 +350,27 @@ def test_simulate_reads_a_plan_from_standard_input(run, plan, corpus):
     assert run("simulate", "--plan", "-", "--corpus", corpus, "--json", stdin=text) == expected
 
 
+def test_simulate_takes_several_capacities(run, plan, corpus):
+    sizes = ("--capacity-tokens", 100, "--capacity-tokens", 10_000)
+    _, out, _ = run("simulate", "--plan", plan, "--corpus", corpus, "--json", *sizes)
+    one_by_one = [
+        json.loads(run("simulate", "--plan", plan, "--corpus", corpus, "--json", sizes[0], size)[1])
+        for size in (100, 10_000)
+    ]
+    result = json.loads(out)
+    assert (result["requests"], result["level"]) == (5, "block")
+    for measured, alone in zip(result["sizes"], one_by_one, strict=True):
+        assert measured.pop("second_half")["prompt_tokens"] == 800
+        assert measured.items() <= alone.items()
+    assert one_by_one[0]["cached_tokens"] < one_by_one[1]["cached_tokens"]
+
+
+def test_simulate_of_a_plan_without_its_corpus_says_what_is_missing(run, plan):
+    code, out, err = run("simulate", "--plan", plan)
+    assert (code, out) == (2, "")
+    assert err == f"ctxreuse: {plan}: a plan needs its blocks; give --corpus\n"
+
+
 def test_simulate_of_an_empty_plan_has_no_hits(run, corpus, tmp_path):
     empty = write_jsonl(tmp_path / "empty.jsonl")
     code, out, _ = run("simulate", "--plan", empty, "--corpus", corpus, "--json")
@@ -482,7 +503,7 @@ def test_the_version_is_the_packages(run):
         (("plan", "--trace", "t", "--corpus", "c"), "--mode"),
         (("plan", "--trace", "t", "--corpus", "c", "--mode", "batch"), "'batch'"),
         (("plan", "--trace", "t", "--corpus", "c", "--mode", "online", "--strategy", "x"), "'x'"),
-        (("simulate", "--plan", "p"), "--corpus"),
+        (("simulate", "--corpus", "c"), "--plan"),
         (
             ("simulate", "--plan", "p", "--corpus", "c", "--capacity-tokens", "-1"),
             "--capacity-tokens",

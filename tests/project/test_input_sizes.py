@@ -50,6 +50,7 @@ SIZES = {
     "cache_blocks_of_all_sizes": 100,
     "explained_prompts": 150,
     "simulated_conversations": 200,
+    "hashed_prompts": 200,
     "template_of_braces": 1_000,
 }
 

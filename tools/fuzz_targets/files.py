@@ -34,6 +34,10 @@ _TRACE: list[Any] = [
     }
     for number, names in enumerate(("abc", "cab", "bde", "ab", "abf"))
 ]
+_HASHED: list[Any] = [
+    {"timestamp": 3 * number, "input_length": 1_100, "output_length": 5, "hash_ids": [0, 1, number]}
+    for number in range(2, 6)
+]
 _DOCUMENTS = """document_id,set,kind,story_url,story_file_size,wiki_url,wiki_title,story_word_count
 d1,test,movie,http://x,1,http://y,"Tiger, Hidden",9
 d2,train,gutenberg,http://x,1,http://y,Old Tale,9
@@ -194,6 +198,22 @@ def _replayed(source: Random) -> dict[str, Any]:
     }
 
 
+def _hashed(source: Random) -> dict[str, Any]:
+    files = {"trace": as_json_lines(mutated(_HASHED, source), source)}
+    more = source.choice(([], ["--json"], ["--block-size", "16"]))
+    return {"files": files, "arguments": ["simulate", "--plan", "{}/trace", *more]}
+
+
+def _exported(source: Random) -> dict[str, Any]:
+    traces, corpus = source.choice(_traces())
+    files = {
+        "trace": as_json_lines(mutated(traces, source), source),
+        "corpus": as_json_lines(mutated(corpus, source, 1), source),
+    }
+    arguments = ["export", "--plan", "{}/trace", "--corpus", "{}/corpus", "-o", "{}/out"]
+    return {"files": files, "arguments": arguments}
+
+
 def _results(source: Random) -> bytes:
     return as_json(mutated(_written()[1], source), source)
 
@@ -259,6 +279,8 @@ def _load(given: dict[str, Any]) -> None:
 TARGETS = {
     "trace files": Target(_traced, _run_command),
     "plan files": Target(_replayed, _run_command),
+    "hashed traces": Target(_hashed, _run_command),
+    "exported traces": Target(_exported, _run_command),
     "results files": Target(_results, _read_results),
     "reports": Target(_reported, _run_command, most_seconds=15.0),  # it draws charts
     "data sets": Target(_data_set, _load),

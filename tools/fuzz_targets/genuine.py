@@ -40,6 +40,7 @@ from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.evaluation.replay.estimate import TraceSummary
+from ctxreuse.evaluation.replay.hashed_trace import HashedRequest
 from ctxreuse.evaluation.replay.policies import AS_SENT, OURS_ONLINE, Policy, ReorderedTrace
 from ctxreuse.evaluation.replay.run_result import Run, RunResult
 from ctxreuse.evaluation.replay.simulate import Replay
@@ -411,6 +412,9 @@ VALID: dict[str, Callable[[], Any]] = {
     ),
     "read_corpus.path": lambda: _file("corpus.jsonl", _CORPUS),
     "read_trace.path": lambda: _file("trace.jsonl", ""),
+    "read_hashed_trace.path": lambda: _file("hashed.jsonl", ""),
+    "hashed_plan.requests_per_second": lambda: 2.5,
+    "simulate_hashed.requests": lambda: [HashedRequest(0, 5, 1, (0,))],
     "read_plan.path": lambda: _file("plan.jsonl", ""),
     "TfidfEmbedder.load.path": lambda: _stored_embedder(),
     "Results.read.path": lambda: _stored_results(),

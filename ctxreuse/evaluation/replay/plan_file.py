@@ -4,18 +4,19 @@ A line holds ids, labels and words, never a document's text: `request_id`, `bloc
 order), `references` (ids left out), `order_annotation`, `parts` (what the message shows, in order:
 `[label, id]` for a block, `[label, id, words]` for a reference), `query`, `system`, `tenant`,
 `conversation_id`, `turn`, `after` (the request whose prompt and answer stand before this one),
-`expected_cached_tokens`.
+`expected_cached_tokens`, and `timestamp` (of its arrival, in milliseconds) where the trace has it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.checks import checked_id, checked_integer, checked_kind
+from ctxreuse.context.checks import checked_id, checked_integer, checked_kind, checked_number
 from ctxreuse.context.rendering import Notice, Reference
-from ctxreuse.evaluation.traces.json_lines import JsonLine, read_lines
+from ctxreuse.evaluation.traces.json_lines import JsonLine, checked_lines, read_lines
 from ctxreuse.planning.plan import Plan
 
 _FIELDS = (
@@ -31,7 +32,7 @@ PlannedPart = tuple[str, BlockId, str | None]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A plan without its texts; `place` is its file and line."""
+    """A plan without its texts; `place` is its file and line, `timestamp_ms` its arrival."""
 
     request_id: str | int
     parts: tuple[PlannedPart, ...]
@@ -44,15 +45,23 @@ class PlannedRequest:
     after: str | int | None
     expected_cached_tokens: int | None
     place: str = "plan"
+    timestamp_ms: float | None = None
 
     @classmethod
-    def of(cls, plan: Plan, turn: int = 0, after: str | int | None = None) -> PlannedRequest:
+    def of(
+        cls,
+        plan: Plan,
+        turn: int = 0,
+        after: str | int | None = None,
+        timestamp_ms: float | None = None,
+    ) -> PlannedRequest:
         """Return a plan's record.
 
         Args:
             plan: The plan.
             turn: Its turn in the conversation, from 0.
             after: The id of the request that the history ends with.
+            timestamp_ms: When it arrived, in milliseconds; None if that is not known.
 
         Raises:
             InvalidRequestError: wrong type or out of range.
@@ -61,6 +70,8 @@ class PlannedRequest:
         checked_integer("turn", turn)
         if after is not None:
             checked_id("after", after)
+        if timestamp_ms is not None:
+            checked_number("timestamp_ms", timestamp_ms)
         return cls(
             request_id=plan.request_id,
             parts=tuple(
@@ -78,6 +89,7 @@ class PlannedRequest:
             turn=turn,
             after=after,
             expected_cached_tokens=plan.expected_cached_tokens,
+            timestamp_ms=timestamp_ms,
         )
 
     @property
@@ -96,7 +108,8 @@ class PlannedRequest:
             [label, block_id] if annotation is None else [label, block_id, annotation]
             for label, block_id, annotation in self.parts
         ]
-        return {name: getattr(self, name) for name in _FIELDS} | {"parts": parts}
+        timestamp = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
+        return {name: getattr(self, name) for name in _FIELDS} | {"parts": parts} | timestamp
 
 
 def read_plan(path: str) -> list[PlannedRequest]:
@@ -112,9 +125,19 @@ def read_plan(path: str) -> list[PlannedRequest]:
         InputFileError: A line is broken, continues a request that does not stand before it, or is
             the 10,001st turn of a conversation.
     """
+    return planned_requests(read_lines(path))
+
+
+def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
+    """Return the requests of a plan file's lines; see `read_plan`.
+
+    Raises:
+        InputFileError: As from `read_plan`.
+        InvalidRequestError: wrong type.
+    """
     planned: list[PlannedRequest] = []
     turns: dict[str | int, int] = {}  # of each request, with those that it continues
-    for line in read_lines(path):
+    for line in checked_lines(lines):
         request = PlannedRequest(
             request_id=line.get("request_id", (str, int)),
             parts=_parts(line),
@@ -127,6 +150,7 @@ def read_plan(path: str) -> list[PlannedRequest]:
             after=line.get("after", (str, int), None),
             expected_cached_tokens=line.count("expected_cached_tokens", None),
             place=line.place,
+            timestamp_ms=line.time_ms("timestamp", None),
         )
         if request.expected_cached_tokens is not None and request.expected_cached_tokens < 0:
             line.fail("field 'expected_cached_tokens' must be an integer from 0")

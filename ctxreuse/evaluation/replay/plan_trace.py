@@ -124,7 +124,7 @@ def replayed(
     for traced, planned in plans:
         plan = planned if traced.ranked is None else _annotated(planned, traced.ranked)
         after = histories.last.get(histories.key(traced))
-        answer = yield PlannedRequest.of(plan, traced.turn, after), plan
+        answer = yield PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan
         histories.record(traced, plan, answer)
 
 

@@ -11,7 +11,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator, block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.checks import check_function, checked_each, checked_kind
+from ctxreuse.context.checks import (
+    check_function,
+    checked_each,
+    checked_kind,
+    checked_optional_integer,
+)
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, SentBlock, render_turn
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
@@ -88,6 +93,25 @@ def simulate_blocks(
     """
     planned = checked_plans(planned, corpus)
     checked_kind("cache", cache, BlockLevelCache, "a BlockLevelCache")
+    prompts = prompt_blocks(planned, corpus)
+    for request, (keys, tokens) in zip(planned, prompts, strict=True):
+        yield cache.serve(keys, tokens, (request.tenant, request.system))
+
+
+def prompt_blocks(
+    planned: Sequence[PlannedRequest], corpus: Corpus
+) -> Iterator[tuple[list[BlockKey], list[int]]]:
+    """Yield each request's whole prompt as context blocks and their tokens.
+
+    Args:
+        planned: The requests in execution order.
+        corpus: The blocks' tokens.
+
+    Raises:
+        InputFileError: A plan names a block that the corpus lacks.
+        InvalidRequestError: wrong type.
+    """
+    planned = checked_plans(planned, corpus)
     prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
     continued = Counter(request.after for request in planned)
     for number, request in enumerate(planned):
@@ -103,7 +127,7 @@ def simulate_blocks(
             tokens.append(block_tokens(block))
         if continued[request.request_id]:
             prompts[request.request_id] = (keys, tokens)
-        yield cache.serve(keys, tokens, (request.tenant, request.system))
+        yield keys, tokens
 
 
 def simulate_tokens(
@@ -190,6 +214,44 @@ def _continued(
     return prompts[after] if continued[after] else prompts.pop(after)
 
 
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """What a cache of one size served.
+
+    Attributes:
+        capacity_tokens: What it held; None is unlimited.
+        usages: What each request found in it.
+    """
+
+    capacity_tokens: int | None
+    usages: Sequence[CacheUsage]
+
+    @classmethod
+    def of(
+        cls,
+        capacity_tokens: int | None,
+        usages: Iterator[CacheUsage],
+        advance: Callable[[], object] = lambda: None,
+    ) -> SizeResult:
+        """Return the result of a run, calling `advance` once a request.
+
+        Raises:
+            InvalidRequestError: wrong type or out of range.
+        """
+        checked_optional_integer("capacity_tokens", capacity_tokens)
+        return cls(capacity_tokens, list(_counted(usages, advance)))
+
+    @property
+    def total(self) -> CacheUsage:
+        """The usage of all requests together."""
+        return sum(self.usages, CacheUsage())
+
+    @property
+    def second_half(self) -> CacheUsage:
+        """The usage of the later half of the requests, which meet a cache that is in use."""
+        return sum(self.usages[len(self.usages) // 2 :], CacheUsage())
+
+
 def total_usage(
     usages: Iterator[CacheUsage], advance: Callable[[], object] = lambda: None
 ) -> CacheUsage:
@@ -198,12 +260,15 @@ def total_usage(
     Raises:
         InvalidRequestError: wrong type.
     """
+    return sum(_counted(usages, advance), CacheUsage())
+
+
+def _counted(usages: Iterable[CacheUsage], advance: Callable[[], object]) -> Iterator[CacheUsage]:
+    """Yield usages as they come, calling `advance` once each."""
     check_function("advance", advance, "a function")
-    total = CacheUsage()
     for usage in checked_kind("usages", usages, Iterable, "an iterator of CacheUsage"):
-        total += checked_kind("each of usages", usage, CacheUsage, "a CacheUsage")
+        yield checked_kind("each of usages", usage, CacheUsage, "a CacheUsage")
         advance()
-    return total
 
 
 def load_tokenizer(path: str) -> Any:

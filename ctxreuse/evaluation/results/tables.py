@@ -12,6 +12,7 @@ from ctxreuse.evaluation.replay.estimate import TraceSummary
 from ctxreuse.evaluation.replay.explain_plan import ExplainedRequest
 from ctxreuse.evaluation.replay.policies import OURS_BATCH, OURS_ONLINE, POLICIES
 from ctxreuse.evaluation.replay.run_result import Part, RunResult
+from ctxreuse.evaluation.replay.simulate import SizeResult
 from ctxreuse.evaluation.results.answers import Interval, bootstrap_interval
 from ctxreuse.evaluation.results.results_file import Results
 from ctxreuse.serving.emulation.rates import COMMON_RATES
@@ -146,6 +147,24 @@ def explanation_output(explained: Sequence[ExplainedRequest], worst: int) -> Ite
             ),
             is_text=True,
         )
+
+
+def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
+    """Yield what caches of several sizes serve of the same requests."""
+    tokens = results[0].total.prompt_tokens
+    yield f"{len(results[0].usages):,} requests with {tokens:,} prompt tokens"
+    yield Table(
+        "Hit ratio by cache size",
+        ("tokens that the cache holds", "all requests", "the second half"),
+        tuple(
+            (
+                _capacity(one.capacity_tokens),
+                f"{one.total.hit_ratio:.3f}",
+                f"{one.second_half.hit_ratio:.3f}",
+            )
+            for one in results
+        ),
+    )
 
 
 def comparison(old: Results, new: Results) -> Iterator[Shown]:

@@ -57,6 +57,13 @@ class JsonLine:
             self.fail(f"field {name!r} is {describe(value)}; it must have at most 100 digits")
         return value
 
+    def time_ms(self, name: str, default: Any = ...) -> Any:
+        """Return a field that is a point in time, in milliseconds; see `get`."""
+        value = self.get(name, (int, float), default)
+        if value is not None and not 0 <= value <= LARGEST:  # NaN is refused, too
+            self.fail(f"field {name!r} is {describe(value)}; it must be milliseconds from 0")
+        return value
+
     def ids(self, name: str) -> list[str | int]:
         """Return a field that is a list of block ids."""
         values = self.get(name, (list,))
@@ -98,6 +105,16 @@ def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
     for number, line in enumerate(stream, start=1):
         if line.strip():
             yield JsonLine(f"{name}:{number}", _parse(f"{name}:{number}", line))
+
+
+def checked_lines(lines: object) -> Iterator[JsonLine]:
+    """Yield the lines of a file, one by one.
+
+    Raises:
+        InvalidRequestError: wrong type.
+    """
+    for line in checked_kind("lines", lines, Iterable, "an iterator of JsonLine"):
+        yield checked_kind("each of lines", line, JsonLine, "a JsonLine; read them with read_lines")
 
 
 def _parse(place: str, line: bytes) -> Mapping[str, Any]:

@@ -2,7 +2,8 @@
 
 A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing. A
 trace line is a retrieval, in arrival order: `request_id`, `query`, `blocks` (ids, best first), and
-optionally `conversation_id`, `turn`, `tenant`, `system`. Further fields are skipped.
+optionally `conversation_id`, `turn`, `tenant`, `system`, `timestamp` (of its arrival, in
+milliseconds). Further fields are skipped.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class TraceRequest:
         tenant: The tenant that it belongs to.
         system: The system message.
         ranked: The retriever's order, which prompts tell, where `blocks` is in another one.
+        timestamp_ms: When it arrived, in milliseconds; None if that is not known.
     """
 
     request_id: str | int
@@ -42,6 +44,7 @@ class TraceRequest:
     tenant: str = ""
     system: str | None = None
     ranked: tuple[ContextBlock, ...] | None = None
+    timestamp_ms: float | None = None
 
 
 def block_tokens(block: ContextBlock) -> int:
@@ -119,6 +122,7 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                 turn=line.count("turn", 0),
                 tenant=line.get("tenant", (str,), ""),
                 system=line.get("system", (str,), None),
+                timestamp_ms=line.time_ms("timestamp", None),
             )
         )
     return trace
