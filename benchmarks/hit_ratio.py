@@ -18,8 +18,9 @@ from shared import data_folder, new_table, read_named_trace
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.evaluation.replay.plan_trace import plan_trace
-from ctxreuse.evaluation.replay.policies import TraceMode
+from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
+from ctxreuse.evaluation.replay.plan_trace import plan_trace, plan_under
+from ctxreuse.evaluation.replay.policies import CACHEWEAVER, TraceMode
 from ctxreuse.evaluation.replay.simulate import simulate_blocks, total_usage
 from ctxreuse.evaluation.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
@@ -45,6 +46,7 @@ def main() -> None:
     console = Console(width=130)
     for mode in ("offline", "online"):
         _compare(console, data, peer, mode)
+    _compare_with_cacheweaver(console, data)
 
 
 def _compare(
@@ -97,6 +99,26 @@ def _compare(
 def _shown(figure: float | None, digits: int) -> str:
     """Return a figure of the peer; where there is none, a dash."""
     return "-" if figure is None else f"{figure:.{digits}f}"
+
+
+def _compare_with_cacheweaver(console: Console, data: Path) -> None:
+    """Print what CacheWeaver's walk reaches, and a variant of it."""
+    sizes = (None, SMALL_CACHE_TOKENS)
+    title = "CacheWeaver, online; where several blocks go on, the walk takes"
+    choices = ("the best ranked", "the most served")
+    columns = ("trace", *(name for choice in choices for name in (choice, "small cache")))
+    table = new_table(title, (), columns)
+    for name in TRACES:
+        trace, corpus = read_named_trace(data, name)
+        ratios = []
+        for is_variant in (False, True):
+            for size in sizes:
+                planner = CacheWeaverPlanner(capacity_tokens=size, prefers_most_served=is_variant)
+                planned = plan_under(CACHEWEAVER, trace, planner)
+                usages = simulate_blocks(planned, corpus, BlockLevelCache(size))
+                ratios.append(total_usage(usages).hit_ratio)
+        table.add_row(name, *(f"{ratio:.4f}" for ratio in ratios))
+    console.print(table)
 
 
 def _measure(

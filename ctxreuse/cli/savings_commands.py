@@ -83,7 +83,7 @@ def estimate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what ordering would save of a trace: as retrieved, papers' order, ctxreuse.
+    """Say what ordering would save of a trace: as retrieved, papers' orders, ctxreuse.
 
     Conversations are replayed, each turn answered "OK.", with and without de-duplication; an
     unlimited cache and smaller ones.

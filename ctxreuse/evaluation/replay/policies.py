@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ctxreuse.evaluation.replay.cacheweaver import CacheWeaverPlanner
 from ctxreuse.evaluation.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 
@@ -43,6 +44,7 @@ class Policy:
         is_scheduled: Whether a batch runs in the order that the planner says; else as it arrived.
         is_annotated: Whether prompts say how the retriever ranked blocks that were moved.
         reorder: Reorders the trace before it is planned; None for the planner's own policies.
+        planner_class: Plans the requests.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Policy:
     is_scheduled: bool = True
     is_annotated: bool = True
     reorder: Reorder | None = None
+    planner_class: type[ReusePlanner] = ReusePlanner
 
     def planner(self, *, deduplicate: bool, capacity_tokens: int | None) -> ReusePlanner:
         """Return a planner for an engine whose cache is empty.
@@ -59,7 +62,7 @@ class Policy:
             deduplicate: Whether blocks that a conversation shows already are left out.
             capacity_tokens: What the engine's cache holds; None is unlimited.
         """
-        return ReusePlanner(
+        return self.planner_class(
             annotate=self.is_annotated, deduplicate=deduplicate, capacity_tokens=capacity_tokens
         )
 
@@ -67,7 +70,8 @@ class Policy:
 AS_SENT = Policy("as retrieved", "none", "online")
 PAPERS_ONLINE = Policy("papers' order, online", "paper", "online")
 PAPERS_BATCH = Policy("papers' order, batch", "paper", "offline")
+CACHEWEAVER = Policy("CacheWeaver, online", "none", "online", planner_class=CacheWeaverPlanner)
 OURS_ONLINE = Policy("ctxreuse, online", "reuse", "online")
 OURS_BATCH = Policy("ctxreuse, batch", "reuse", "offline")
-POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
-"""As it is, as the papers (RAGBoost, ContextPilot) have it, and as this package has it."""
+POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, CACHEWEAVER, OURS_ONLINE, OURS_BATCH)
+"""As it is, as papers (RAGBoost and ContextPilot; CacheWeaver) and as this package have it."""

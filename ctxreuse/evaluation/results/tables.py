@@ -21,6 +21,7 @@ POLICY_COLOURS = {
     "as retrieved": "#8c8c8c",
     "papers' order, online": "#e0a030",
     "papers' order, batch": "#b06000",
+    "CacheWeaver, online": "#8a6fb8",
     "ctxreuse, online": "#3f8fd2",
     "ctxreuse, batch": "#2a9d5c",
     "as retrieved, de-duplicated": "#5c5c5c",
