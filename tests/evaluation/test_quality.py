@@ -322,10 +322,18 @@ def test_another_limit_model_or_system_text_is_another_prompt(served, tmp_path):
     assert measured(tmp_path, arms=["reordered"]).asked > 12
 
 
-def test_ctrl_c_shows_and_keeps_what_there_is(served, tmp_path):
+@pytest.fixture
+def ctrl_c():
+    """Return what the keys do, also where the tests run in the background, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_shows_and_keeps_what_there_is(served, tmp_path, ctrl_c):
     def answer(body):
         if len(engine.requests) == 10:
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c()
         return reads_the_first(body)
 
     engine = served(answer=answer)
@@ -375,10 +383,10 @@ def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_did_not_chan
     assert (len(plain.scored), len(other.scored)) == (12, changed.index(True))
 
 
-def test_an_interrupted_arm_gets_none_either(served, tmp_path):
+def test_an_interrupted_arm_gets_none_either(served, tmp_path, ctrl_c):
     def answer(body):
         if len(engine.requests) == 1 + 12 + 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c()
         return reads_the_first(body)
 
     engine = served(answer=answer)
