@@ -149,7 +149,7 @@ def test_a_planner_that_cannot_be_read_hides_no_other(monkeypatch, caplog):
 def test_two_collectors_in_one_registry_are_refused():
     registry = CollectorRegistry()
     PlannerCollector(ReusePlanner()).register(registry)
-    with pytest.raises(ValueError, match="Duplicated"):
+    with pytest.raises(InvalidRequestError, match="make one for all planners"):
         PlannerCollector(ReusePlanner()).register(registry)
 
 

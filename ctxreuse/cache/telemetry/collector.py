@@ -87,12 +87,18 @@ class PlannerCollector:
             registry: A registry of `prometheus_client`; None is the one that it uses by itself.
 
         Raises:
-            InvalidRequestError: wrong type.
-            ValueError: the registry has metrics of these names already.
+            InvalidRequestError: wrong type, or the registry has metrics of these names already.
         """
         kind = self._core.CollectorRegistry
         checked_kind("registry", registry, (kind, NoneType), "a CollectorRegistry or None")
-        (self._core.REGISTRY if registry is None else registry).register(self)
+        try:
+            (self._core.REGISTRY if registry is None else registry).register(self)
+        except ValueError as error:
+            raise InvalidRequestError(
+                "the registry shows the metrics of a PlannerCollector already; make one for all "
+                'planners, PlannerCollector({"chat": chat, "search": search}), or give another '
+                "registry"
+            ) from error
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, as `prometheus_client` asks for them."""
