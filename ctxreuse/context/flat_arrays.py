@@ -25,6 +25,7 @@ _MOST_ROOM = 4_096
 _DROPPED_AT_ONCE = 2_000
 _FIRST_CHAINS = 8  # a power of two
 _IN_A_CHAIN = 2
+_LOOKS = 1_000
 
 # the fields of a number in `LinkedNumbers`, of two; those of 0 are the newest and the oldest
 _OLDER = 0
@@ -139,7 +140,8 @@ class HashedNumbers:
 
     def find(self, hashed: int) -> int:
         """Return the number of a hash; 0 if there is none."""
-        while True:
+        number = 0
+        for _ in range(_LOOKS):
             changes, chain = self._changes, hashed & self._mask
             if chain < self._halved:  # as `_chain`, which takes a third of the time
                 chain = hashed & (2 * self._mask + 1)
@@ -149,8 +151,9 @@ class HashedNumbers:
                 while number and hashes[number] != hashed:
                     number = following[number]
             if number or (changes == self._changes and not changes & 1):
-                return number
-            time.sleep(0)  # lets in who changes it
+                break
+            time.sleep(0)  # lets in who changes it; one that Ctrl-C has stopped never ends
+        return number
 
     def add(self, number: int, hashed: int) -> None:
         """Add a number that is not here, whose hash no other one has."""

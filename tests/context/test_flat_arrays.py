@@ -111,3 +111,10 @@ def test_a_number_is_found_while_another_thread_adds_and_removes_others():
             changed.result()
     finally:
         sys.setswitchinterval(before)
+
+
+def test_a_change_that_was_interrupted_stops_nobody():
+    numbers = HashedNumbers()
+    numbers.add(1, 5)
+    numbers._changes += 1  # as Ctrl-C may leave it
+    assert [numbers.find(5), numbers.find(6)] == [1, 0]
