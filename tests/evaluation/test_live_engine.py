@@ -10,6 +10,7 @@ from cli_helpers import run, words
 from test_bench import DATASET, folder, nothing, workload
 
 from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.evaluation.bench import live_engine
 from ctxreuse.evaluation.bench.benchmark import RunMatrix
 from ctxreuse.evaluation.bench.live_engine import TOO_LONG, LiveEngine
 from ctxreuse.evaluation.replay.policies import POLICIES
@@ -103,6 +104,13 @@ def test_a_slow_phase_of_the_machine_bends_no_ratio(served, tmp_path):
     for one in (other, last):
         ratio, _, _ = map(float, re.findall(r"\d+\.\d+", _first_token_ratio(one, base)))
         assert 0.4 < ratio < 2.5  # one after the other, they would be 3 or more apart
+
+
+def test_an_error_of_a_run_is_raised_as_it_is(served, monkeypatch):
+    served(answer="yes")
+    monkeypatch.setattr(live_engine, "next_step", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        measured(runs_of(Part.policies)[:2])
 
 
 def test_the_models_answers_stand_in_the_history(served):

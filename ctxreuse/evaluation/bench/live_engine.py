@@ -123,14 +123,17 @@ class LiveEngine:
             except BatchTooLargeError as error:
                 measured.append(error)
         sending = [one for one in measured if isinstance(one, _Sending)]
-        async with asyncio.TaskGroup() as tasks:
-            for one in sending:
-                tasks.create_task(one.send())
-            while sending:
+        try:
+            async with asyncio.TaskGroup() as tasks:
                 for one in sending:
-                    await one.turns.give(_A_TURN * one.workers)
-                sending = [one for one in sending if not one.turns.are_over]
-                sending = sending[1:] + sending[:1]
+                    tasks.create_task(one.send())
+                while sending:
+                    for one in sending:
+                        await one.turns.give(_A_TURN * one.workers)
+                    sending = [one for one in sending if not one.turns.are_over]
+                    sending = sending[1:] + sending[:1]
+        except ExceptionGroup as failed:  # as the one run that has failed would raise it alone
+            raise failed.exceptions[0] from None
         return [one.result() if isinstance(one, _Sending) else one for one in measured]
 
 
