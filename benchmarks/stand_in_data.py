@@ -21,7 +21,7 @@ from itertools import accumulate, groupby
 from operator import attrgetter
 from pathlib import Path
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse import ContextBlock
 from ctxreuse.context.tokens import estimate_tokens
@@ -33,6 +33,7 @@ _WORD = re.compile(r"[A-Za-z_]{4,}")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
 _Row: TypeAlias = dict[str, Any]
+_T = TypeVar("_T")
 
 
 def write_stand_in_data(folder: Path) -> Path:
@@ -54,8 +55,8 @@ def write_stand_in_data(folder: Path) -> Path:
 def _write_independent(folder: Path) -> None:
     """Many users ask about the same topics."""
     random, blocks = Random(1), python_reference_blocks(900)
-    asked = _popular(random, blocks, 500)
-    questions = [_question(random, number, block) for number, block in enumerate(asked)]
+    asked = popular(random, blocks, 500)
+    questions = [question_about(random, number, block) for number, block in enumerate(asked)]
     questions += [{"id": f"demo-{n}", "question": one.text} for n, one in enumerate(QUESTIONS)]
     random.shuffle(questions)
     _write(folder, _rows(blocks), questions, (5, 15))
@@ -65,21 +66,21 @@ def _write_conversations(folder: Path) -> None:
     """Conversations, each about one topic; their turns stand between those of others."""
     random, blocks = Random(2), python_reference_blocks(2_000)
     topics = {name: list(some) for name, some in groupby(blocks, attrgetter("topic"))}
-    firsts = _popular(random, [some[0] for some in topics.values() if len(some) > 2], 110)
+    firsts = popular(random, [some[0] for some in topics.values() if len(some) > 2], 110)
     waiting = []
     for number, first in enumerate(firsts):
         turns = [random.choice(topics[first.topic]) for _ in range(random.randint(4, 9))]
         waiting.append(
             [
                 {
-                    **_question(random, f"{number}-{turn}", block),
+                    **question_about(random, f"{number}-{turn}", block),
                     "conversation_id": f"conversation-{number}",
                     "turn": turn,
                 }
                 for turn, block in enumerate(turns)
             ]
         )
-    _write(folder, _rows(blocks), list(_interleaved(random, waiting)), (5, 10))
+    _write(folder, _rows(blocks), list(interleaved(random, waiting)), (5, 10))
 
 
 def _write_memories(folder: Path) -> None:
@@ -98,19 +99,19 @@ def _write_memories(folder: Path) -> None:
         own = [ReferenceBlock(name, user, text) for name, text in zip(names, texts, strict=True)]
         rows += [{**row, "user": user} for row in _rows(own)]
         for number in range(150):
-            asked = _question(random, f"{user}-{number}", random.choice(own))
+            asked = question_about(random, f"{user}-{number}", random.choice(own))
             questions.append({**asked, "user": user})
     _write(folder, rows, questions, (20, 100))
 
 
-def _popular(random: Random, blocks: Sequence[ReferenceBlock], number: int) -> list[ReferenceBlock]:
-    """Return some blocks, drawn with replacement: the second is half as popular as the first."""
-    shuffled = random.sample(blocks, len(blocks))
-    shares = list(accumulate(1 / rank for rank in range(1, len(blocks) + 1)))
+def popular(random: Random, things: Sequence[_T], number: int) -> list[_T]:
+    """Return some of them, drawn with replacement: the second is half as popular as the first."""
+    shuffled = random.sample(things, len(things))
+    shares = list(accumulate(1 / rank for rank in range(1, len(things) + 1)))
     return random.choices(shuffled, cum_weights=shares, k=number)
 
 
-def _question(random: Random, number: int | str, block: ReferenceBlock) -> _Row:
+def question_about(random: Random, number: int | str, block: ReferenceBlock) -> _Row:
     """Return a question about a sentence of a block, by some of its words."""
     sentence = random.choice([one for one in _SENTENCE.split(block.text) if _WORD.search(one)])
     words = _WORD.findall(sentence)
@@ -123,7 +124,7 @@ def _question(random: Random, number: int | str, block: ReferenceBlock) -> _Row:
     }
 
 
-def _interleaved(random: Random, waiting: list[list[_Row]], at_once: int = 12) -> Iterator[_Row]:
+def interleaved(random: Random, waiting: list[list[_T]], at_once: int = 12) -> Iterator[_T]:
     """Yield the turns of conversations, of which a few go on at a time."""
     while waiting:
         turns = random.choice(waiting[:at_once])
