@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 from ctxreuse.context.blocks import (
@@ -78,6 +79,9 @@ class ReusePlanner(FixedSettings):
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
         annotate: Whether a changed order is told to the model, by an order annotation.
+        labels: Whether prompts show blocks under their labels, for answers that cite them. None:
+            only where something may refer to them, as later turns of a conversation do, overlaps
+            and words of `templates`.
         trim_overlaps: Whether the rendering of a block leaves out a beginning that repeats the end
             of a block before it, as splitters with an overlap make them. Blocks stay whole.
         shared_log: Where this planner and those of other processes that use the same engine tell
@@ -99,7 +103,7 @@ class ReusePlanner(FixedSettings):
         >>> planner = ReusePlanner()
         >>> request = ContextRequest(blocks=["first text", "second text"], query="Which?")
         >>> planner.plan(request).messages()[-1]["content"]
-        '[Doc_1] first text\n\n[Doc_2] second text\n\nWhich?'
+        'first text\n\nsecond text\n\nWhich?'
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class ReusePlanner(FixedSettings):
         templates: Templates = DEFAULT_TEMPLATES,
         deduplicate: bool = True,
         annotate: bool = True,
+        labels: bool | None = None,
         trim_overlaps: bool = False,
         mode: Mode = "active",
         shared_log: SharedLog | None = None,
@@ -127,6 +132,7 @@ class ReusePlanner(FixedSettings):
             templates=checked_kind("templates", templates, Templates, "ctxreuse.Templates"),
             deduplicate=deduplicate,
             annotate=annotate,
+            labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
             trim_overlaps=trim_overlaps,
         )
         self._shared_log = shared_log
@@ -518,6 +524,7 @@ class ReusePlanner(FixedSettings):
             templates=settings.templates,
             deduplicate=settings.deduplicate,
             annotate=settings.annotate,
+            labels=settings.labels,
             trim_overlaps=settings.trim_overlaps,
             mode=self._mode,
             shared_log=self._shared_log,

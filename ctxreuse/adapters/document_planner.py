@@ -284,7 +284,7 @@ def appended_annotation(plan: Plan, labels: Sequence[str]) -> str | None:
     """
     said = list(plan.location_annotations)
     if plan.order_annotation is not None:
-        said += [plan.templates.legend_annotation(labels), plan.order_annotation]
+        said.append(plan.templates.with_legend(plan.order_annotation, labels))
     return " ".join(said) or None
 
 

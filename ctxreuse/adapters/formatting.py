@@ -100,8 +100,7 @@ def words_of(documents: Sequence[PlannedDocument], templates: Templates) -> Plan
     order = None if positions is None else _order_annotation(positions, templates)
     ranking = None
     if positions is not None and order is not None:
-        legend = templates.legend_annotation([one.label for one in positions])
-        ranking = f"{legend} {order}"
+        ranking = templates.with_legend(order, [one.label for one in positions])
     return PlanWords(tuple(left_out_words(given)), ranking)
 
 

@@ -259,7 +259,7 @@ class PromptPlanner:
         """Return whether texts rank documents, as what plans those of this tenant does."""
         if not ISSUED_PLANS.has_any(tenant):
             return False
-        return any(map(self._planner.templates.legend_pattern.search, texts))
+        return any(map(self._planner.templates.ranking_pattern.search, texts))
 
     def _advance(self, draft: PromptDraft, plan: Plan | None = None) -> ContextRequest | None:
         """Go on to the draft's next context that needs a plan; show again what was sent.

@@ -34,7 +34,6 @@ from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     Templates,
     render_block,
-    render_turn,
 )
 from ctxreuse.planning.plan import Plan
 
@@ -224,7 +223,7 @@ class ContextRegistry:
             tenant: In whose prompts it is to be found besides those of the plan's tenant.
         """
         if plan.order_annotation is None or plan.templates.order_position == "before_question":
-            text = render_turn(plan.parts, plan.order_annotation, "", plan.templates)
+            text = plan.rendered()
         else:
             text = plan.content
         for one in {plan.request.tenant, plan.request.tenant if tenant is None else tenant}:

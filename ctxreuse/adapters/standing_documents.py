@@ -195,8 +195,8 @@ def is_worth_ranking(found: FoundContext, templates: Templates) -> bool:
         templates: The words.
     """
     labels = templates.block_labels(range(1, len(found.spans) + 1))
-    words = [templates.legend_annotation(labels), templates.order_annotation(labels)]
-    return len(found.text) >= _LEAST_LENGTH * len(" ".join(words))
+    words = templates.with_legend(templates.order_annotation(labels), labels)
+    return len(found.text) >= _LEAST_LENGTH * len(words)
 
 
 def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
@@ -221,8 +221,9 @@ def render_joined(plan: Plan, given: FoundContext) -> tuple[str, bool]:
     text = separator.join(texts)
     if plan.order_annotation is None:
         return text, False
-    legend = plan.templates.legend_annotation([part.label for part in plan.parts])
-    return f"{text}{plan.templates.separator}{legend} {plan.order_annotation}", True
+    templates, labels = plan.templates, [part.label for part in plan.parts]
+    ranking = templates.with_legend(plan.order_annotation, labels)
+    return f"{text}{templates.separator}{ranking}", templates.ranks_by_label
 
 
 def _standing(text: str, documents: Mapping[int, str]) -> StandingDocuments | None:

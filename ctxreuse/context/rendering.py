@@ -4,7 +4,9 @@ Stable text comes first, then blocks, annotation, question: an engine's prefix c
 first token that differs, so all that requests can share stands before what changes per request.
 
 Order and location annotations (ContextPilot sections 5.3 and 6) tell the model about moved and
-left-out blocks. The default words are the papers'; every template can be replaced.
+left-out blocks. Every word costs tokens that the engine computes, so the default words are short,
+and blocks have labels only where something refers to them; every template can be replaced, and
+`PAPER_TEMPLATES` has the papers' words.
 """
 
 from __future__ import annotations
@@ -16,13 +18,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, Message, copied_message
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_texts
+from ctxreuse.context.checks import (
+    checked_integer,
+    checked_kind,
+    checked_list,
+    checked_optional_integer,
+    checked_texts,
+)
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import InvalidRequestError, describe
 
 SHORTEST_OVERLAP = 40
 """Characters; what is shorter than this costs less than the words that replace it."""
 
+_TOKEN = re.compile(r"[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
 _LONGEST_OVERLAP = 4_000
 _TRIES = 20
 _COMPARED_TEXTS = 64
@@ -40,9 +49,14 @@ class Templates:
     Args:
         label: A block's label; `{ordinal}` counts the blocks of a conversation's prompt from 1.
         block: A labelled block; `{label}` comes before `{text}`, and both stand once.
-        order: The order annotation; `{order}` is the labels from best to worst.
-        order_separator: What stands between the labels in `{order}`.
-        location: The location annotation; `{label}` is the left-out block's label.
+        order: The order annotation; `{numbers}` is the numbers of the best blocks, best first,
+            counted from 1 as they stand in the prompt; `{order}` is their labels instead, which the
+            blocks then have.
+        order_separator: What stands between the numbers, or the labels.
+        most_ranked: How many of the best blocks the order annotation names; None names all.
+        location: The location annotation; `{label}` is the left-out block's label, in words for
+            each, where the retriever ranked it; `{labels}` is those of all that a turn leaves out,
+            in one line behind the blocks.
         legend: Which labels the documents before it have, where these are shown without; `{labels}`
             is the labels in order.
         replaced: What is said of a block that an earlier message shows and whose text has changed;
@@ -60,11 +74,10 @@ class Templates:
 
     label: str = "[Doc_{ordinal}]"
     block: str = "{label} {text}"
-    order: str = (
-        "Please read the context in the following priority order: {order} and answer the question."
-    )
-    order_separator: str = " > "
-    location: str = "Please refer to {label} in the previous conversation."
+    order: str = "Most relevant first: {numbers}"
+    order_separator: str = ", "
+    most_ranked: int | None = 5
+    location: str = "See also {labels} above."
     legend: str = "The documents above are {labels}, in this order."
     replaced: str = "{label} replaces {old}."
     withdrawn: str = "{old} no longer holds; do not use it."
@@ -77,19 +90,25 @@ class Templates:
         for name, fields in (
             ("label", ["{ordinal}"]),
             ("block", ["{label}", "{text}"]),
-            ("order", ["{order}"]),
-            ("location", ["{label}"]),
+            ("order", ["{order}", "{numbers}"]),
+            ("location", ["{label}", "{labels}"]),
             ("legend", ["{labels}"]),
             ("overlap", ["{label}"]),
             ("replaced", ["{label}", "{old}"]),
             ("withdrawn", ["{old}"]),
         ):
-            template = getattr(self, name)
-            if not isinstance(template, str) or re.findall(r"\{[^{}]*\}?|\}", template) != fields:
+            template, is_choice = getattr(self, name), name in ("order", "location")
+            allowed = [[field] for field in fields] if is_choice else [fields]
+            if (
+                not isinstance(template, str)
+                or re.findall(r"\{[^{}]*\}?|\}", template) not in allowed
+            ):
                 raise InvalidRequestError(
                     f"template {name} is {describe(template)}; it must hold "
-                    f"{' then '.join(fields)}, each once, and no other braces"
+                    f"{' or '.join(fields) if is_choice else ' then '.join(fields)}, "
+                    f"{'' if is_choice else 'each '}once, and no other braces"
                 )
+        checked_optional_integer("most_ranked", self.most_ranked, 1)
         for name in ("order_separator", "separator", "removed"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidRequestError(
@@ -191,12 +210,64 @@ class Templates:
         Args:
             labels: The labels of the sent blocks, in the retriever's order.
         """
-        ranking = self.order_separator.join(checked_texts("labels", labels))
-        return _filled(self.order, "order", ranking)
+        best = checked_texts("labels", labels)[: self.most_ranked]
+        if self.ranks_by_label:
+            return _filled(self.order, "order", self.order_separator.join(best))
+        numbers = map(str, self.label_ordinals(best))
+        return _filled(self.order, "numbers", self.order_separator.join(numbers))
+
+    def order_tokens(self, number: int) -> int:
+        """Return about how many tokens the order annotation of a number of blocks has.
+
+        Each word, sign and digit counts as one, and so does a space before a digit: as tokenizers
+        cut such lines that know no numbers.
+        """
+        named = number if self.most_ranked is None else min(number, self.most_ranked)
+        known = self._order_tokens.get(named)
+        if known is None:
+            words = self.order_annotation(self.block_labels(range(1, named + 1)))
+            known = self._order_tokens[named] = len(_TOKEN.findall(words))
+        return known
+
+    @cached_property
+    def _order_tokens(self) -> dict[int, int]:
+        return {}
+
+    @cached_property
+    def ranks_by_label(self) -> bool:
+        """Whether the order annotation names labels, so that blocks must have them."""
+        return "{order}" in self.order
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether a block may stand without its label: nobody said how blocks should look."""
+        given = self.label, self.block, self.ranks_by_label
+        return given == (Templates.label, Templates.block, False)
+
+    def location_annotations(self, labels: Sequence[str]) -> list[str]:
+        """Return the words on blocks that the conversation shows already.
+
+        Args:
+            labels: Their labels.
+
+        Returns:
+            Words for each, in order. Where one line names all, it is the first one's, and the
+            others' are empty.
+        """
+        named = checked_texts("labels", labels)
+        if self.has_location_line:
+            line = _filled(self.location, "labels", ", ".join(named))
+            return [line, *[""] * (len(named) - 1)] if named else []
+        return [_filled(self.location, "label", label) for label in named]
+
+    @cached_property
+    def has_location_line(self) -> bool:
+        """Whether one line names all blocks that a turn leaves out."""
+        return "{labels}" in self.location
 
     def location_annotation(self, label: str) -> str:
-        """Return the words that stand in place of a block that the conversation shows already."""
-        return _filled(self.location, "label", label)
+        """Return the words on one block that the conversation shows already."""
+        return self.location_annotations([label])[0]
 
     def legend_annotation(self, labels: Sequence[str]) -> str:
         """Return the words that say which labels the documents before them have, in order.
@@ -208,12 +279,31 @@ class Templates:
             return _filled(self.legend, "labels", f"{named[0]} to {named[-1]}")
         return _filled(self.legend, "labels", ", ".join(named))
 
+    def with_legend(self, ranking: str, labels: Sequence[str]) -> str:
+        """Return an order annotation behind documents that are shown without labels.
+
+        Args:
+            ranking: The order annotation.
+            labels: The labels of the documents, in order; where the ranking names labels, it is
+                said first which documents have them.
+        """
+        return f"{self.legend_annotation(labels)} {ranking}" if self.ranks_by_label else ranking
+
     @cached_property
     def legend_pattern(self) -> re.Pattern[str]:
         """A pattern that finds the words of `legend_annotation` in a text."""
         before, _, after = map(re.escape, self.legend.partition("{labels}"))
         label = self.label_pattern.pattern
         return re.compile(f"{before}{label}(?: to {label}|(?:, {label}){{0,99}}){after}")
+
+    @cached_property
+    def ranking_pattern(self) -> re.Pattern[str]:
+        """A pattern that finds what `with_legend` says behind documents without labels."""
+        if self.ranks_by_label:
+            return self.legend_pattern
+        before, _, after = map(re.escape, self.order.partition("{numbers}"))
+        number, between = "[1-9][0-9]{0,17}", re.escape(self.order_separator)
+        return re.compile(f"{before}{number}(?:{between}{number}){{1,99}}{after}")
 
     def _are_consecutive(self, labels: Sequence[str]) -> bool:
         first = self.label_pattern.fullmatch(labels[0])
@@ -235,6 +325,16 @@ def _filled(template: str, field: str, text: str) -> str:
 
 DEFAULT_TEMPLATES = Templates()
 
+PAPER_TEMPLATES = Templates(
+    order=(
+        "Please read the context in the following priority order: {order} and answer the question."
+    ),
+    order_separator=" > ",
+    most_ranked=None,
+    location="Please refer to {label} in the previous conversation.",
+)
+"""The words of the ContextPilot paper."""
+
 
 class SentBlock(NamedTuple):
     """A block that this turn's message shows, under its label.
@@ -253,7 +353,10 @@ class SentBlock(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A block that is left out because an earlier message shows it under `label`."""
+    """A block that is left out because an earlier message shows it under `label`.
+
+    Its annotation is empty where that of an earlier reference names it, too.
+    """
 
     label: str
     id: BlockId
@@ -276,7 +379,12 @@ def render_block(label: str, text: str, templates: Templates) -> str:
 
 
 def render_turn(
-    parts: Iterable[TurnPart], order_annotation: str | None, query: str, templates: Templates
+    parts: Iterable[TurnPart],
+    order_annotation: str | None,
+    query: str,
+    templates: Templates,
+    *,
+    is_labelled: bool = True,
 ) -> str:
     """Return the content of one turn's user message.
 
@@ -285,16 +393,18 @@ def render_turn(
         order_annotation: The ranking in words, or None.
         query: The question; an empty one adds nothing.
         templates: The words around the blocks.
+        is_labelled: Whether the blocks stand under their labels.
     """
     pieces: list[str] = []
     for part in parts:
         if not isinstance(part, SentBlock):
-            pieces.append(part.annotation)
+            if part.annotation:
+                pieces.append(part.annotation)
             continue
         text = part.block.text
         if part.repeated:
             text = templates.overlap_annotation(part.repeats) + text[part.repeated :]
-        pieces.append(render_block(part.label, text, templates))
+        pieces.append(render_block(part.label, text, templates) if is_labelled else text)
     closing = [order_annotation, query]
     if templates.order_position == "after_question":
         closing.reverse()

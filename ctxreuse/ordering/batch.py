@@ -8,12 +8,14 @@ it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.context.fork_safety import importing_late
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.ordering.paper import paper_orders, paper_schedule
 
 _GRAIN = 64
@@ -49,7 +51,10 @@ class Arrangement:
 
 
 def arrange(
-    batch: Sequence[BatchContext], strategy: Literal["reuse", "paper"], alpha: float
+    batch: Sequence[BatchContext],
+    strategy: Literal["reuse", "paper"],
+    alpha: float,
+    words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
 ) -> Arrangement:
     """Order the contexts of a batch and schedule its requests.
 
@@ -60,6 +65,8 @@ def arrange(
         batch: The requests, in input order.
         strategy: "reuse" or "paper".
         alpha: Weight of the ranks in the papers' distance.
+        words: About how many tokens it takes to say how a number of moved blocks rank. A context
+            that shares no more with any other in a new order keeps the retriever's.
 
     Raises:
         BatchTooLargeError: the papers' algorithm cannot hold the batch.
@@ -77,14 +84,17 @@ def arrange(
             execution += _arrange_paper(batch, group, orders, alpha)
         else:
             assert strategy == "reuse", f"there is no order for {strategy!r} here"
-            execution += _arrange_reuse(batch, group, orders)
+            execution += _arrange_reuse(batch, group, orders, words)
     if any(context.request.history is not None for context in batch):
         execution = _with_later_turns([context.request for context in batch], execution)
     return Arrangement(orders, execution)
 
 
 def _arrange_reuse(
-    batch: Sequence[BatchContext], group: list[int], orders: list[list[BlockKey]]
+    batch: Sequence[BatchContext],
+    group: list[int],
+    orders: list[list[BlockKey]],
+    words: Callable[[int], int],
 ) -> list[int]:
     """Put each context behind its cached path and merge the remainders of those that share one."""
     # numpy comes with it: the first batch pays for that, not the import of this package
@@ -110,7 +120,41 @@ def _arrange_reuse(
         ordered = reuse_orders(remainders, list(weights.values()))
         for position, order in zip(positions, ordered, strict=True):
             orders[position] = [*path, *(keys[number] for number in order)]
+    execution = [group[i] for i in depth_first_order([orders[position] for position in group])]
+    moved = _moved_for_too_little(batch, execution, orders, words)
+    if not moved:
+        return execution
+    for position in moved:
+        orders[position] = list(batch[position].weights)
     return [group[i] for i in depth_first_order([orders[position] for position in group])]
+
+
+def _moved_for_too_little(
+    batch: Sequence[BatchContext],
+    execution: Sequence[int],
+    orders: Sequence[Sequence[BlockKey]],
+    words: Callable[[int], int],
+) -> list[int]:
+    """Return the positions of moved contexts that share no more than the words on it cost.
+
+    In depth-first order a context shares most with the one before it or the one behind it.
+    """
+    shared = [0] * len(batch)
+    for one, other in pairwise(execution):
+        common = 0
+        for key, same in zip(orders[one], orders[other], strict=False):
+            if key != same:
+                break
+            common += batch[one].weights[key]
+        shared[one] = max(shared[one], common)
+        shared[other] = max(shared[other], common)
+    return [
+        position
+        for position in execution
+        if not batch[position].cached
+        and shared[position] <= words(len(orders[position]))
+        and orders[position] != list(batch[position].weights)
+    ]
 
 
 def _arrange_paper(

@@ -11,9 +11,10 @@ import numpy as np
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.flat_arrays import Objects
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
 from ctxreuse.index.nodes import NodeTree
-from ctxreuse.index.path_search import Match, heaviest_path
+from ctxreuse.index.path_search import Match, heaviest_path, sent_prefix
 from ctxreuse.index.radix_tree import ContextIndex
 
 _TRIED_AT_LEAST = 32
@@ -224,11 +225,16 @@ class OnlineOrder:
     a system text that nothing was sent with, the retriever's order stays: nothing is cached there,
     and texts that no other request begins with, such as a question, would make each request new.
 
+    Words on the ranking are computed, too. So a cached path comes first only where it has more
+    tokens than these words and what is cached in the retriever's order; where it has not, the
+    retriever's order stays.
+
     Every request is tried at first, then every fourth, which is cheaper; the two stay comparable,
     since both see the same requests.
 
     Args:
         recent: The tenant's recent requests.
+        words: About how many tokens it takes to say how a number of moved blocks rank.
         note_limit: Called with the name of a bound on the work that was reached, from any thread.
 
     Attributes:
@@ -238,9 +244,13 @@ class OnlineOrder:
     """
 
     def __init__(
-        self, recent: Cooccurrence, note_limit: Callable[[str], object] = lambda name: None
+        self,
+        recent: Cooccurrence,
+        words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
+        note_limit: Callable[[str], object] = lambda name: None,
     ) -> None:
         self.recent = recent
+        self._words = words
         self._note_limit = note_limit
         self._requests = 0
         self._gains = {True: 0.0, False: 0.0}
@@ -287,7 +297,7 @@ class OnlineOrder:
             follows = by_cooccurrence and _leads_on(trials.tree, root)
             follow = self.recent.continuation if follows else None
             order = _order_behind(path, context, follow, self._note_limit)
-            self._gain(by_cooccurrence, path, order, context, system)
+            self._gain(by_cooccurrence, order, context, system)
         self._compare()
 
     def look_up(
@@ -326,8 +336,7 @@ class OnlineOrder:
     def learn_from(self, looked_up: LongContext) -> None:
         """Do what `learn` does with the orders of a long context."""
         for by_cooccurrence, order in looked_up.tried.items():
-            path = looked_up.trials[by_cooccurrence]
-            self._gain(by_cooccurrence, path, order, looked_up.context, looked_up.system)
+            self._gain(by_cooccurrence, order, looked_up.context, looked_up.system)
         if looked_up.tried:
             self._compare()
 
@@ -336,7 +345,9 @@ class OnlineOrder:
         self._requests += 1
         return self._requests <= _TRIED_ALWAYS or not self._requests % _TRIED_LATER
 
-    def _trial_paths(self, context: Mapping[BlockKey, int], system: Hashable) -> dict[bool, Match]:
+    def _trial_paths(
+        self, context: Mapping[BlockKey, int], system: Hashable
+    ) -> dict[bool, Match | None]:
         trials = self._trials
         return {
             one: self._cached_path(context, trials.tree, trials.root((one, system)))
@@ -346,26 +357,53 @@ class OnlineOrder:
     def _gain(
         self,
         by_cooccurrence: bool,
-        path: Match,
         order: list[BlockKey],
         context: Mapping[BlockKey, int],
         system: Hashable,
     ) -> None:
         """Count what a continuation would have gained, and send the request in its trial."""
-        annotation = 20 + 6 * len(context)  # about its tokens: some words, and a label a block
-        gain = path.weight if order == list(context) else path.weight - annotation
-        self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
         weights = [context[key] for key in order]
-        self._trials.insert((by_cooccurrence, system), order, weights, None, self._requests)
+        root = by_cooccurrence, system
+        inserted = self._trials.insert(root, order, weights, None, self._requests)
+        gain = sum(weights[: inserted.blocks_before])
+        if order != list(context):
+            gain -= self._words(len(context))
+        self._gains[by_cooccurrence] = _FORGETTING * self._gains[by_cooccurrence] + gain
 
     def _compare(self) -> None:
         is_ahead = self._gains[True] >= self._gains[False]
         self.follows_cooccurrence = is_ahead or self._requests < _TRIED_AT_LEAST
 
-    def _cached_path(self, context: Mapping[BlockKey, int], tree: NodeTree, root: int) -> Match:
+    def _cached_path(
+        self, context: Mapping[BlockKey, int], tree: NodeTree, root: int
+    ) -> Match | None:
+        """Return the best cached path; None where it is not worth moving blocks for."""
         match = heaviest_path(tree, root, context)
         match.note_limits(self._note_limit)
-        return match
+        is_worth_it = is_worth_moving(match, context, tree, root, self._words(len(context)))
+        return match if is_worth_it else None
+
+
+def is_worth_moving(
+    path: Match, context: Mapping[BlockKey, int], tree: NodeTree, root: int, words: int
+) -> bool:
+    """Return whether a cached path may come first: there is none, or it saves more than words cost.
+
+    A path that is no longer than an engine block saves nothing, and is no reason either to keep
+    the retriever's order.
+
+    Args:
+        path: The best cached path of a context.
+        context: Block -> weight, in the retriever's order.
+        tree: What was sent.
+        root: Where the path begins.
+        words: How many tokens it takes to say that blocks were moved.
+    """
+    if path.weight < ENGINE_BLOCK_TOKENS:
+        return True
+    retrieved = list(context)
+    as_retrieved = sum([context[key] for key in retrieved[: sent_prefix(tree, root, retrieved)]])
+    return path.weight - as_retrieved > words
 
 
 def _leads_on(tree: NodeTree, node: int) -> bool:
@@ -373,7 +411,7 @@ def _leads_on(tree: NodeTree, node: int) -> bool:
 
 
 def _order_behind(
-    path: Match,
+    path: Match | None,
     context: Mapping[BlockKey, int],
     follow: _Follow | None,
     note_limit: Callable[[str], object],
@@ -381,11 +419,13 @@ def _order_behind(
     """Return the order that begins with a path, unless it is shorter than an engine block.
 
     Args:
-        path: The best cached path.
+        path: The best cached path; None keeps the retriever's order.
         context: Block -> weight, in the retriever's order.
         follow: Orders what stands behind the path; None keeps the retriever's order.
         note_limit: As in `OnlineOrder`.
     """
+    if path is None:
+        return list(context)
     # a shorter path saves nothing and is no reason to move anything
     placed = path.path if path.weight >= ENGINE_BLOCK_TOKENS else ()
     taken = set(placed)
@@ -417,10 +457,10 @@ class LongContext:
         self,
         context: Mapping[BlockKey, int],
         system: Hashable,
-        path: Match | list[BlockKey],
+        path: Match | list[BlockKey] | None,
         follow: _Follow,
         follows_cooccurrence: bool,
-        trials: Mapping[bool, Match],
+        trials: Mapping[bool, Match | None],
         note_limit: Callable[[str], object],
     ) -> None:
         self.context = context
@@ -439,6 +479,6 @@ class LongContext:
             return self._path
         return self._behind(self._path, self._follows_cooccurrence)
 
-    def _behind(self, path: Match, by_cooccurrence: bool) -> list[BlockKey]:
+    def _behind(self, path: Match | None, by_cooccurrence: bool) -> list[BlockKey]:
         follow = self._follow if by_cooccurrence else None
         return _order_behind(path, self.context, follow, self._note_limit)

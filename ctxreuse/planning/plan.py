@@ -32,10 +32,12 @@ class Plan:
         request: The request that was planned.
         request_id: The request's own id, or the planner's count.
         parts: What this turn shows, in order: sent blocks and references.
-        labels: Label -> block id, for every label in the prompt, earlier turns included.
+        labels: Label -> block id, for every label in the prompt, earlier turns included; empty
+            where blocks have none.
         order_annotation: The retriever's ranking in words; None where the order did not change.
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
         templates: The words around the blocks.
+        is_labelled: Whether the message shows the blocks under their labels.
         logged: The planner's record of it, for `explain`.
     """
 
@@ -46,6 +48,7 @@ class Plan:
     order_annotation: str | None
     expected_cached_tokens: int
     templates: Templates
+    is_labelled: bool = True
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -60,8 +63,9 @@ class Plan:
 
     @property
     def location_annotations(self) -> tuple[str, ...]:
-        """Where each left-out block stands, in words, in the order of `references`."""
-        return tuple(part.annotation for part in self.parts if isinstance(part, Reference))
+        """Where left-out blocks stand, in words: a line for all, or words for each."""
+        said = (part.annotation for part in self.parts if isinstance(part, Reference))
+        return tuple(filter(None, said))
 
     @property
     def label_of(self) -> dict[BlockKey, str]:
@@ -76,7 +80,17 @@ class Plan:
     @property
     def content(self) -> str:
         """This turn's user message: blocks, annotations, question."""
-        return render_turn(self.parts, self.order_annotation, self.request.query, self.templates)
+        return self.rendered(self.request.query)
+
+    def rendered(self, query: str = "", *, with_order: bool = True) -> str:
+        """Return this turn's blocks and annotations, before another question or none.
+
+        Args:
+            query: The question.
+            with_order: Whether the order annotation is part of it.
+        """
+        order = self.order_annotation if with_order else None
+        return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the prompt as OpenAI chat messages: system, history, this turn."""

@@ -40,7 +40,7 @@ from ctxreuse.index.shown_blocks import (
     without_blocks,
 )
 from ctxreuse.ordering.batch import BatchContext, arrange
-from ctxreuse.ordering.online import LONG_CONTEXT, LongContext
+from ctxreuse.ordering.online import LONG_CONTEXT, LongContext, is_worth_moving
 from ctxreuse.ordering.paper import paper_order
 from ctxreuse.ordering.repeats import Ranks, context_digest, ranks_of
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
@@ -67,7 +67,12 @@ class PlannerSettings:
     templates: Templates
     deduplicate: bool
     annotate: bool
+    labels: bool | None
     trim_overlaps: bool
+
+    def words(self, number: int) -> int:
+        """Return about how many tokens it takes to say how a number of moved blocks rank."""
+        return self.templates.order_tokens(number) if self.annotate else 0
 
 
 class _CountedRequest(NamedTuple):
@@ -145,7 +150,7 @@ class TenantPlanner:
         keyed: Keyed | None = None,
     ) -> None:
         self._settings = settings
-        self._tenants = Tenants(settings.capacity_tokens)
+        self._tenants = Tenants(settings.capacity_tokens, words=settings.words)
         self._clock = count(1)
         self._sharing = sharing
         self._is_keyed = sharing is not None or keyed is not None
@@ -198,7 +203,7 @@ class TenantPlanner:
             # one for each tenant: what others send with it changes nothing for a request
             budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
             contexts = [self._context(one, strategy, budgets[one.tenant]) for one in counted]
-            arrangement = arrange(contexts, strategy, self._settings.alpha)
+            arrangement = arrange(contexts, strategy, self._settings.alpha, self._settings.words)
             orders, execution = arrangement.orders, arrangement.execution
         plans = []
         for position in execution:
@@ -324,6 +329,13 @@ class TenantPlanner:
                 if strategy != "reuse" or not cached:
                     match = self._cached_path(state, system, context, budget)
                     cached = match.path if match.weight >= ENGINE_BLOCK_TOKENS else ()
+                    if strategy == "reuse":
+                        tree, root = state.index.tree, state.index.root(system)
+                        words = self._settings.words(len(context.weights))
+                        if not is_worth_moving(match, context.weights, tree, root, words):
+                            cached = list(context.weights)[
+                                : sent_prefix(tree, root, list(context.weights))
+                            ]
         order = context.order(context.ranks(cached))
         return BatchContext(request, context.own, tuple(order))
 
@@ -482,6 +494,7 @@ class TenantPlanner:
         labels_of_sent = templates.block_labels(turn.ordinals)
         sent = [key for key in order if key not in shown] if shown else order
         label_of = dict(zip(sent, labels_of_sent, strict=True))
+        is_labelled = self._is_labelled(request)
         annotation = None
         if self._settings.annotate and not request.history and order != list(turn.weights):
             annotation = templates.order_annotation([label_of[key] for key in turn.weights])
@@ -500,11 +513,20 @@ class TenantPlanner:
             parts += map(SentBlock, labels_of_sent, blocks)
             labels.update(zip(labels_of_sent, [block.id for block in blocks], strict=True))
             order = []
+        left_out = [key for key in order if key in shown]
+        words_of = dict(
+            zip(
+                left_out,
+                templates.location_annotations([shown[key] for key in left_out]),
+                strict=True,
+            )
+        )
+        if templates.has_location_line:  # it stands behind the blocks
+            order = [key for key in order if key not in shown] + left_out
         for key in order:
             block, label = turn.blocks[key], label_of.get(key)
             if label is None:
-                words = templates.location_annotation(shown[key])
-                parts.append(Reference(shown[key], block.id, words))
+                parts.append(Reference(shown[key], block.id, words_of[key]))
             else:
                 parts.append(SentBlock(label, block))
                 labels[label] = block.id
@@ -519,12 +541,24 @@ class TenantPlanner:
             request=request,
             request_id="" if recorded is None else recorded.logged.prompt.request_id,
             parts=tuple(parts),
-            labels=labels,
+            labels=labels if is_labelled else {},
             order_annotation=annotation,
             expected_cached_tokens=0 if recorded is None else recorded.cached_tokens,
             templates=templates,
+            is_labelled=is_labelled,
             logged=None if recorded is None else recorded.logged,
         )
+
+    def _is_labelled(self, request: ContextRequest) -> bool:
+        """Return whether a turn shows its blocks under labels: where something may refer to them.
+
+        In a conversation later turns do.
+        """
+        settings = self._settings
+        if settings.labels is not None:
+            return settings.labels
+        is_conversation = request.history is not None or request.conversation_id is not None
+        return is_conversation or settings.trim_overlaps or not settings.templates.is_plain
 
     def journal(self, keyed: Keyed) -> list[Entry]:
         """Return what was sent of late, as keyed digests, oldest first.

@@ -59,6 +59,7 @@ class TenantState:
         capacity_tokens: What the engine's cache holds, or None.
         max_nodes: Bound on the nodes of its index.
         note_limit: As in `OnlineOrder`.
+        words: As in `OnlineOrder`.
 
     Attributes:
         lock: Who reads or changes what follows holds it.
@@ -86,11 +87,13 @@ class TenantState:
         capacity_tokens: int | None,
         max_nodes: int,
         note_limit: Callable[[str], object],
+        words: Callable[[int], int],
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
         self._max_nodes = max_nodes
         self._note_limit = note_limit
+        self._words = words
         self.lock = ForkSafeLock(self._forget)
         self.name_in_order = 0, name
         self.sizes = (0,) * len(DROP_OLDEST)
@@ -100,7 +103,7 @@ class TenantState:
     def _forget(self) -> None:
         """Forget all but the sizes: the totals hold them still."""
         self.index = ContextIndex(self._capacity_tokens, self._max_nodes)
-        self.online = OnlineOrder(Cooccurrence(), self._note_limit)
+        self.online = OnlineOrder(Cooccurrence(), self._words, self._note_limit)
         self.sent_orders = SentOrders()
         self.journal = Journal()
         self.conversations = Conversations()

@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeAlias
 from ctxreuse.context.blocks import id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantShares
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.index.radix_tree import ContextIndex, Evicted, IndexStatistics
 from ctxreuse.index.removal import Removal
 from ctxreuse.index.request_ends import RequestId
@@ -134,10 +135,17 @@ class Tenants:
         capacity_tokens: What the engine's cache holds, of all tenants together; None where the
             engine reports evictions.
         bounds: How much is remembered.
+        words: As in `OnlineOrder`.
     """
 
-    def __init__(self, capacity_tokens: int | None, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        capacity_tokens: int | None,
+        bounds: Bounds | None = None,
+        words: Callable[[int], int] = DEFAULT_TEMPLATES.order_tokens,
+    ) -> None:
         self._capacity_tokens = capacity_tokens
+        self._words = words
         bounds = bounds or Bounds()
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
@@ -181,7 +189,9 @@ class Tenants:
             if state is not None:
                 self._states.move_to_end(tenant)
                 return state
-            state = TenantState(tenant, self._capacity_tokens, self._max_nodes, self._note_limit)
+            state = TenantState(
+                tenant, self._capacity_tokens, self._max_nodes, self._note_limit, self._words
+            )
             self._states[tenant] = state
             self._names += id_size(tenant)
             while self._names > self._max_names and len(self._states) > 1:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, render_turn
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import describe
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.request import Prompt, messages_of
@@ -295,7 +295,7 @@ def context_of(prompt: Prompt) -> str:
         The text; an empty one if nothing was found.
     """
     if isinstance(prompt, Plan):
-        return render_turn(prompt.parts, prompt.order_annotation, "", prompt.templates)
+        return prompt.rendered()
     content: str = messages_of(prompt)[-1]["content"]
     if content == NO_DOCUMENTS:
         return ""

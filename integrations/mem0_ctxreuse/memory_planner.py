@@ -220,7 +220,7 @@ class MemoryPlanner:
         request = replace(asked, blocks=unique, tenant=self.tenant_of(search), outdated=outdated)
         plan = self.planner.plan(request)
         self.known.add(request.tenant, memories)
-        text = render_turn(plan.parts, None, "", plan.templates)
+        text = plan.rendered(with_order=False)
         # a prompt may show other contexts, too, whose labels have to be others
         for tenant in {plan.request.tenant, current_scope().tenant or ""}:
             self._registry.remember_planned(text, tenant)

@@ -46,7 +46,7 @@ from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.context.rendering import message_texts, render_turn
+from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope, request_context
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
@@ -351,7 +351,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
 def _rendered(plan: Plan, left_out: tuple[str, ...]) -> str:
     further = "\n\n".join(left_out)
-    return render_turn(plan.parts, plan.order_annotation, further, plan.templates)
+    return plan.rendered(further)
 
 
 class _FoundMemories(NamedTuple):
