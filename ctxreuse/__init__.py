@@ -2,7 +2,7 @@
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.former_paths import keep_former_paths
-from ctxreuse.context.rendering import Templates
+from ctxreuse.context.rendering import PAPER_TEMPLATES, Templates
 from ctxreuse.context.scope import request_context
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.index.radix_tree import Evicted
@@ -13,6 +13,7 @@ from ctxreuse.planning.plan import BatchPlan, Plan
 __version__ = "0.1.0"
 
 __all__ = [
+    "PAPER_TEMPLATES",
     "BatchPlan",
     "ContextBlock",
     "ContextRequest",

@@ -340,15 +340,21 @@ class TenantPlanner:
         return BatchContext(request, context.own, tuple(order))
 
     def _history(self, request: ContextRequest, tenant: str) -> History:
-        """Return what the messages before a turn show of the blocks that were sent there."""
+        """Return what the messages before a turn show of the blocks that were sent there.
+
+        The turn's own blocks are known by their texts, whoever planned these messages: another
+        process, or one whose record is forgotten.
+        """
         if not request.history:
             return EMPTY_HISTORY
         with self._tenants.holding(tenant) as state:
             recorded = state.conversations.recorded(request.conversation_id)
         templates = self._settings.templates
-        if request.outdated and not recorded:  # their texts tell where they stand
-            recorded = with_blocks_anywhere(recorded, request.outdated, request.history, templates)
-        return shown_in(request.history, recorded, templates)
+        own = [block for block in request.unique_blocks.values() if block.text]
+        if request.outdated and not recorded:
+            own += request.outdated
+        anywhere = with_blocks_anywhere(recorded, own, request.history, templates)
+        return shown_in(request.history, anywhere, templates)
 
     def _opened(self, request: ContextRequest, deduplicate: bool | None) -> _PreparedRequest:
         return self._open_turn(

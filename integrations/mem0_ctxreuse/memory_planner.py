@@ -217,7 +217,14 @@ class MemoryPlanner:
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(texts_to_show(blocks))
         outdated = shown.outdated(memories)
-        request = replace(asked, blocks=unique, tenant=self.tenant_of(search), outdated=outdated)
+        # a first turn, too, gets labels: later ones tell by them which memories no longer hold
+        request = replace(
+            asked,
+            blocks=unique,
+            history=asked.history or (),
+            tenant=self.tenant_of(search),
+            outdated=outdated,
+        )
         plan = self.planner.plan(request)
         self.known.add(request.tenant, memories)
         text = plan.rendered(with_order=False)

@@ -232,7 +232,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             lambda: self._planned(
                 ContextRequest(
                     blocks,
-                    history=scope.history,
+                    # a first turn, too, gets labels, by which later ones tell what no longer holds
+                    history=scope.history or (),
                     conversation_id=scope.conversation_id,
                     tenant=self._tenant(scope),
                     outdated=outdated,
